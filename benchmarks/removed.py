@@ -13,8 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from meshwright.profiles.cluster import GpuSpec
-from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
-from meshwright.profiles.collectives.tables import IndexArray, SlowdownTable
+from meshwright.profiles.collectives.collectives import Group, IndexArray, SlowdownTable
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
@@ -26,8 +25,7 @@ from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
 
-Replacement = tuple[str, Callable[..., object]]  # where, and by what
-_GROUP_OF = Group.of
+Replacement = tuple[str, Callable[..., object] | property]  # where, and by what
 
 
 def _no_passes(ctx: Context, *_rest: object, **_named: object) -> PassSeconds:
@@ -75,12 +73,10 @@ def _as_ones(columns: Columns, _profile: Profile) -> FloatArray:
     return np.ones(len(columns))
 
 
-def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Blocks | None = None) -> Group:
+def _one_rail(group: Group) -> FloatArray:
     """A group that crosses islands on one rail, however many rails its ranks own there."""
-    group = _GROUP_OF(size, stride, fabric, blocks)
-    rate = fabric.lines.ring_bytes_per_s(np.ones_like(size), group.islands)
-    vars(group)["ring_s_per_byte"] = (size - 1.0) / rate  # before it is found
-    return group
+    rate = group.fabric.lines.ring_bytes_per_s(np.ones_like(group.size), group.islands)
+    return np.asarray((group.size - 1.0) / rate)
 
 
 def _in_two_bytes(_: Context) -> tuple[float, float]:
@@ -139,9 +135,11 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
         ("meshwright.solver.cost.price.vocabulary_parallel", _no_passes),
     ),
     "expert all-to-all": (("meshwright.solver.cost.price.expert_parallel", _no_passes),),
-    "rail hierarchy (one rail)": (("meshwright.profiles.collectives.collectives.Group.of", _one_rail),),
+    "rail hierarchy (one rail)": (
+        ("meshwright.profiles.collectives.collectives.Group.ring_s_per_byte", property(_one_rail)),
+    ),
     "collective tables (line rate)": (
-        ("meshwright.profiles.collectives.tables.SlowdownTable.at", _at_line_rate),
+        ("meshwright.profiles.collectives.collectives.SlowdownTable.at", _at_line_rate),
     ),
     "heaviest stage (the mean)": (("meshwright.solver.calibration.observations.objective_s", _mean_stage),),
     "logits, loss, embedding": (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import yaml
@@ -102,7 +102,7 @@ _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FrameworkFacts:
     """Facts of one framework; each may be overridden by ``workload.framework_options``."""
 
@@ -188,48 +188,48 @@ class FrameworkFacts:
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
 
-    @property
+    @cached_property
     def balanced(self) -> bool:
         """Return whether no expert gets more tokens than others, by force or by dropping."""
         return self.moe_force_balance or self.moe_capacity_factor > 0.0
 
-    @property
+    @cached_property
     def recomputed(self) -> tuple[str, ...]:
         """Return the modules that selective recomputation replays."""
         return tuple(self.recompute_modules.split("+"))
 
-    @property
+    @cached_property
     def deduplicates(self) -> bool:
         """Return whether a token is sent once to a rank or node with several of its experts."""
         return self.moe_dispatcher in _DEDUPLICATING
 
-    @property
+    @cached_property
     def routing_groups(self) -> tuple[int, int]:
         """Return the groups of experts, and to how many of them a token may go; (1, 1): to any."""
         groups, chosen = self.moe_routing_groups.split("/")
         return int(groups), int(chosen)
 
-    @property
+    @cached_property
     def gathers_8_bits(self) -> bool:
         """Return whether ZeRO-3 gathers 8-bit weights: a scale each (torchao 0.18 float8/config.py:270)."""
         return self.low_precision_gathers and self.precision_recipe != "fp8-rowwise"
 
-    @property
+    @cached_property
     def flash(self) -> bool:
         """Return whether attention keeps no score matrix."""
         return self.attention_kernel in FLASH_KERNELS
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> float:
         """Return the bytes of one stored gradient element."""
         return _BYTES[self.gradient_dtype]
 
-    @property
+    @cached_property
     def reduced_gradient_bytes(self) -> float:
         """Return the bytes of one gradient element on the wire."""
         return _REDUCED_BYTES[self.reduced_gradient_dtype or self.gradient_dtype]
 
-    @property
+    @cached_property
     def replicated_gradient_bytes(self) -> float:
         """Return the bytes of one gradient element on the wire where nothing is sharded."""
         name = self.replicated_gradient_dtype

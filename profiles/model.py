@@ -11,7 +11,7 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
@@ -54,7 +54,7 @@ class LayerShape(NamedTuple):
     reuses: bool = False  # reads what an earlier layer's indexer has chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The shape of one decoder-only transformer."""
 
@@ -155,22 +155,22 @@ class ModelSpec:
             )
         refuse_contradictions(self)
 
-    @property
+    @cached_property
     def mlp_activation(self) -> Activation:
         """Return the MLP's activation, where it is not stated the usual one."""
         return self.activation or ("silu" if self.gated_mlp else "gelu")
 
-    @property
+    @cached_property
     def has_rotary_positions(self) -> bool:
         """Return whether positions are rotations of queries and keys."""
         return not (self.learned_position_embeddings or self.alibi_positions or self.sinusoidal_positions)
 
-    @property
+    @cached_property
     def norm_kind(self) -> Literal["rmsnorm", "layernorm"]:
         """Return the norm's operation, whatever weights it has."""
         return "rmsnorm" if self.normalization.startswith("rmsnorm") else "layernorm"
 
-    @property
+    @cached_property
     def title(self) -> str:
         """Return the name as people write it."""
         return self.display_name or self.name
@@ -200,20 +200,20 @@ class ModelSpec:
 
     def shaped(self, shape: LayerShape) -> ModelSpec:
         """Return the model as it were if the attention of every layer were that of this shape's."""
-        return self if self._alike else _attending(self, shape)
+        return self if self.attends_alike else _attending(self, shape)
 
-    @property
-    def _alike(self) -> bool:
+    @cached_property
+    def attends_alike(self) -> bool:
         """Return whether all layers attend alike."""
         reused = self.chooser is not None and self.chooser.reusing_layers
         return not (self.local_attention or reused) and self.borrowing_layers in (0, self.num_layers)
 
-    @property
+    @cached_property
     def borrows(self) -> bool:
         """Return whether every layer reads another's keys and values: ``shaped`` views those that do."""
         return self.borrowing_layers == self.num_layers
 
-    @property
+    @cached_property
     def chooser(self) -> IndexerSpec | None:
         """Return the indexer of a layer; None if it reuses a choice (as ``shaped`` views it)."""
         return self.indexer if self.indexer and len(self.indexer.reusing_layers) < self.num_layers else None
@@ -222,12 +222,12 @@ class ModelSpec:
         """Return the model once for each attention that its layers have."""
         return tuple(dict.fromkeys(map(self.shaped, self.shapes())))
 
-    @property
+    @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Return the numbers of attention heads that layers have."""
         return tuple(dict.fromkeys(model.num_attention_heads for model in self.attentions()))
 
-    @property
+    @cached_property
     def kv_head_counts(self) -> tuple[int, ...]:
         """Return the numbers of key/value heads that layers have."""
         return tuple(dict.fromkeys(model.num_kv_heads for model in self.attentions()))
@@ -249,27 +249,27 @@ class ModelSpec:
             layer in listed or (every > 0 and (layer + 1) % every == 0) for layer in range(self.num_layers)
         )
 
-    @property
+    @cached_property
     def v_head_dim(self) -> int:
         """Return the size of one head's value vector."""
         return self.mla.v_head_dim if self.mla else self.value_head_dim or self.head_dim
 
-    @property
+    @cached_property
     def own_kv_heads(self) -> int:
         """Return the number of key/value heads that a layer computes itself."""
         return 0 if self.borrows else self.num_kv_heads
 
-    @property
+    @cached_property
     def scaled_values(self) -> int:
         """Return the elements of a token's values that are multiplied by ``value_scale``."""
         return self.own_kv_heads * self.v_head_dim if self.value_scale != 1 else 0
 
-    @property
+    @cached_property
     def kv_width(self) -> int:
         """Return the columns that project one head's key and value."""
         return 0 if self.borrows else self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
 
-    @property
+    @cached_property
     def embedding_width(self) -> int:
         """Return the columns of the token embedding and of the output head."""
         return self.embedding_size or self.hidden_size
@@ -287,13 +287,13 @@ class ModelSpec:
         q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
         return gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
 
-    @property
+    @cached_property
     def gate_width(self) -> int:
         """Return the columns of the projection that gates attention's output; 0 where there is none."""
         widths = {"none": 0, "per_head": 1, "per_element": self.v_head_dim}
         return self.num_attention_heads * widths[self.attention_gate]
 
-    @property
+    @cached_property
     def mlp_matrices(self) -> int:
         """Return the number of weight matrices of one MLP: up and down, and the gate where there is one."""
         return 3 if self.gated_mlp else 2
@@ -323,7 +323,7 @@ class ModelSpec:
         """Return the weights of one norm over ``width`` elements; over the hidden size when not given."""
         return (self.hidden_size if width is None else width) * _VECTORS[self.normalization]
 
-    @property
+    @cached_property
     def norms_per_layer(self) -> int:
         """Return the number of norms of one layer over the hidden size."""
         return 1 if self.shared_norm else _NORMS[self.norm_position]
@@ -383,7 +383,7 @@ class ModelSpec:
             return 0
         return self.chooser.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
 
-    @property
+    @cached_property
     def num_attentions(self) -> int:
         """Return how often one layer computes its scores: for each half of the values where they differ."""
         return 2 if self.differential_attention else 1
@@ -457,7 +457,7 @@ class ModelSpec:
         """
         return self.num_mtp_layers * (self._parameters(self.mtp_shape) + self.mtp_extra_parameters())
 
-    @property
+    @cached_property
     def mtp_shape(self) -> LayerShape:
         """Return the shape of the layers that predict further tokens."""
         return LayerShape("moe" if self.moe else "dense")
@@ -533,7 +533,7 @@ class ModelSpec:
 
         The mean over layers, where those have several attentions.
         """
-        if not self._alike:
+        if not self.attends_alike:
             each = {shape: self.shaped(shape).score_flops_per_token(seq_length) for shape in self.shapes()}
             return sum(each[shape] for shape in self.layer_shapes()) / self.num_layers
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions

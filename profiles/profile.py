@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from meshwright.profiles.capabilities import launcher_names, launchers_of
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from meshwright.profiles.collectives.collectives import Fabric
-from meshwright.profiles.collectives.tables import Lines, slowdown_tables
+from meshwright.profiles.collectives.collectives import Fabric, Lines
+from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
 from meshwright.profiles.measured.layers import MeasuredLayers

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from functools import cached_property
 from random import Random
 from typing import Annotated, Any, get_type_hints
 
@@ -95,7 +96,7 @@ class Variable:
         return code if self.is_integer else bool(code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """Split of one training job over GPUs; 1 is off."""
 
@@ -229,12 +230,12 @@ class Configuration:
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 
-    @property
+    @cached_property
     def is_placed(self) -> bool:
         """Return whether its stages are on node groups that it names."""
         return bool(self.stage_groups or self.replicas)
 
-    @property
+    @cached_property
     def classes(self) -> tuple[Configuration, ...]:
         """Return the classes of replicas: those of unlike ones, or itself."""
         return self.replicas or (self,)
@@ -243,7 +244,7 @@ class Configuration:
         """Return the configuration with one of its classes replaced."""
         return joined([changed if number == at else one for number, one in enumerate(self.classes)])
 
-    @property
+    @cached_property
     def stage_gpus(self) -> tuple[int, ...]:
         """Return the GPUs of every stage of all its replicas, class by class."""
         if self.is_placed:
@@ -251,19 +252,19 @@ class Configuration:
         each = self.tensor_parallel_size * self.context_parallel_size * self.data_parallel_size
         return (each,) * self.pipeline_parallel_size
 
-    @property
+    @cached_property
     def num_gpus(self) -> int:
         """Return the GPUs used: tp * pp * cp * dp, of all stages and classes."""
         return sum(self.stage_gpus)
 
-    @property
+    @cached_property
     def global_batch_size(self) -> int:
         """Return the sequences per optimizer step."""
         return sum(
             one.data_parallel_size * one.micro_batch_size * one.num_microbatches for one in self.classes
         )
 
-    @property
+    @cached_property
     def expert_ranks(self) -> int:
         """Return the ranks that hold the experts of a layer once: ep * etp."""
         return self.expert_parallel_size * self.expert_tensor_parallel_size
@@ -445,25 +446,17 @@ def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
     return found
 
 
-def _nothing() -> IntArray:
-    """Return a column that is not filled in."""
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Arrays of shape (n,), int64: a column for each of ``VARIABLES``, words and flags as integers.
-
-    Declared here for type checkers; what may be left out is ``PLACED_ONLY``.
-    """
+    """Arrays of shape (n,), int64: a column for each of ``VARIABLES``, words and flags as integers."""
 
     tensor_parallel_size: IntArray
     sequence_parallel: IntArray  # 0 | 1
     pipeline_parallel_size: IntArray
-    virtual_pipeline_size: IntArray = field(default_factory=_nothing)
+    virtual_pipeline_size: IntArray
     context_parallel_size: IntArray
     expert_parallel_size: IntArray
-    expert_tensor_parallel_size: IntArray = field(default_factory=_nothing)
+    expert_tensor_parallel_size: IntArray
     data_parallel_size: IntArray
     zero_stage: IntArray
     zero_shard_size: IntArray
@@ -472,16 +465,9 @@ class Columns:
     pipeline_schedule: IntArray
     recompute: IntArray
     recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
-    offload: IntArray = field(default_factory=_nothing)
-    context_parallel_mode: IntArray = field(default_factory=_nothing)
-    rank_order: IntArray = field(default_factory=_nothing)
-
-    def __post_init__(self) -> None:
-        """Turn off columns that are not filled in."""
-        rows = len(self.tensor_parallel_size)
-        for name, code in _OFF:
-            if len(getattr(self, name)) != rows:
-                object.__setattr__(self, name, np.full(rows, code, dtype=np.int64))
+    offload: IntArray
+    context_parallel_mode: IntArray
+    rank_order: IntArray
 
     def __len__(self) -> int:
         """Return the number of configurations."""
@@ -520,6 +506,12 @@ class Columns:
         return Columns(**{name: getattr(self, name).take(index) for name in _COLUMNS})
 
     @classmethod
+    def plain(cls, **stated: IntArray) -> Columns:
+        """Return configurations with the variables of ``PLACED_ONLY`` off where they are left out."""
+        rows = len(stated["tensor_parallel_size"])
+        return cls(**{**{name: np.full(rows, code, dtype=np.int64) for name, code in _OFF}, **stated})
+
+    @classmethod
     def nothing(cls) -> Columns:
         """Return no configurations."""
         return cls(**{name: np.zeros(0, dtype=np.int64) for name in _COLUMNS})
@@ -536,12 +528,11 @@ class Columns:
         A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``; a row states
         that by the number of all layers (``configuration``).
         """
-        rows: dict[str, list[int]] = {name: [] for name in VARIABLE_OF}
-        for configuration in configurations:
-            for name, values in rows.items():
-                variable = VARIABLE_OF[name]
-                values.append(variable.code(getattr(configuration, variable.name)))
-            rows["recompute_layers"][-1] = _recomputed(configuration)
+        rows = dict[str, list[int]]()
+        for name, variable in VARIABLE_OF.items():
+            values = [getattr(one, variable.name) for one in configurations]
+            rows[name] = [variable.words.index(value) for value in values] if variable.words else values
+        rows["recompute_layers"] = [_recomputed(one) for one in configurations]
         return cls(**{name: np.array(values, dtype=np.int64) for name, values in rows.items()})
 
     def configuration(

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -63,7 +64,7 @@ ALLOWED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """Limits of one search; already checked by the edge that built it."""
 
@@ -98,7 +99,7 @@ class SearchOptions:
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions``; each must hold
 
-    @property
+    @cached_property
     def named(self) -> frozenset[str]:
         """Return the variables that a pin, a prohibition or a bound limits."""
         return frozenset({*self.pin, *self.forbid, *self.bounds})
@@ -107,7 +108,7 @@ class SearchOptions:
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """Work of one optimizer step."""
 
@@ -124,18 +125,18 @@ class Workload:
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
 
-    @property
+    @cached_property
     def filled(self) -> Filled | None:
         """Return how documents lie in the sequences; None if each is as long as its sequence."""
         return None if self.lengths is None else filled(self.lengths, self.seq_length)
 
-    @property
+    @cached_property
     def tokens_per_sequence(self) -> float:
         """Return the tokens of a sequence that are trained on: padding is left out."""
         found = self.filled
         return self.seq_length if found is None else found.real_share * self.seq_length
 
-    @property
+    @cached_property
     def documents(self) -> int | Documents:
         """Return lengths that tokens attend within: one, or several with their shares of all tokens."""
         found = self.filled
@@ -169,7 +170,7 @@ def with_changes(workload: Workload, changes: Mapping[str, str]) -> Workload:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """One question put to the planner; frozen, checked once where it is built."""
 
@@ -181,32 +182,32 @@ class Problem:
     profile: str | None = None  # supplied measured costs, by name; None: the built-in ones
     stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
 
-    @property
+    @cached_property
     def counts_ends(self) -> bool:
         """Return whether the search's splits count embedding and head, so that these may be alone."""
         return self.options.standalone_stages or 0 in self.options.stage_layers
 
-    @property
+    @cached_property
     def counts_prediction(self) -> bool:
         """Return whether they also count the prediction layers, which may be alone before a lone head."""
         return self.counts_ends and launcher_capabilities(self.launcher).alone(self.model)[1] > 1
 
-    @property
+    @cached_property
     def most_chunks(self) -> int:
         """Return the most chunks of the layers, and of the ends if they count."""
         return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
 
-    @property
+    @cached_property
     def places_stages(self) -> bool:
         """Return whether stages are placed on unlike node groups."""
         return self.launcher == PLACING_LAUNCHER and not self.cluster.is_homogeneous
 
-    @property
+    @cached_property
     def priced_as(self) -> str:
         """Return the framework, or the launcher with its framework, that sets the price."""
         return self.stack or self.launcher
 
-    @property
+    @cached_property
     def model_flops_per_token(self) -> float:
         """Return forward and backward FLOPs per token; of frozen weights only a trained head's count."""
         work, model = self.workload, self.model
@@ -229,7 +230,7 @@ class Problem:
         )  # fmt: skip
         return config.global_batch_size * each
 
-    @property
+    @cached_property
     def model_figures(self) -> dict[str, str | int]:
         """Return the model's name and exact counts, and its trained weights, adapters included."""
         figures, rank = self.model.figures(), self.workload.lora_rank

@@ -16,9 +16,83 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.profiles.collectives.tables import IndexArray, Lines, SlowdownTable, row_of
-
 FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.intp]
+
+ROWS_PER_DOUBLING = 2  # of ranks or islands; a count between two rows takes the larger one's
+INSIDE_ROWS = 21  # 1 to 1024 ranks of one island
+ACROSS_ROWS = 41  # 1 to about a million islands
+LOW, HIGH = -14, 40  # log2 of the smallest and largest part: a kilobyte over a million ranks, and 1 TiB
+PARTS: FloatArray = np.exp2(np.arange(LOW, HIGH + 1, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Line rates of one GPU's links, and how many GPUs the fast one joins."""
+
+    island_gpus: float
+    nodes_per_island: float  # 1, or more where the fast link spans nodes
+    fast_bytes_per_s: FloatArray | float
+    network_bytes_per_s: FloatArray | float
+
+    def ring_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
+        """Return bus bandwidth of a ring through all rails that the group owns in an island.
+
+        NCCL closes one ring for each rail, so each rail carries ``1 / in_island`` of the bus bytes.
+        """
+        rails = in_island * self.network_bytes_per_s
+        alone = np.where(in_island > 1, np.minimum(self.fast_bytes_per_s, rails), rails)
+        return np.asarray(np.where(islands > 1, alone, self.fast_bytes_per_s))
+
+    def exchange_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
+        """Return bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
+
+        The rest takes the fast link at the same time.
+        """
+        size = in_island * islands
+        leaving, staying = size - in_island, in_island - 1.0
+        slower = np.maximum(leaving / self.network_bytes_per_s, staying / self.fast_bytes_per_s)
+        alone = size <= 1
+        return np.asarray(np.where(alone, 1.0, leaving + staying) / np.where(alone, 1.0, slower))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlowdownTable:
+    """Seconds of one collective over those of its bus bytes at line rate."""
+
+    taken_bytes: FloatArray  # flat (rows, parts): bytes that pass at line rate while a part takes its step
+    rise_bytes: FloatArray  # from each to the next one
+
+    @classmethod
+    def of(cls, log2_slowdown: FloatArray) -> SlowdownTable:
+        """Return the table of slowdowns (rows, parts): the inside rows, then the across rows."""
+        taken_bytes = (PARTS * np.exp2(log2_slowdown)).ravel()
+        return cls(taken_bytes=taken_bytes, rise_bytes=np.diff(taken_bytes))
+
+    @classmethod
+    def at_line_rate(cls) -> SlowdownTable:
+        """Return a table in which nothing lies behind the line rate."""
+        return cls.of(np.zeros((INSIDE_ROWS + ACROSS_ROWS, len(PARTS))))
+
+    def at(self, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
+        """Return the bytes at line rate that a step of parts (n,) in the rows ``row_of`` (n,) is worth.
+
+        Straight lines between powers of two: a step takes a fixed time and that of its bytes. Nothing is
+        asked for beyond the ends, a ten-thousandth of a byte and a tebibyte.
+        """
+        mantissa, exponent = np.frexp(part_bytes)  # part = mantissa * 2^exponent, mantissa in [0.5, 1)
+        below = np.minimum(np.maximum(exponent, LOW + 1), HIGH) + (row * len(PARTS) - LOW - 1)
+        low = self.taken_bytes.take(below)
+        return np.asarray(low + self.rise_bytes.take(below) * (2.0 * mantissa - 1.0))
+
+
+def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
+    """Return the row of groups of ``in_island`` ranks in each of ``islands`` islands."""
+    crossing = islands > 1
+    count = np.log2(np.where(crossing, islands, in_island))
+    row = np.ceil(count * ROWS_PER_DOUBLING - 1e-9)
+    most = crossing * (ACROSS_ROWS - INSIDE_ROWS) + (INSIDE_ROWS - 1)
+    return np.asarray((np.minimum(row, most) + crossing * INSIDE_ROWS).astype(np.intp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,33 +112,37 @@ class Blocks:
     stages: FloatArray
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Group:
     """Ranks of one collective; arrays of shape (n,). Times are computed on first use."""
 
     size: FloatArray
-    in_island: FloatArray  # ranks of the group inside one island: the rails it owns there
-    islands: FloatArray
+    stride: FloatArray  # among the ranks of their stage
     fabric: Fabric
+    blocks: Blocks | None = None  # None: the ranks of a stage lie side by side
 
-    @classmethod
-    def of(
-        cls, size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Blocks | None = None
-    ) -> Group:
-        """Return the group of ``size`` ranks that lie ``stride`` apart among those of their stage.
+    @cached_property
+    def in_island(self) -> FloatArray:
+        """Return the ranks of the group inside one island: the rails it owns there."""
+        island, blocks = self.fabric.lines.island_gpus, self.blocks
+        if blocks is None:
+            return _together(self.size, self.stride, island)
+        # ranks of one block, times the blocks within reach
+        near = np.minimum(self.size, np.maximum(np.floor(blocks.size / self.stride), 1.0))
+        step = np.maximum(self.stride * near, blocks.size) * blocks.stages
+        return _together(near, self.stride, island) * _together(np.ceil(self.size / near), step, island)
 
-        None for ``blocks``: the ranks of a stage lie side by side.
-        """
-        island = fabric.lines.island_gpus
-        inside = _together(size, stride, island)
-        if blocks is not None:
-            inside = _together_in_blocks(size, stride, island, blocks)
-        return cls(size=size, in_island=inside, islands=np.ceil(size / inside), fabric=fabric)
+    @cached_property
+    def islands(self) -> FloatArray:
+        """Return the islands that the group lies on."""
+        return np.ceil(self.size / self.in_island)
 
     def take(self, index: IndexArray) -> Group:
         """Return the groups at ``index``, in that order."""
-        size, inside, islands = (one.take(index) for one in (self.size, self.in_island, self.islands))
-        return Group(size=size, in_island=inside, islands=islands, fabric=self.fabric)
+        blocks = self.blocks
+        if blocks is not None:
+            blocks = Blocks(size=blocks.size.take(index), stages=blocks.stages.take(index))
+        return Group(self.size.take(index), self.stride.take(index), self.fabric, blocks)
 
     @cached_property
     def row(self) -> IndexArray:
@@ -92,15 +170,6 @@ class Group:
 def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:
     """Return how many of ``size`` ranks, ``stride`` apart, share an island."""
     return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
-
-
-def _together_in_blocks(
-    size: FloatArray, stride: FloatArray, island_gpus: float, blocks: Blocks
-) -> FloatArray:
-    """Return the same for a stage in blocks: ranks of one block, times the blocks within reach."""
-    near = np.minimum(size, np.maximum(np.floor(blocks.size / stride), 1.0))
-    step = np.maximum(stride * near, blocks.size) * blocks.stages
-    return _together(near, stride, island_gpus) * _together(np.ceil(size / near), step, island_gpus)
 
 
 def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:

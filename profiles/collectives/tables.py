@@ -19,9 +19,20 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.collectives.collectives import (
+    ACROSS_ROWS,
+    HIGH,
+    INSIDE_ROWS,
+    LOW,
+    PARTS,
+    ROWS_PER_DOUBLING,
+    FloatArray,
+    Lines,
+    SlowdownTable,
+    row_of,
+)
 from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink
 from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.operators.tables import ANY, OperatorTable, load_operator_tables
@@ -122,10 +133,6 @@ def tree_share(islands: float, payload_bytes: FloatArray) -> FloatArray:
     return np.asarray(at_line_rate / (np.log2(islands) * _TREE_LEVEL_S + at_line_rate / _TREE_SHARE))
 
 
-__all__ = ["KINDS", "Lines", "MeasuredLink", "SlowdownTable", "row_of", "slowdown_tables"]
-
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.intp]
 _Point = tuple[float, float]  # log2 of the bytes of a part, log2 of the slowdown
 
 KINDS = ("all_gather", "all_reduce", "all_to_all")  # a reduce-scatter is an all-gather backwards
@@ -134,80 +141,6 @@ _NEAREST = {  # the collective with measurements that replace missing ones
     "all_reduce": ("all_reduce", "all_gather", "reduce_scatter"),
     "all_to_all": ("all_to_all", "all_gather", "reduce_scatter", "all_reduce"),
 }
-_ROWS_PER_DOUBLING = 2  # of ranks or islands; a count between two rows takes the larger one's
-_INSIDE_ROWS = 21  # 1 to 1024 ranks of one island
-_ACROSS_ROWS = 41  # 1 to about a million islands
-_LOW, _HIGH = -14, 40  # log2 of the smallest and largest part: a kilobyte over a million ranks, and 1 TiB
-_PARTS: FloatArray = np.exp2(np.arange(_LOW, _HIGH + 1, dtype=np.float64))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """Line rates of one GPU's links, and how many GPUs the fast one joins."""
-
-    island_gpus: float
-    nodes_per_island: float  # 1, or more where the fast link spans nodes
-    fast_bytes_per_s: FloatArray | float
-    network_bytes_per_s: FloatArray | float
-
-    def ring_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
-        """Return bus bandwidth of a ring through all rails that the group owns in an island.
-
-        NCCL closes one ring for each rail, so each rail carries ``1 / in_island`` of the bus bytes.
-        """
-        rails = in_island * self.network_bytes_per_s
-        alone = np.where(in_island > 1, np.minimum(self.fast_bytes_per_s, rails), rails)
-        return np.asarray(np.where(islands > 1, alone, self.fast_bytes_per_s))
-
-    def exchange_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
-        """Return bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
-
-        The rest takes the fast link at the same time.
-        """
-        size = in_island * islands
-        leaving, staying = size - in_island, in_island - 1.0
-        slower = np.maximum(leaving / self.network_bytes_per_s, staying / self.fast_bytes_per_s)
-        alone = size <= 1
-        return np.asarray(np.where(alone, 1.0, leaving + staying) / np.where(alone, 1.0, slower))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlowdownTable:
-    """Seconds of one collective over those of its bus bytes at line rate."""
-
-    taken_bytes: FloatArray  # flat (rows, parts): bytes that pass at line rate while a part takes its step
-    rise_bytes: FloatArray  # from each to the next one
-
-    @classmethod
-    def of(cls, log2_slowdown: FloatArray) -> SlowdownTable:
-        """Return the table of slowdowns (rows, parts): the inside rows, then the across rows."""
-        taken_bytes = (_PARTS * np.exp2(log2_slowdown)).ravel()
-        return cls(taken_bytes=taken_bytes, rise_bytes=np.diff(taken_bytes))
-
-    @classmethod
-    def at_line_rate(cls) -> SlowdownTable:
-        """Return a table in which nothing lies behind the line rate."""
-        return cls.of(np.zeros((_INSIDE_ROWS + _ACROSS_ROWS, len(_PARTS))))
-
-    def at(self, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
-        """Return the bytes at line rate that a step of parts (n,) in the rows ``row_of`` (n,) is worth.
-
-        Straight lines between powers of two: a step takes a fixed time and that of its bytes. Nothing is
-        asked for beyond the ends, a ten-thousandth of a byte and a tebibyte.
-        """
-        mantissa, exponent = np.frexp(part_bytes)  # part = mantissa * 2^exponent, mantissa in [0.5, 1)
-        below = np.minimum(np.maximum(exponent, _LOW + 1), _HIGH) + (row * len(_PARTS) - _LOW - 1)
-        low = self.taken_bytes.take(below)
-        return np.asarray(low + self.rise_bytes.take(below) * (2.0 * mantissa - 1.0))
-
-
-def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
-    """Return the row of groups of ``in_island`` ranks in each of ``islands`` islands."""
-    crossing = islands > 1
-    count = np.log2(np.where(crossing, islands, in_island))
-    row = np.ceil(count * _ROWS_PER_DOUBLING - 1e-9)
-    most = crossing * (_ACROSS_ROWS - _INSIDE_ROWS) + (_INSIDE_ROWS - 1)
-    return np.asarray((np.minimum(row, most) + crossing * _INSIDE_ROWS).astype(np.intp))
 
 
 @lru_cache(maxsize=256)  # 80 KB each: a service prices whatever bandwidths it is asked about
@@ -244,10 +177,10 @@ def _inside(table: OperatorTable) -> FloatArray:
     axis = table.grid.axes[0]
     least, most = 2.0**axis.low, 2.0 ** (axis.low + (axis.count - 1) * axis.step)
     rows = []
-    for index in range(_INSIDE_ROWS):
-        meant = max(2.0 ** (index / _ROWS_PER_DOUBLING), least)
-        ranks = np.full_like(_PARTS, min(meant, most))
-        payload = _PARTS * (meant if table.operator == "all_to_all" else ranks)
+    for index in range(INSIDE_ROWS):
+        meant = max(2.0 ** (index / ROWS_PER_DOUBLING), least)
+        ranks = np.full_like(PARTS, min(meant, most))
+        payload = PARTS * (meant if table.operator == "all_to_all" else ranks)
         roof = table.roof_s(ranks, payload)
         at_line_rate = roof - table.roof.fixed_s
         rows.append(np.log2(table.slowdown(ranks, payload) * roof / at_line_rate))
@@ -256,25 +189,25 @@ def _inside(table: OperatorTable) -> FloatArray:
 
 def _across(kind: str, shares: NetworkShares) -> FloatArray:
     """Return the rows of 1 to about a million islands."""
-    islands = np.maximum(2.0 ** (np.arange(_ACROSS_ROWS) / _ROWS_PER_DOUBLING), 2.0)
+    islands = np.maximum(2.0 ** (np.arange(ACROSS_ROWS) / ROWS_PER_DOUBLING), 2.0)
     if kind == "all_to_all":
         return _exchange_across(islands, shares)
-    ring = shares.ring_share(_PARTS)
+    ring = shares.ring_share(PARTS)
     if kind == "all_gather":
-        return np.tile(-np.log2(ring), (_ACROSS_ROWS, 1))
-    payloads = (_PARTS * count * shares.gpus_per_node for count in islands)
+        return np.tile(-np.log2(ring), (ACROSS_ROWS, 1))
+    payloads = (PARTS * count * shares.gpus_per_node for count in islands)
     trees = [tree_share(count, payload) for count, payload in zip(islands, payloads, strict=True)]
     return np.asarray(-np.log2(np.maximum(ring, trees)))
 
 
 def _exchange_across(islands: FloatArray, shares: NetworkShares) -> FloatArray:
     """Return the rows of an all-to-all: more islands never take less time, so noise is levelled."""
-    sent = np.exp2(np.arange(_LOW, 2 * _HIGH, dtype=np.float64))
+    sent = np.exp2(np.arange(LOW, 2 * HIGH, dtype=np.float64))
     leaving = 1.0 - 1.0 / islands
     times = [leave / shares.exchange_share(k, sent) for leave, k in zip(leaving, islands, strict=True)]
     log2_times = np.log2(np.maximum.accumulate(np.array(times), axis=0))
     rows = [
-        np.interp(np.log2(_PARTS * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
+        np.interp(np.log2(PARTS * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
         for k, leave, row in zip(islands, leaving, log2_times, strict=True)
     ]
     return np.array(rows)
@@ -291,14 +224,14 @@ def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], 
     for curve in sorted(curves, key=lambda curve: curve.num_ranks):
         row, found = _points(curve, lines)
         if kind != "all_reduce" and curve.collective != "all_to_all":
-            row = min(row, _INSIDE_ROWS)
+            row = min(row, INSIDE_ROWS)
         points[row] += found
     moved = table.copy()
-    for start, stop in ((0, _INSIDE_ROWS), (_INSIDE_ROWS, _INSIDE_ROWS + _ACROSS_ROWS)):
+    for start, stop in ((0, INSIDE_ROWS), (INSIDE_ROWS, INSIDE_ROWS + ACROSS_ROWS)):
         known = [row for row in sorted(points) if start <= row < stop]
         if known:
             stacked = np.array([_offset(table[row], points[row]) for row in known])
-            for part in range(len(_PARTS)):
+            for part in range(len(PARTS)):
                 moved[start:stop, part] += np.interp(range(start, stop), known, stacked[:, part])
     return moved
 
@@ -329,7 +262,7 @@ def _offset(row: FloatArray, points: list[_Point]) -> FloatArray:
         of_part[round(part, 3)].append(behind)
     parts = sorted(of_part)
     typical = np.array([median(of_part[part]) for part in parts])
-    nodes = np.log2(_PARTS)
+    nodes = np.log2(PARTS)
     offset = np.interp(nodes, parts, typical - np.interp(parts, nodes, row))
     lost = max(float(2.0 ** typical[-1] - np.exp2(np.interp(parts[-1], nodes, row))), 0.0)
     larger = np.log2(1.0 + lost * 2.0 ** (parts[-1] - nodes) / np.exp2(row))

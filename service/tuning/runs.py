@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf, sqrt
 from math import log as ln
 from pathlib import Path
@@ -126,7 +126,7 @@ def run_plan(
 def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
     if not start.command:
         return ["bash", _own_script(folder)]
-    sizes = {name: getattr(config, name) for name in (*config.__slots__, "num_gpus")}
+    sizes = {name: getattr(config, name) for name in (*(f.name for f in fields(config)), "num_gpus")}
     known = {**sizes, "save_dir": folder, "steps": start.steps}
     filled = []
     for word in start.command:

@@ -20,7 +20,6 @@ from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
 from meshwright.solver.cost.pipelines import LaidOut
 from meshwright.solver.cost.price import price_memory
-from meshwright.solver.cost.sharding import copies_of_gradients
 from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment, layers_held
 from meshwright.solver.predict import predict
 
@@ -202,7 +201,7 @@ def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str,
     costs = profile or default_profile(target.problem.cluster, target.problem.launcher)
     ctx = context_for(target)
     base, found = ctx.constants.base_bytes, []
-    most, casts = _most_gradients(target, costs) / _first(copies_of_gradients(ctx)), _casts_bytes(ctx)
+    most, casts = _most_gradients(target, costs) / _first(ctx.copies_of_gradients), _casts_bytes(ctx)
     for stage in predict(target.problem, costs, target.config).stages:
         terms: dict[str, int] = dict(stage.memory_bytes)
         rest = sum(terms.get(name, 0) for name in _NOT_TENSORS)

@@ -32,16 +32,6 @@ from meshwright.solver.cost.context import (
     paired_passes,
 )
 from meshwright.solver.cost.parameters import Weights
-from meshwright.solver.cost.sharding import (
-    all_reduces,
-    gathered_bytes,
-    gathered_expert_bytes,
-    gathers_in_passes,
-    gradient_bytes_sent,
-    in_torch_pipeline,
-    moves_weights_in_passes,
-    reduces_every_pass,
-)
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
     TENSOR_COPY_S,
@@ -237,7 +227,7 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float
         )
         seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group, ctx.fabric) + copies)
     if weights.routed.any():
-        routed = weights.routed * np.maximum(element_bytes, gathered_expert_bytes(ctx))
+        routed = weights.routed * np.maximum(element_bytes, ctx.sharding.gathered_expert_bytes)
         seconds = seconds + all_gather_s(routed, ctx.expert_replicas.shard_set, ctx.fabric)
     return seconds
 
@@ -252,14 +242,18 @@ def weight_gathers(
     and gathers them as any others). Hidden under the passes (recomputation belongs to the backward one) but
     for a least share, as in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
-    if not moves_weights_in_passes(ctx):
+    if not ctx.sharding.moves_weights_in_passes:
         nothing = np.zeros_like(ctx.t)
         return PassSeconds(forward=nothing, backward=nothing)
-    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes(ctx) if again else 2.0))
-    reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
+    gather = _fetched_s(
+        ctx, weights, _sharded_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
+    )
+    reduce = np.where(
+        ctx.sharding.reduces_every_pass, _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0
+    )
     hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
-    forward, backward = gathers_in_passes(ctx)
-    needed = again | in_torch_pipeline(ctx)
+    forward, backward = ctx.sharding.gathers_in_passes
+    needed = again | ctx.sharding.in_torch_pipeline
     under = passes.backward + ctx.full * passes.forward * again
     behind = _unhidden_s(ctx, weights, gather * backward * needed + reduce * hidden, under)
     return PassSeconds(
@@ -310,11 +304,11 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
     """Reduce one part's gradients after a micro-batch."""
-    sent = gradient_bytes_sent(ctx)
+    sent = ctx.sharding.gradient_bytes_sent
     scattered = _sharded_s(ctx, trained, sent)
     if ctx.facts.replicas_reduced_every_pass:
         scattered = scattered + across_replicas_s(ctx, trained, sent)
-    whole = all_reduces(ctx)
+    whole = ctx.sharding.all_reduces
     return np.where(whole, all_reduced_s(ctx, trained, sent), scattered) if whole.any() else scattered
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, wraps
-from typing import TypeVar
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -30,6 +28,7 @@ from meshwright.solver.configuration import (
     FloatArray,
     IntArray,
 )
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS, Sharding
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.schedules.schedule import splits_backward
 
@@ -126,8 +125,6 @@ def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most:
     return alike
 
 
-SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
-SHARD_WEIGHTS = 3
 # What leaves the GPU under each word of the offload column.
 _PARTS = [frozenset(word.split("+")) for word in OFFLOAD]
 WITHOUT_ACTIVATIONS = np.array(  # the same word with activations on the GPU
@@ -161,13 +158,13 @@ class Replicas:
     @cached_property
     def shard_set(self) -> Group:
         """Return the ranks of one set."""
-        return Group.of(self.sharing, self.stride, self.group.fabric, self.blocks)
+        return Group(self.sharing, self.stride, self.group.fabric, self.blocks)
 
     @cached_property
     def across(self) -> Group:
         """Return the ranks that hold the same shard, one of each set."""
         sets, stride = self.group.size / self.sharing, self.stride * self.sharing
-        return Group.of(sets, stride, self.group.fabric, self.blocks)
+        return Group(sets, stride, self.group.fabric, self.blocks)
 
 
 _FUSED_MULTIPLE, _MOST_FUSED_KEYS = 4, 4096
@@ -195,7 +192,7 @@ ROW_CASTS = 2.0
 class Context:
     """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks.
 
-    What follows from a context alone is found once, at its first use (``once``); it must not be changed.
+    What follows from a context alone is found once, at its first use; it must not be changed.
     """
 
     model: ModelSpec
@@ -209,10 +206,23 @@ class Context:
     placement: Placement
     seq_length: float
     optimizer: Optimizer
-    own_state_dtypes: bool  # of the optimizer; its fp32 copy may then be what bf16 weights lack
     workload: Workload
     host: Host
+    sharding: Sharding
     linear_precision: str  # bf16, fp16, fp8, fp4
+    low_precision: bool  # linear layers multiply in 8 or 4 bits
+    frozen: bool  # the model's own weights are frozen and adapters are trained
+    packs: bool  # documents are packed, so that attention's kernel skips what lies between them
+    pads_to_longest: bool  # a micro-batch is as long as its longest document
+    adds_every_gradient: bool  # the first micro-batch's gradients, too, are added to an fp32 buffer
+    element_scale: float  # length of an element over 2 bytes
+    # Bytes by which the optimizer's fp32 copy of a weight is shorter; 0 if it is whole. The upper half of
+    # an fp32 weight is its bf16 weight, so that the lower 2 bytes do. Recipes of 8 bits keep it whole:
+    # Megatron-Core manages it itself under all but one of them (``optimizer_config.py``
+    # ``use_precision_aware_optimizer_no_fp8_or_ds_fp8``).
+    remainder_bytes: float
+    moved_share: float  # the optimizer's traffic of a step over AdamW's; a remainder moves with its weight
+    hbm_bytes_per_s: float  # memory bandwidth that memory-bound operators reach
     t: FloatArray  # tensor_parallel_size
     c: FloatArray  # context_parallel_size
     e: FloatArray  # expert_parallel_size
@@ -237,13 +247,16 @@ class Context:
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
-        model = self.model.shaped(shape)
-        if model is self.model:
+        if self.model.attends_alike:
             return self
-        known: dict[ModelSpec, Context] = vars(self).setdefault("by_model", {})
-        if model not in known:
-            known[model] = replace(self, model=model)
-        return known[model]
+        model = self.model.shaped(shape)
+        if model not in self._by_model:
+            self._by_model[model] = replace(self, model=model)
+        return self._by_model[model]
+
+    @cached_property
+    def _by_model(self) -> dict[ModelSpec, Context]:
+        return {}
 
     @property
     def of_prediction(self) -> Context:
@@ -268,11 +281,6 @@ class Context:
         sharing = np.where(self.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
         return Replicas(group=group, stride=stride, sharing=sharing, blocks=self.placement.blocks)
 
-    @cached_property
-    def hbm_bytes_per_s(self) -> float:
-        """Return the memory bandwidth that memory-bound operators reach."""
-        return self.gpu.hbm_bytes_per_s * self.constants.hbm
-
     def gemm_flops(self, precision: str) -> float:
         """Return a large GEMM's rate in FLOP/s; a precision that the GPU lacks runs as bf16 (or fp16)."""
         peak, share = self.gpu.peak_flops, self.operators.gemm
@@ -282,7 +290,7 @@ class Context:
                 return rate * (_SCALED.get(self.facts.precision_recipe, 1.0) if name == "fp8" else 1.0)
         raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
 
-    @property
+    @cached_property
     def never_fuses_softmax(self) -> bool:
         """Return whether separate kernels scale, mask and normalise scores, whatever the layout.
 
@@ -316,18 +324,6 @@ class Context:
         return self.uncompiled.astype(np.float64) if fused else 1.0
 
     @property
-    def packs(self) -> bool:
-        """Return whether documents are packed, so that attention's kernel skips what lies between them."""
-        lengths = self.workload.lengths
-        return lengths is not None and lengths.batching == "packing" and self.facts.flash
-
-    @property
-    def pads_to_longest(self) -> bool:
-        """Return whether a micro-batch is as long as its longest document."""
-        lengths = self.workload.lengths
-        return lengths is not None and lengths.batching == "padding_to_longest"
-
-    @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
         """Return contexts of micro-batches of several lengths, each with its share of them, (n,).
 
@@ -349,31 +345,11 @@ class Context:
             for share, length in zip(shares[of_row.ravel()].T, grid, strict=True)
         ]
 
-    @property
-    def low_precision(self) -> bool:
-        """Return whether linear layers multiply in 8 or 4 bits."""
-        return self.linear_precision in ("fp8", "fp4")
-
-    @property
-    def adds_every_gradient(self) -> bool:
-        """Return whether the first micro-batch's gradients, too, are added to an fp32 buffer."""
-        return self.facts.gradient_bytes > 2.0 and self.facts.main_gradient  # noqa: PLR2004 - bytes of bf16
-
-    @property
-    def element_scale(self) -> float:
-        """Return the length of an element over 2 bytes."""
-        return 2.0 if self.workload.precision == "fp32" else 1.0
-
-    @property
-    def frozen(self) -> bool:
-        """Return whether the model's own weights are frozen and adapters are trained."""
-        return self.workload.lora_rank > 0
-
     def trains(self, module: str) -> bool:
         """Return whether a module of ``TRAINED_MODULES`` is trained, next to adapters or with all."""
         return not self.frozen or module in self.workload.trained_modules
 
-    @property
+    @cached_property
     def small_copies(self) -> BoolArray:
         """Mark rows with copies, gradients and states of wholly trained weights in bf16."""
         kept = self.frozen and not self.facts.casts_copies and self.workload.base_precision != "fp32"
@@ -383,23 +359,6 @@ class Context:
     def share_offloaded(self) -> FloatArray:
         """Return the share of the optimizer's states that leave the GPU, shape (n,)."""
         return np.where(self.offloads_optimizer, self.facts.optimizer_offload_fraction, 0.0)
-
-    @property
-    def remainder_bytes(self) -> float:
-        """Return by how many bytes the optimizer's fp32 copy of a weight is shorter; 0 if it is whole.
-
-        The upper half of an fp32 weight is its bf16 weight, so that the lower 2 bytes do. Recipes of 8 bits
-        keep it whole: Megatron-Core manages it itself under all but one of them (``optimizer_config.py``
-        ``use_precision_aware_optimizer_no_fp8_or_ds_fp8``).
-        """
-        short = self.facts.keeps_remainders and self.own_state_dtypes
-        plain = self.workload.precision == "bf16" and not self.low_precision
-        return 2.0 if short and plain else 0.0
-
-    @property
-    def moved_share(self) -> float:
-        """Return the optimizer's traffic of a step over AdamW's; a remainder moves with its weight."""
-        return (self.optimizer.moved_bytes - self.remainder_bytes) / ADAMW_MOVED_BYTES
 
     @cached_property
     def offloads_optimizer(self) -> BoolArray:
@@ -456,23 +415,20 @@ class Context:
         """Return the tokens that a rank routes: sequence parallelism (or expert tp) splits them."""
         return self.tokens / self.t
 
+    @cached_property
+    def copies_of_gradients(self) -> FloatArray:
+        """Count a rank's copies of whole gradients: again in the buckets that replicas reduce, (n,)."""
+        again = self.facts.reduces_copies & (self.columns.zero_stage == 0) & (self.data_group.size > 1)
+        return np.where(again, 2.0, 1.0)
 
-Found = TypeVar("Found")
+    @cached_property
+    def layers_together(self) -> FloatArray:
+        """Count layers with gradients that travel in one collective, shape (n,).
 
-
-def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:
-    """Cache a function of a context: its value is found once for each context."""
-    name = f"{find.__module__}.{find.__qualname__}"
-
-    @wraps(find)
-    def known(ctx: Context) -> Found:
-        kept = vars(ctx)
-        if name not in kept:
-            kept[name] = find(ctx)
-        found: Found = kept[name]
-        return found
-
-    return known
+        A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
+        """
+        layers = np.maximum(self.model.num_layers / self.p, 1.0)
+        return np.where(self.sharding.hides_reductions | self.sharding.in_torch_pipeline, 1.0, layers)
 
 
 def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
@@ -499,7 +455,7 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
     return precision
 
 
-_FP32_OPTIMIZER_BYTES, _FP32_MOVED = 4.0, 28.0 / 30.0
+_BF16_BYTES, _FP32_OPTIMIZER_BYTES, _FP32_MOVED = 2.0, 4.0, 28.0 / 30.0
 
 
 def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, FrameworkFacts]:
@@ -546,13 +502,22 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
             that the GPU lacks.
     """
-    workload, precision = problem.workload, ""
+    workload, precision, lengths = problem.workload, "", problem.workload.lengths
     facts = with_options(profile.framework, workload.framework_options)
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
         precision = "bf16"
+    precision = precision or linear_precision(problem, facts, profile.group.gpu)
+    low_precision = precision in ("fp8", "fp4")
     gpu, fabric = profile.group.gpu, profile.fabric
-    able = launcher_capabilities(problem.launcher)
+    optimizer = optimizer_named(workload.optimizer)
+    # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
+    own_dtypes = optimizer.short_states or (
+        facts.gradient_dtype == "bf16"
+        and launcher_capabilities(problem.launcher).bf16_gradients_are_optimizers
+    )
+    short = facts.keeps_remainders and own_dtypes and workload.precision == "bf16" and not low_precision
+    remainder_bytes = 2.0 if short else 0.0
     t, c, e, et, d, p = (
         getattr(columns, f"{axis}_parallel_size").astype(np.float64)
         for axis in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
@@ -563,11 +528,11 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     expert_data = np.maximum(t * c * d / (e * et), 1.0)
     place = placement_of(columns)
     ranks = columns.exchanging.astype(np.float64)
-    exchange = ring = Group.of(c, place.context_stride, fabric, place.blocks)  # of one of them each row is
+    exchange = ring = Group(c, place.context_stride, fabric, place.blocks)  # of one of them each row is
     if (columns.context_parallel_mode > ALL_TO_ALL).any():
         # neighbours exchange (create_hierarchical_groups)
-        exchange = Group.of(ranks, place.context_stride, fabric, place.blocks)
-        ring = Group.of(c / ranks, place.context_stride * ranks, fabric, place.blocks)
+        exchange = Group(ranks, place.context_stride, fabric, place.blocks)
+        ring = Group(c / ranks, place.context_stride * ranks, fabric, place.blocks)
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -575,16 +540,24 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         constants=profile.constants,
         operators=profile.gpu_operators,
         fabric=fabric,
-        layers=None if workload.lengths else profile.layers,  # which were timed on whole sequences
+        layers=None if lengths else profile.layers,  # which were timed on whole sequences
         columns=columns,
         placement=place,
         seq_length=workload.seq_length,
-        optimizer=(optimizer := optimizer_named(workload.optimizer)),
-        own_state_dtypes=optimizer.short_states
-        or (facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers),
+        optimizer=optimizer,
         workload=workload,
         host=host_of(profile.group),
-        linear_precision=precision or linear_precision(problem, facts, gpu),
+        sharding=Sharding(columns=columns, facts=facts, low_precision=low_precision),
+        linear_precision=precision,
+        low_precision=low_precision,
+        frozen=workload.lora_rank > 0,
+        packs=lengths is not None and lengths.batching == "packing" and facts.flash,
+        pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
+        adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,
+        element_scale=2.0 if workload.precision == "fp32" else 1.0,
+        remainder_bytes=remainder_bytes,
+        moved_share=(optimizer.moved_bytes - remainder_bytes) / ADAMW_MOVED_BYTES,
+        hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
         t=t, c=c, e=e, et=et, d=d, p=p,
         micro_batch=b,
         tokens=b * workload.seq_length / c,
@@ -592,15 +565,15 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         sequence_parallel=sequence_parallel,
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
-        tensor_group=Group.of(t, np.ones_like(t), fabric),
+        tensor_group=Group(t, np.ones_like(t), fabric),
         exchanging=ranks,
         exchange_group=exchange,
         ring_group=ring,
-        expert_group=Group.of(e, et, fabric, place.blocks),  # the innermost ranks after expert tp
-        expert_tensor_group=Group.of(et, np.ones_like(et), fabric),
-        data_group=Group.of(c * d, t, fabric, place.blocks),
-        shard_group=Group.of(shard, t, fabric, place.blocks),
-        expert_data_group=Group.of(expert_data, e * et, fabric, place.blocks),
+        expert_group=Group(e, et, fabric, place.blocks),  # the innermost ranks after expert tp
+        expert_tensor_group=Group(et, np.ones_like(et), fabric),
+        data_group=Group(c * d, t, fabric, place.blocks),
+        shard_group=Group(shard, t, fabric, place.blocks),
+        expert_data_group=Group(expert_data, e * et, fabric, place.blocks),
     )  # fmt: skip
 
 

@@ -34,12 +34,12 @@ class Evaluation:
     class_objectives_s: tuple[float, ...]  # closed-form step of each class
     exchange_s: float = 0.0  # of gradients between classes, behind the slowest
 
-    @property
+    @cached_property
     def objective_s(self) -> float:
         """Return the closed-form step: that of the slowest class, and the exchange."""
         return max(self.class_objectives_s) + self.exchange_s
 
-    @property
+    @cached_property
     def slowest(self) -> int:
         """Return the index of the class that the others wait for."""
         return int(np.argmax(self.class_objectives_s))
@@ -184,7 +184,6 @@ class StageTable:
         self.hop_s = np.array([stage.hop_s for stage in stages])
         self.num_stages = counts
         self.num_microbatches = np.array([one.config.num_microbatches for one in pipelines])
-        self.stage_gpus = np.array([gpus for one in pipelines for gpus in one.config.stage_gpus])
         self._rows = np.array([stage.row for stage in stages])
         self._ranks = np.array([stage.stage for stage in stages])
         by_prices = dict[int, tuple[Priced, list[int]]]()
@@ -234,6 +233,11 @@ class StageTable:
         """Return the first stage of each pipeline that has its largest value, (k,)."""
         largest = np.flatnonzero(of_stages == self.most(of_stages)[self.of])
         return largest[np.unique(self.of[largest], return_index=True)[1]]
+
+    @cached_property
+    def stage_gpus(self) -> IntArray:
+        """Return the GPUs of each stage, of all replicas, (s,)."""
+        return np.array([gpus for one in self.pipelines for gpus in one.config.stage_gpus])
 
     @cached_property
     def time_s(self) -> FloatArray:

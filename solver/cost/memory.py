@@ -34,16 +34,7 @@ from meshwright.solver.cost.parameters import (
     part_weights,
     trained_parts,
 )
-from meshwright.solver.cost.sharding import (
-    adds_whole_gradients,
-    copies_of_gradients,
-    gathered_bytes,
-    in_torch_pipeline,
-    reducing_bytes,
-    share_gathered,
-    turns,
-)
-from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, columns_of
+from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight, splits_backward
 
@@ -120,9 +111,9 @@ def _bytes_of(
     Of them ``ends`` are never held in 8 bits. Gradients that ZeRO-2 and 3 add up whole: as reduced.
     """
     stage = ctx.columns.zero_stage
-    shard = ctx.facts.gradient_bytes * copies_of_gradients(ctx)
+    shard = ctx.facts.gradient_bytes * ctx.copies_of_gradients
     shard = shard / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
-    whole = adds_whole_gradients(ctx) & (stage >= SHARD_GRADIENTS)
+    whole = ctx.sharding.adds_whole_gradients & (stage >= SHARD_GRADIENTS)
     gradient = np.where(whole, np.maximum(ctx.facts.reduced_gradient_bytes, shard), shard)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
     optimizer = ctx.optimizer
@@ -152,7 +143,7 @@ def _without_copy(
     """Return bf16 weights and gradients with the optimizer's moments alone, by ZeRO stage."""
     stage = ctx.columns.zero_stage
     held = 2.0 * (count + (trained if ctx.frozen else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
-    gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, copies_of_gradients(ctx))
+    gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, ctx.copies_of_gradients)
     gradients = gradients / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     return StateBytes(
         weights=held / np.where(stage == SHARD_WEIGHTS, sharing, 1.0),
@@ -164,7 +155,7 @@ def _without_copy(
 
 def _shard_bytes(ctx: Context, read: float) -> float:
     """Return the bytes of one weight that ZeRO-3 gathers: as GEMMs read it if shards are held in 8 bits."""
-    return read if gathered_bytes(ctx) < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
+    return read if ctx.sharding.gathered_bytes < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
 
 
 def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: bool) -> FloatArray:
@@ -173,8 +164,8 @@ def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: b
     Adapters are read in 2 bytes whatever the recipe (Megatron-Bridge ``peft/utils.py`` builds them of
     Megatron-Core's own linear layers).
     """
-    stage, torch = ctx.columns.zero_stage, in_torch_pipeline(ctx)
-    gathered = np.where(torch, 2.0 * (share_gathered(ctx) if matrices else 1.0), 0.0)
+    stage, torch = ctx.columns.zero_stage, ctx.sharding.in_torch_pipeline
+    gathered = np.where(torch, 2.0 * (ctx.sharding.share_gathered if matrices else 1.0), 0.0)
     stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx, read))
     shard = stored / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
     return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, read))
@@ -396,18 +387,65 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
     Under torch's pipeline runtime one layer is on its way on top of those that ``state_bytes`` counts; of
     matrices gathered one by one, one in addition to those that may stay, and its gradient.
     """
-    torch = in_torch_pipeline(ctx)
+    torch = ctx.sharding.in_torch_pipeline
     layer, gradients = largest_layer.dense + largest_layer.routed, trained.dense + trained.routed
     held = layer * np.where(torch, 1.0, ctx.facts.gathered_layers)
     if ctx.facts.gathers_modules:
         matrix = np.minimum(layer, largest_tensor(ctx.model) / ctx.t)
         held = np.minimum(held, _LIVE_WEIGHTS + matrix)
         gradients = np.minimum(gradients, matrix)
-    narrow = largest_layer.dense * (2.0 - gathered_bytes(ctx)) * ctx.facts.gathers_8_bits
+    narrow = largest_layer.dense * (2.0 - ctx.sharding.gathered_bytes) * ctx.facts.gathers_8_bits
     read = _shard_bytes(ctx, _low_precision_bytes(ctx)) - narrow / layer
     gathered = held * np.where(torch, 2.0, read) + gradients * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
+
+
+def reducing_bytes(
+    ctx: Context, head: FloatArray | float, layer: FloatArray, replayed: FloatArray, freed: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return whole gradients' bytes under ZeRO-2 and 3 on top of the rest: (n,) at the head, at layers.
+
+    FSDP's groups, the head and then layers, give up 2-byte weights behind their backward passes and copy
+    2-byte gradients into the input of a reduction, which is freed when the next group reduces (torch 2.13,
+    ``fsdp/_fully_shard/_fsdp_param_group.py:637-656``, ``_fsdp_collectives.py:597 foreach_reduce``).
+    Gradients that add up whole have their sum among the states: 2 bytes come and go. At layers it is the
+    most of four moments: start and end of the last one, its reduction, and the start of the next.
+
+    ZeRO-3 has gathered the last layer by then (torch prefetches it in ``pre_backward``), and what buffers
+    hold of layers is not there yet. A tied matrix is one group with the embedding: gathered weights and
+    2-byte gradients stay until its last backward pass adds those of both ends to a third, when no
+    activations are left.
+
+    Args:
+        ctx: the rows.
+        head: weights of the output matrix on a rank, (n,); a tied one's, too.
+        layer: those of the largest layer.
+        replayed: bytes that a layer's pass begins with.
+        freed: bytes of activations that are gone behind a layer's pass.
+    """
+    stage, tied = ctx.columns.zero_stage, ctx.model.tied_embeddings
+    rows = ~ctx.sharding.in_torch_pipeline & ctx.facts.reshards_after_backward
+    each = np.where(ctx.sharding.adds_whole_gradients, 2.0, ctx.facts.reduced_gradient_bytes)
+    apart = head * (not tied)
+    last = np.maximum(replayed, 2.0 * layer - freed) + (each - 2.0) * apart
+    following = np.maximum(each * layer, replayed + (each - 2.0) * layer) - freed - 2.0 * apart
+    of_layers, own = np.maximum(last, following), ctx.facts.gradient_bytes * layer
+    if tied:
+        at_head = 8.0 * head - own - freed * ctx.model.num_layers
+        at_layers = 4.0 * head + replayed - np.minimum(own, freed)
+    else:
+        reduced = 2.0 + each + each / ctx.dense_replicas.sharing
+        at_head = (
+            reduced * head - own - ctx.sharding.gathered_bytes * (ctx.facts.gathered_layers - 1.0) * layer
+        )
+        at_layers = each * head - own + np.maximum(replayed, 2.0 * layer - freed)
+    second = rows & (stage == SHARD_GRADIENTS)
+    third = rows & (stage == SHARD_WEIGHTS) & ~ctx.sharding.adds_whole_gradients
+    return (
+        np.where(second, each * apart, np.where(third, at_head, 0.0)),
+        np.where(second, of_layers, np.where(third, at_layers, 0.0)),
+    )
 
 
 def memory_limit_bytes(problem: Problem) -> int:
@@ -482,10 +520,10 @@ def memory_prices(
         for part, both in enumerate(zip(weights, trained, strict=True))
     ]
     held = {
-        f"{term.name}_bytes": columns_of([getattr(state, term.name) for state in states])
+        f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
-    held["weights_bytes"] += columns_of(base_bytes_beyond(ctx, layout.kinds, weights))
+    held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
@@ -506,14 +544,14 @@ def memory_prices(
     of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)
     bytes_of = {
         **held,
-        "activation_bytes": columns_of([*whole, *activations[-2:]]),
-        "checkpoint_bytes": columns_of([*kept, zero, zero]),
+        "activation_bytes": np.stack([*whole, *activations[-2:]], axis=1),
+        "checkpoint_bytes": np.stack([*kept, zero, zero], axis=1),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
         "replay_workspace_bytes": np.maximum(waiting, of_layer),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1]),
     }
     return {
-        **turns(ctx),
+        **ctx.sharding.turns,
         **{name: each * ctx.element_scale for name, each in bytes_of.items()},
         "context_bytes": ctx.constants.context_bytes * one,
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,

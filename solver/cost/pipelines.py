@@ -192,7 +192,7 @@ class NodeGroups:
         pairs = [self._fabric(a, b) for a in groups for b in groups if a != b]
         size = np.array([float(len(groups))])
         return max(
-            float(all_reduce_s(part, Group.of(size, np.ones(1), fabric), fabric)[0]) for fabric in pairs
+            float(all_reduce_s(part, Group(size, np.ones(1), fabric), fabric)[0]) for fabric in pairs
         )
 
     @cached_property

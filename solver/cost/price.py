@@ -60,7 +60,7 @@ from meshwright.solver.cost.parameters import (
     weight_tensors,
 )
 from meshwright.solver.cost.residuals import with_residuals
-from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
     Tail,
@@ -455,9 +455,9 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
     """Return the (n, P) times of passes in RowPrices."""
     return {
-        "forward_s": columns_of([part.passes.forward for part in parts]),
-        "backward_s": columns_of([part.passes.backward for part in parts]),
-        "replay_s": columns_of([part.replay for part in parts]),
+        "forward_s": np.stack([part.passes.forward for part in parts], axis=1),
+        "backward_s": np.stack([part.passes.backward for part in parts], axis=1),
+        "replay_s": np.stack([part.replay for part in parts], axis=1),
     }
 
 
@@ -541,7 +541,7 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     told_by = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
     first, of_row = distinct([one for one in told_by if (one != one[:1]).any()] or told_by[:1])
     few = context_of(problem, c.take(first), profile)
-    alone = Group.of(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
+    alone = Group(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
     few = replace(
         few, exchange_group=ctx.exchange_group.take(first), ring_group=ctx.ring_group.take(first),
         expert_group=ctx.expert_group.take(first), data_group=alone, shard_group=alone,
@@ -612,7 +612,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     tail = _tails(ctx, layout, trained, parts)
     prices = RowPrices(
         **_pass_prices(parts),
-        tail_s=columns_of(tail.data_parallel + tail.optimizer),
+        tail_s=np.stack(tail.data_parallel + tail.optimizer, axis=1),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
@@ -620,10 +620,12 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         straggler=profile.time_factor * straggler_share(columns, profile),
         **memory_prices(ctx, layout, weights, trained),
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
-        breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in _causes(ctx)},
+        breakdown_s={
+            name: np.stack([part.causes[name] for part in parts], axis=1) for name in _causes(ctx)
+        },
         tail_breakdown_s={
-            "data_parallel": columns_of(tail.data_parallel),
-            "optimizer": columns_of(tail.optimizer),
+            "data_parallel": np.stack(tail.data_parallel, axis=1),
+            "optimizer": np.stack(tail.optimizer, axis=1),
         },
     )
     return with_residuals(prices, problem, columns, profile)

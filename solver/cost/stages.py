@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -36,7 +36,7 @@ from meshwright.solver.schedules.schedule import (
 # linearity is what makes the search exact, so nothing non-linear in the split may hide here.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerLayout:
     """Kind of each layer."""
 
@@ -45,25 +45,29 @@ class LayerLayout:
     counts_ends: bool = False  # splits count the embedding and the head too: layers of two more kinds
     predicted: int = 0  # prediction layers, if splits count them too: as one layer of one more kind
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         """Return L, plus what else splits count."""
         return len(self.cumulative) - 1
 
-    @property
+    @cached_property
     def counts_prediction(self) -> bool:
         """Return whether splits count the prediction layers, all of them as one layer."""
         return self.predicted > 0
 
-    @property
+    @cached_property
     def num_kinds(self) -> int:
         """Return K, plus the kinds of what else splits count."""
         return int(self.cumulative.shape[1])
 
-    @classmethod
-    def of(cls, model: ModelSpec) -> LayerLayout:
-        """Return the layout of a model."""
-        return _layout_of(model)
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(model: ModelSpec) -> LayerLayout:
+        """Return the layout of a model, cached for all prices; it must not be changed."""
+        sequence, kinds = model.layer_shapes(), model.shapes()
+        one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
+        zeros = np.zeros((1, len(kinds)), dtype=np.int64)
+        return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
 
     def with_ends(self) -> LayerLayout:
         """Return the layout with the embedding as the first layer of all and the head as the last.
@@ -110,15 +114,6 @@ class LayerLayout:
         A chunk that ends there, before the head, holds nothing else.
         """
         return (self.num_layers - self.counts_ends) * self.counts_prediction
-
-
-@lru_cache(maxsize=64)
-def _layout_of(model: ModelSpec) -> LayerLayout:
-    """Return the layout of a model, cached for all prices; it must not be changed."""
-    sequence, kinds = model.layer_shapes(), model.shapes()
-    one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
-    zeros = np.zeros((1, len(kinds)), dtype=np.int64)
-    return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +187,16 @@ class RowPrices:
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
         """Return the rows at ``index``, in that order."""
-        if not isinstance(index, slice):  # ``take`` gathers rows several times faster than brackets
+        arrays = [self.prediction, self.breakdown_s, self.tail_breakdown_s]
+        arrays.append({name: getattr(self, name) for name in _ARRAYS})
+        if isinstance(index, slice):
+            picked = [{name: value[index] for name, value in some.items()} for some in arrays]
+        else:  # ``take`` gathers rows several times faster than brackets
             index = np.flatnonzero(index) if index.dtype == np.bool_ else index
-        picked = {name: _at(getattr(self, name), index) for name in _ARRAYS}
+            picked = [{name: value.take(index, axis=0) for name, value in some.items()} for some in arrays]
+        prediction, breakdown_s, tail_breakdown_s, rest = picked
         return RowPrices(
-            **picked,
-            prediction={name: _at(value, index) for name, value in self.prediction.items()},
-            breakdown_s={name: _at(value, index) for name, value in self.breakdown_s.items()},
-            tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
+            prediction=prediction, breakdown_s=breakdown_s, tail_breakdown_s=tail_breakdown_s, **rest
         )
 
     def with_prediction(self) -> RowPrices:
@@ -273,18 +270,6 @@ _BY_PART = (
     "weights_bytes", "gradients_bytes", "reduced_gradients_bytes", "optimizer_bytes", "activation_bytes",
     "checkpoint_bytes",
 )  # fmt: skip
-
-
-def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:
-    return values[index] if isinstance(index, slice) else values.take(index, axis=0)
-
-
-def columns_of(parts: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """Return P arrays (n,), or one (P, n), as one (n, P)."""
-    found = np.empty((len(parts[0]), len(parts)))
-    for number, part in enumerate(parts):
-        found[:, number] = part
-    return found
 
 
 MEMORY_TERMS = (

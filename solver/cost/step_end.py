@@ -9,20 +9,9 @@ import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, PassSeconds, Replicas, once
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.parameters import Weights, copied_embedding
-from meshwright.solver.cost.sharding import (
-    adds_whole_gradients,
-    all_reduces,
-    gathered_bytes,
-    gathered_expert_bytes,
-    gathers_once,
-    gradient_bytes_sent,
-    hides_reductions,
-    in_torch_pipeline,
-    reduces_every_pass,
-)
 
 # --------------------------------------------------------------------------------------------------
 # What is seen of collectives that run during computing.
@@ -65,24 +54,12 @@ class Tail:
 
 def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-gather (or reduce-scatter) of a part's bytes, which travel with other parts' bytes."""
-    together = _together(ctx)
-    return all_gather_s(payload_bytes * together, group, ctx.fabric) / together
+    return all_gather_s(payload_bytes * ctx.layers_together, group, ctx.fabric) / ctx.layers_together
 
 
 def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-reduce of one part's bytes, which travel with those of other parts."""
-    together = _together(ctx)
-    return all_reduce_s(payload_bytes * together, group, ctx.fabric) / together
-
-
-@once
-def _together(ctx: Context) -> FloatArray:
-    """Count layers with gradients that travel in one collective.
-
-    A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
-    """
-    layers = np.maximum(ctx.model.num_layers / ctx.p, 1.0)
-    return np.where(hides_reductions(ctx) | in_torch_pipeline(ctx), 1.0, layers)
+    return all_reduce_s(payload_bytes * ctx.layers_together, group, ctx.fabric) / ctx.layers_together
 
 
 def _exchange_s(
@@ -90,20 +67,20 @@ def _exchange_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Return gradients' and parameters' exchange of a part's weights (P, n); 0 of frozen parts.
 
-    Parameters of a part are ``sent_bytes`` where they are gathered. ``sharding`` gives what is done once a
+    Parameters of a part are ``sent_bytes`` where they are gathered. ``Sharding`` gives what is done once a
     step. Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients,
     unless the framework all-reduces there too, and all-gathers weights (Rajbhandari et al. 2020,
     arXiv:1910.02054, section 7). Where a shard set is smaller than the group (hybrid sharding, Zhao et
     al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it holds.
     """
-    inner, every = replicas.shard_set, reduces_every_pass(ctx)
-    payload = weights * gradient_bytes_sent(ctx)
+    inner, every = replicas.shard_set, ctx.sharding.reduces_every_pass
+    payload = weights * ctx.sharding.gradient_bytes_sent
     scatter = np.where(every, 0.0, _gather_s(payload, inner, ctx))
     done = every & ctx.facts.replicas_reduced_every_pass
     across = np.where(done, 0.0, _across_s(ctx, payload, replicas))
     whole = np.where(every, 0.0, _reduce_s(payload, replicas.group, ctx))
-    gradients = np.where(all_reduces(ctx), whole, scatter + across)
-    parameters = np.where(gathers_once(ctx), _gather_s(sent_bytes, inner, ctx), 0.0)
+    gradients = np.where(ctx.sharding.all_reduces, whole, scatter + across)
+    parameters = np.where(ctx.sharding.gathers_once, _gather_s(sent_bytes, inner, ctx), 0.0)
     trained = weights.any(axis=1, keepdims=True)
     return np.where(trained, gradients, 0.0), np.where(trained, parameters, 0.0)
 
@@ -158,27 +135,29 @@ def tail_of(
         routed=np.array([own.routed for own in trained]),
         ends=np.array([own.ends + np.zeros_like(ctx.t) for own in trained]),
     )
-    each = gathered_bytes(ctx)
+    each = ctx.sharding.gathered_bytes
     under = PassSeconds(
         forward=np.array([part.forward for part in passes]),
         backward=np.array([part.backward for part in passes]),
     )
-    sent = weights.dense - weights.ends * ctx.small_copies * (1.0 - 2.0 / gradient_bytes_sent(ctx))
+    sent = weights.dense - weights.ends * ctx.small_copies * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
     gradients, parameters = _exchange_s(ctx, sent, weights.dense_bytes(each), ctx.dense_replicas)
     if weights.routed.any():
-        of_experts = weights.routed * gathered_expert_bytes(ctx)
+        of_experts = weights.routed * ctx.sharding.gathered_expert_bytes
         experts = _exchange_s(ctx, weights.routed, of_experts, ctx.expert_replicas)
         gradients, parameters = gradients + experts[0], parameters + experts[1]
     exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)
-    apart = np.where(in_torch_pipeline(ctx), gradients + fetched, exchange)
-    exchange = np.where(hides_reductions(ctx), hidden, apart) + _copied_back_s(ctx, weights, tensors)
+    apart = np.where(ctx.sharding.in_torch_pipeline, gradients + fetched, exchange)
+    exchange = np.where(ctx.sharding.hides_reductions, hidden, apart) + _copied_back_s(
+        ctx, weights, tensors
+    )
     dense = weights.dense / ctx.dense_replicas.sharing
     routed = weights.routed / ctx.expert_replicas.sharing
     updated = dense + routed
     moved = updated * ctx.constants.update_bytes * ctx.moved_share
     if ctx.facts.main_gradient:
-        whole = adds_whole_gradients(ctx)
+        whole = ctx.sharding.adds_whole_gradients
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
     seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
@@ -223,7 +202,7 @@ def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
     """
     host, facts = ctx.host, ctx.facts
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
-    there = reduces_every_pass(ctx) & facts.adds_gradients_on_host  # where they are already
+    there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
     seconds = (
         np.where(there, 0.0, gradient) + back
@@ -244,8 +223,10 @@ def copies_s(ctx: Context) -> FloatArray:
     """
     copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
     apart = ctx.placement.block * np.maximum(ctx.p - 1.0, 1.0)
-    pair = Group.of(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
-    return np.where(copied > 0, all_reduce_s(copied * gradient_bytes_sent(ctx), pair, ctx.fabric), 0.0)
+    pair = Group(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
+    return np.where(
+        copied > 0, all_reduce_s(copied * ctx.sharding.gradient_bytes_sent, pair, ctx.fabric), 0.0
+    )
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:
@@ -269,7 +250,7 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
         cast = 10.0 - 4.0 / ctx.columns.num_microbatches
         moved = np.where(ctx.columns.zero_stage >= SHARD_GRADIENTS, cast, moved)
-    kept = adds_whole_gradients(ctx)
+    kept = ctx.sharding.adds_whole_gradients
     seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
     return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
 

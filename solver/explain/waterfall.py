@@ -22,7 +22,7 @@ from meshwright.solver.cost.evaluation import Evaluation, StageTable
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import Priced
 from meshwright.solver.cost.price import UNEQUAL_LENGTHS, head_gemms, price, straggler_share
-from meshwright.solver.cost.stages import LayerLayout, columns_of
+from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens
 
 # --------------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArr
     head_gemm, head_attention = _head(ctx)
     nothing = np.zeros_like(ctx.t)
     return (
-        columns_of([*(_both(gemm) for gemm, _ in layers), nothing, head_gemm]),
-        columns_of([*(_both(core) for _, core in layers), nothing, head_attention]),
+        np.stack([*(_both(gemm) for gemm, _ in layers), nothing, head_gemm], axis=1),
+        np.stack([*(_both(core) for _, core in layers), nothing, head_attention], axis=1),
     )
 
 

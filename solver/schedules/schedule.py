@@ -115,7 +115,7 @@ def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
     rank, shaped = chunk % p, in_a_v(columns)
     if shaped.any():
         rank = np.where(shaped[:, None] & (chunk < 2 * p), np.minimum(chunk, 2 * p - 1 - chunk), rank)
-    return np.broadcast_to(rank, (len(columns), num_chunks))
+    return np.broadcast_to(rank, (len(shaped), num_chunks))
 
 
 def _common(sizes: IntArray) -> IntArray:

@@ -329,7 +329,7 @@ def _counts_chunks(profile: Profile) -> bool:
     """Return whether prices depend on the number of chunks and their order.
 
     The residual of a calibrated cluster does, and so do gathers under torch's pipeline runtime
-    (``meshwright.solver.cost.sharding.gathers_in_passes``).
+    (``meshwright.solver.cost.sharding.Sharding.gathers_in_passes``).
     """
     calibrated = profile.residual is not None or profile.memory_residual is not None
     return calibrated or profile.framework.torch_pipelines

@@ -226,7 +226,7 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     tp, cp, pp, dp, ep, micro_batch, zero = rows.T.copy()
     ones = np.ones_like(tp)
     sequence = launcher_capabilities(problem.launcher).sequence_parallel
-    return Columns(
+    return Columns.plain(
         tensor_parallel_size=tp,
         sequence_parallel=((tp > 1) & sequence).astype(np.int64),
         pipeline_parallel_size=pp,

@@ -72,14 +72,16 @@ class Crossing:
 
     def take(self, index: IntArray) -> Columns:
         """Return the rows at ``index``, in that order."""
-        row = np.searchsorted(self.first, index, side="right") - 1
-        lines, place = dict[str, IntArray](), self.begin[row] + index - self.first[row]
-        for name in _OUTER:
+        lines = {name: np.empty(len(index), dtype=np.int64) for name in (*_OUTER, *OF_CHUNKS)}
+        for start in range(0, len(index), _AT_ONCE):
             look()
-            lines[name] = getattr(self.outer, name).take(row)
-        for at, name in enumerate(OF_CHUNKS):
-            look()
-            lines[name] = self.inner[:, at].take(place)
+            some = slice(start, start + _AT_ONCE)
+            row = np.searchsorted(self.first, index[some], side="right") - 1
+            place = self.begin[row] + index[some] - self.first[row]
+            for name in _OUTER:
+                lines[name][some] = getattr(self.outer, name).take(row)
+            for at, name in enumerate(OF_CHUNKS):
+                lines[name][some] = self.inner[:, at].take(place)
         return Columns(**lines)
 
     def recomputed(self, index: IntArray) -> IntArray:
@@ -114,11 +116,11 @@ class Crossing:
 
 def crossed(outer: Columns, inner: IntArray) -> Columns:
     """Return every row of one factor with every row of the other; a column is written once."""
+    look()
     shape = (len(outer), len(inner))
     chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
     for f in fields(Columns):
-        look()
         line = np.empty(shape, dtype=np.int64)
         line[:] = chunked[f.name] if f.name in chunked else getattr(outer, f.name)[:, None]
         lines[f.name] = line.ravel()

@@ -68,7 +68,7 @@ def columns_of(shapes: list[Shape]) -> Columns:
 
     pp, vpp = values("pp"), values("vpp")
     schedule = [shape.schedule or plain_schedule(shape.pp, shape.vpp) for shape in shapes]
-    return Columns(
+    return Columns.plain(
         **dict.fromkeys(axes, ones),
         sequence_parallel=0 * ones,
         zero_stage=0 * ones,

@@ -12,12 +12,6 @@ import pytest
 
 from meshwright.solver.configuration import SCHEDULES, Columns, Configuration
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.sharding import (
-    adds_whole_gradients,
-    gathers_in_passes,
-    gathers_once,
-    share_gathered,
-)
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_model
 from tests.problems.pricing import a_layout, a_problem, a_profile
@@ -77,15 +71,15 @@ def test_every_gradient_is_reduced_once_a_step_from_a_whole_fp32_sum(case: str, 
     for rank in ranks:
         assert rank["reductions"] == LAYERS * chunks
         assert [kept["gradient_bytes"] for kept in rank["kept"]] == [WEIGHTS * 4] * chunks
-    assert adds_whole_gradients(priced(case)).all()
+    assert priced(case).sharding.adds_whole_gradients.all()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_gathered_as_often_as_we_price(case: str, steps: Steps) -> None:
     chunks, count = (int(part) for part in case.split(":")[1:3])
     ctx = priced(case)
-    forward, backward = gathers_in_passes(ctx)
-    ours = float((gathers_once(ctx) + count * (forward + backward))[0]) * LAYERS * chunks
+    forward, backward = ctx.sharding.gathers_in_passes
+    ours = float((ctx.sharding.gathers_once + count * (forward + backward))[0]) * LAYERS * chunks
     theirs = [float(rank["gathers"]) for rank in steps[case]]
     # exact on the first rank, whose order of passes the formula counts; later ranks differ by a few
     assert max(theirs) == pytest.approx(ours, rel=0.13)
@@ -99,7 +93,7 @@ def test_all_weights_stand_gathered_before_the_reduction_even_where_forward_pass
     # bf16: 512 weights, 1024 bytes
     for case in ("1F1B:1:4:never", "1F1B:1:4:always"):
         assert all(rank["kept"][0]["weight_bytes"] == WEIGHTS * 2 for rank in steps[case])
-        assert np.all(share_gathered(priced(case)) == 1.0)
+        assert np.all(priced(case).sharding.share_gathered == 1.0)
 
 
 def gradients(case: str, steps: Steps) -> list[list[float]]:
@@ -133,4 +127,4 @@ def test_without_stages_torchtitan_reduces_each_micro_batch_and_accelerate_the_l
     problem = a_problem()
     for framework, whole in (("fsdp", False), ("accelerate", True)):
         ctx = context_of(problem, Columns.of([row]), a_profile(problem, framework))
-        assert adds_whole_gradients(ctx).all() == whole
+        assert ctx.sharding.adds_whole_gradients.all() == whole

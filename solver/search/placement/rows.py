@@ -156,7 +156,7 @@ def _as_columns(fleet: NodeGroups, rows: IntArray) -> Columns:
     """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) rows as columns."""
     cp, dp, ep, size, zero, again, pp = rows.T
     ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
-    return Columns(
+    return Columns.plain(
         tensor_parallel_size=ones,
         sequence_parallel=np.zeros_like(cp),
         pipeline_parallel_size=pp,

@@ -15,20 +15,20 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.collectives.collectives import (
     Fabric,
     Group,
+    Lines,
+    SlowdownTable,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
     point_to_point_s,
+    row_of,
 )
 from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink, measured_network
 from meshwright.profiles.collectives.tables import (
     FOLDER,
     KINDS,
-    Lines,
-    SlowdownTable,
     network_shares,
     network_shares_from_json,
-    row_of,
     slowdown_tables,
 )
 from meshwright.profiles.errors import InvalidProblemError
@@ -51,7 +51,7 @@ def a_fabric(
 
 
 def group(size: int, stride: int, fabric: Fabric) -> Group:
-    return Group.of(np.array([float(size)]), np.array([float(stride)]), fabric)
+    return Group(np.array([float(size)]), np.array([float(stride)]), fabric)
 
 
 def one(seconds: np.ndarray) -> float:

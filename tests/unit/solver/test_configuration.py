@@ -55,7 +55,7 @@ def test_a_row_keeps_every_variable_of_the_configuration_it_came_from() -> None:
 def test_columns_that_are_left_out_hold_the_value_that_is_off() -> None:
     rows = Columns.of([CHANGED, CHANGED])
     kept = {f.name: getattr(rows, f.name) for f in fields(Columns) if f.name not in PLACED_ONLY}
-    off = Columns(**kept).configuration(1, CHANGED.stage_layers)
+    off = Columns.plain(**kept).configuration(1, CHANGED.stage_layers)
     plain = Configuration()
     assert off == replace(CHANGED, **{name: getattr(plain, name) for name in PLACED_ONLY})
 

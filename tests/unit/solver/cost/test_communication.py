@@ -221,7 +221,7 @@ def test_a_layer_exchanges_queries_keys_and_values_before_attention_and_its_outp
     problem = long_context()
     fabric = default_profile(problem.cluster, problem.launcher).fabric
     # 65536 / 8 = 8192 tokens of 4096 widths in 2 bytes: 67.1 MB each of q, k, v, and of the output
-    group = Group.of(np.array([8.0]), np.array([1.0]), fabric)
+    group = Group(np.array([8.0]), np.array([1.0]), fabric)
     one = 8192 * 4096 * 2.0
     once = all_to_all_s(np.array([3 * one]), group, fabric) + all_to_all_s(np.array([one]), group, fabric)
     assert seconds_of(problem, "all_to_all") == pytest.approx(2 * float(once[0]))  # forward and backward
@@ -234,9 +234,9 @@ def test_neighbours_exchange_heads_and_rings_pass_their_share_of_keys_and_values
     fabric = default_profile(problem.cluster, problem.launcher).fabric
     plain, both = (seconds_of(problem, mode, cp=16) for mode in ("all_to_all", "all_to_all_8+ring"))
     one = 4096 * 4096 * 2.0
-    inside = Group.of(np.array([8.0]), np.array([1.0]), fabric)
+    inside = Group(np.array([8.0]), np.array([1.0]), fabric)
     exchanged = sum(all_to_all_s(np.array([sent]), inside, fabric) for sent in (3 * one, one))
-    across = Group.of(np.array([2.0]), np.array([8.0]), fabric)
+    across = Group(np.array([2.0]), np.array([8.0]), fabric)
     passed = all_gather_s(np.array([2 * one * 16 / 8]), across, fabric)
     merged = 4096 * 4096 * 10 / (3.35e12 * default_profile(problem.cluster, "megatron-lm").constants.hbm)
     # the ring hides under attention, which it slows by 13 % of its time: once forward, twice backward

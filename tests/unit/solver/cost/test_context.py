@@ -64,7 +64,7 @@ def test_groups_share_islands_as_ranks_written_down_one_by_one_do(order: str) ->
             "stage": (tp * cp * dp, np.ones(1), [n for (_, _, _, p), n in number.items() if p == 0]),
         }
         for size, stride, numbers in groups.values():
-            assert Group.of(size, stride, FABRIC, place.blocks).in_island[0] == on_one_island(numbers)
+            assert Group(size, stride, FABRIC, place.blocks).in_island[0] == on_one_island(numbers)
         if sizes[3] > 1:
             assert place.block[0] == number[0, 0, 0, 1]
 

@@ -19,7 +19,6 @@ from meshwright.solver.cost.memory import (
 )
 from meshwright.solver.cost.parameters import part_weights
 from meshwright.solver.cost.price import head_seconds, price
-from meshwright.solver.cost.sharding import gathered_bytes
 from meshwright.solver.cost.stages import (
     EACH_RANK,
     RowPrices,
@@ -280,7 +279,7 @@ def test_of_an_8_bit_recipe_layers_travel_in_1_byte_and_the_ends_in_2() -> None:
     layout = a_layout(data_parallel_size=8, zero_stage=1, zero_shard_size=8)
     context = context_of(problem, Columns.of([layout]), a_profile(problem, "nemo"))
     parts = part_weights(context, problem.model.shapes())
-    sent = [float((part.dense_bytes(gathered_bytes(context)) / part.dense)[0]) for part in parts]
+    sent = [float((part.dense_bytes(context.sharding.gathered_bytes) / part.dense)[0]) for part in parts]
     assert sent == [1.0, 2.0, 2.0]
 
 

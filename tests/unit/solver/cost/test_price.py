@@ -226,13 +226,13 @@ EMBEDDING = 51200 * 1024
 
 def gathered_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
     """Seconds of an all-gather inside one island: 7/8 of it, or so, through each link."""
-    ring = Group.of(np.array([float(ranks)]), np.ones(1), profile.fabric)
+    ring = Group(np.array([float(ranks)]), np.ones(1), profile.fabric)
     return float(all_gather_s(np.array([payload_bytes]), ring, profile.fabric)[0])
 
 
 def reduced_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
     """Seconds of an all-reduce inside one island."""
-    ring = Group.of(np.array([float(ranks)]), np.ones(1), profile.fabric)
+    ring = Group(np.array([float(ranks)]), np.ones(1), profile.fabric)
     return float(all_reduce_s(np.array([payload_bytes]), ring, profile.fabric)[0])
 
 

@@ -9,14 +9,8 @@ from meshwright.profiles.collectives.collectives import Group, all_gather_s, all
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import reducing_bytes
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.sharding import (
-    gathers_in_passes,
-    gathers_once,
-    reducing_bytes,
-    share_gathered,
-    turns,
-)
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble
 from meshwright.solver.schedules.orders import Slots, slots_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -48,13 +42,13 @@ def once_s(framework: str, **layout: object) -> float:
 
 def gathered_s(profile: Profile, element_bytes: float, *, stride: float = 1.0) -> float:
     """An all-gather (or a reduce-scatter) of one layer among the eight ranks of a node."""
-    ring = Group.of(np.array([8.0]), np.array([stride]), profile.fabric)
+    ring = Group(np.array([8.0]), np.array([stride]), profile.fabric)
     return float(all_gather_s(np.array([LAYER * element_bytes]), ring, profile.fabric)[0])
 
 
 def all_reduced_s(profile: Profile, element_bytes: float) -> float:
     """One layer's part of an all-reduce of all four among the eight ranks of a node."""
-    ring = Group.of(np.array([8.0]), np.ones(1), profile.fabric)
+    ring = Group(np.array([8.0]), np.ones(1), profile.fabric)
     return float(all_reduce_s(np.array([4 * LAYER * element_bytes]), ring, profile.fabric)[0]) / 4
 
 
@@ -192,8 +186,8 @@ def gathers(schedule: str, chunks: int, count: int) -> float:
     )  # fmt: skip
     problem = a_problem(UNTIED)
     ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
-    forward, backward = gathers_in_passes(ctx)
-    return float((gathers_once(ctx) + count * (forward + backward))[0])
+    forward, backward = ctx.sharding.gathers_in_passes
+    return float((ctx.sharding.gathers_once + count * (forward + backward))[0])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +219,7 @@ def test_zero_3_drops_chunks_in_forward_and_gathers_them_in_turn_in_backward(
     problem = a_problem(UNTIED)
     for stage, expected in ((3, held), (2, min(chunks, 3))):  # ZeRO-2 drops none in a forward pass
         ctx = context_of(problem, Columns.of([replace(row, zero_stage=stage)]), a_profile(problem, "fsdp"))
-        assert float(share_gathered(ctx)[0]) * chunks == pytest.approx(expected)
+        assert float(ctx.sharding.share_gathered[0]) * chunks == pytest.approx(expected)
 
 
 def walked_bytes(row: Configuration, rank: int, prices: RowPrices, parts: list[list[int]]) -> float:
@@ -316,6 +310,6 @@ def test_in_a_v_of_few_micro_batches_the_first_ranks_chunks_have_gradients_in_tu
         second = max(order.index(numbers.weight(7 - rank, micro)) for micro in range(count))
         in_turn += second < min(order.index(numbers.weight(rank, micro)) for micro in range(count))
     ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
-    assert turns(ctx)["ranks_in_turn"][0] == in_turn
+    assert ctx.sharding.turns["ranks_in_turn"][0] == in_turn
     megatron = context_of(problem, Columns.of([row]), a_profile(problem, "megatron-core"))
-    assert turns(megatron)["ranks_in_turn"][0] == 0  # its buffers of gradients stay
+    assert megatron.sharding.turns["ranks_in_turn"][0] == 0  # its buffers of gradients stay
