@@ -24,14 +24,9 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.configuration import FloatArray, is_one_of
-from meshwright.solver.cost.context import (
-    SHARD_WEIGHTS,
-    Context,
-    PassSeconds,
-    experts_overlap,
-    paired_passes,
-)
+from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
+from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
     TENSOR_COPY_S,

@@ -19,13 +19,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
-from meshwright.solver.cost.context import (
-    SHARD_GRADIENTS,
-    SHARD_WEIGHTS,
-    Context,
-    PassSeconds,
-    experts_overlap,
-)
+from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
@@ -34,6 +28,7 @@ from meshwright.solver.cost.parameters import (
     part_weights,
     trained_parts,
 )
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight, splits_backward

@@ -25,7 +25,8 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context
+from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

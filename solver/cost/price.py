@@ -612,7 +612,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     tail = _tails(ctx, layout, trained, parts)
     prices = RowPrices(
         **_pass_prices(parts),
-        tail_s=np.stack(tail.data_parallel + tail.optimizer, axis=1),
+        tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
@@ -624,8 +624,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
             name: np.stack([part.causes[name] for part in parts], axis=1) for name in _causes(ctx)
         },
         tail_breakdown_s={
-            "data_parallel": np.stack(tail.data_parallel, axis=1),
-            "optimizer": np.stack(tail.optimizer, axis=1),
+            "data_parallel": np.ascontiguousarray(tail.data_parallel.T),
+            "optimizer": np.ascontiguousarray(tail.optimizer.T),
         },
     )
     return with_residuals(prices, problem, columns, profile)

@@ -9,9 +9,10 @@ import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, PassSeconds, Replicas
+from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.parameters import Weights, copied_embedding
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS
 
 # --------------------------------------------------------------------------------------------------
 # What is seen of collectives that run during computing.

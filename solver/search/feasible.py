@@ -18,7 +18,7 @@ from meshwright.solver.configuration import (
     IntArray,
     is_one_of,
 )
-from meshwright.solver.cost.context import SHARD_GRADIENTS
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import whole_layers_s
 from meshwright.solver.search.fill import can_beat
