@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import sqrt
 from typing import Any
 
@@ -17,7 +18,7 @@ MAX_GPUS_PER_NODE = 1024
 MAX_GPUS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuSpec:
     """One GPU type, as its data sheet and driver describe it."""
 
@@ -46,7 +47,7 @@ class GpuSpec:
         if not {"bf16", "fp16"} & set(self.peak_flops):
             raise InvalidProblemError.of("/cluster/gpu", "peak_flops needs bf16 or fp16")
 
-    @property
+    @cached_property
     def peak_bf16_flops(self) -> float:
         """Return the dense bf16 peak (fp16 where the GPU has no bf16): the denominator of MFU."""
         return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
@@ -138,7 +139,7 @@ class NodeGroup:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """Node groups joined by one network."""
 
@@ -168,17 +169,17 @@ class ClusterSpec:
         groups = tuple(group.to_mapping() for group in self.groups)
         return {**asdict(self), "groups": groups}
 
-    @property
+    @cached_property
     def num_gpus(self) -> int:
         """Return the number of GPUs in all groups."""
         return sum(group.num_gpus for group in self.groups)
 
-    @property
+    @cached_property
     def num_nodes(self) -> int:
         """Return the number of nodes in all groups."""
         return sum(group.num_nodes for group in self.groups)
 
-    @property
+    @cached_property
     def distinct_groups(self) -> tuple[NodeGroup, ...]:
         """Return the node groups, those that are alike and not kept apart by a link of their own as one."""
         found: list[NodeGroup] = []
@@ -192,7 +193,7 @@ class ClusterSpec:
                 found.append(group)
         return tuple(found)
 
-    @property
+    @cached_property
     def group_names(self) -> tuple[str, ...]:
         """Return a short name of each of ``distinct_groups``: its GPU's, numbered if two are equal."""
         slugs = [group.gpu.slug for group in self.distinct_groups]
@@ -201,12 +202,12 @@ class ClusterSpec:
             for at, slug in enumerate(slugs)
         )
 
-    @property
+    @cached_property
     def is_homogeneous(self) -> bool:
         """Return whether all nodes are alike."""
         return len(self.distinct_groups) == 1
 
-    @property
+    @cached_property
     def title(self) -> str:
         """Return the cluster in words: ``16 × DGX H100 = 128 GPUs``."""
         name = self.display_name or self.name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from meshwright.profiles.errors import UnknownNameError
 
@@ -135,6 +136,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
+@cache
 def optimizer_named(name: str) -> Optimizer:
     """Return the optimizer of that name.
 

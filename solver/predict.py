@@ -15,10 +15,9 @@ import numpy as np
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.evaluation import Evaluation, evaluate
+from meshwright.solver.cost.evaluation import Evaluation, Pipeline, evaluate
 from meshwright.solver.cost.memory import memory_limit_bytes as limit_of
 from meshwright.solver.cost.memory import out_of_memory_probability
-from meshwright.solver.cost.pipelines import Pipeline
 from meshwright.solver.cost.stages import LayerLayout, step_of_end_s
 from meshwright.solver.cost.timed_layers import log_sigma_of_timed
 from meshwright.solver.problem import Problem

@@ -233,10 +233,12 @@ class Problem:
     @cached_property
     def model_figures(self) -> dict[str, str | int]:
         """Return the model's name and exact counts, and its trained weights, adapters included."""
-        figures, rank = self.model.figures(), self.workload.lora_rank
-        trained = adapter_parameters(self.model, rank, self.workload.lora_targets)
-        trained += sum(copied_parameters(self.model, name) for name in self.workload.trained_modules)
-        return {**figures, "num_trainable_parameters": trained if rank else figures["num_parameters"]}
+        figures, work = self.model.figures(), self.workload
+        trained = figures["num_parameters"]
+        if work.lora_rank:
+            trained = adapter_parameters(self.model, work.lora_rank, work.lora_targets)
+            trained += sum(copied_parameters(self.model, name) for name in work.trained_modules)
+        return {**figures, "num_trainable_parameters": trained}
 
 
 def real_tokens(problem: Problem, columns: Columns) -> FloatArray:

@@ -23,7 +23,7 @@ from meshwright.profiles.collectives.collectives import (
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import Filled, Work
-from meshwright.solver.configuration import FloatArray, is_one_of
+from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
@@ -246,7 +246,7 @@ def weight_gathers(
     reduce = np.where(
         ctx.sharding.reduces_every_pass, _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0
     )
-    hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
+    hidden = ~ctx.sharding.waits_for_reductions
     forward, backward = ctx.sharding.gathers_in_passes
     needed = again | ctx.sharding.in_torch_pipeline
     under = passes.backward + ctx.full * passes.forward * again

@@ -398,7 +398,7 @@ def _eager_bytes(
     """
     facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
-    apart, norms_apart = ctx.single_kernels(facts.elementwise_fused), ctx.single_kernels(facts.norm_fused)
+    apart, norms_apart = ctx.single_elementwise, ctx.single_norms
     if np.any(apart):
         moved = moved + (12.0 * ctx.tokens * heads_width + 4.0 * width) * apart
         if model.streams:  # copied, multiplied, added, copied; innovation, its copies, product, sums
@@ -480,7 +480,7 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     output projection, and the experts' last product that goes back to other ranks.
     """
     model, moe = ctx.model, ctx.model.moe if kind == "moe" else None
-    compiled = 1.0 - ctx.single_kernels(ctx.facts.elementwise_fused)
+    compiled = 1.0 - ctx.single_elementwise
     run = attention_gemms(ctx)
     if model.mla is not None and model.mla.q_lora_rank:
         run[:2] = run[1::-1]
@@ -510,7 +510,7 @@ def ends_unread(ctx: Context) -> bool:
 def _second_products_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return the seconds of replaying them and the kernels between, which compiled blocks fuse."""
     again = _forward_s(ctx, second_products(ctx, kind))
-    return again + memory_bound(ctx, kind).forward * ctx.single_kernels(ctx.facts.elementwise_fused)
+    return again + memory_bound(ctx, kind).forward * ctx.single_elementwise
 
 
 def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:

@@ -7,6 +7,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from meshwright.profiles.adapters import TRAINED_MODULES
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -212,6 +213,7 @@ class Context:
     linear_precision: str  # bf16, fp16, fp8, fp4
     low_precision: bool  # linear layers multiply in 8 or 4 bits
     frozen: bool  # the model's own weights are frozen and adapters are trained
+    trained_modules: tuple[str, ...]  # of ``TRAINED_MODULES``: those next to adapters, or all
     packs: bool  # documents are packed, so that attention's kernel skips what lies between them
     pads_to_longest: bool  # a micro-batch is as long as its longest document
     adds_every_gradient: bool  # the first micro-batch's gradients, too, are added to an fp32 buffer
@@ -319,9 +321,15 @@ class Context:
         rows = splits_backward(self.columns) & (self.p > 1)
         return np.asarray(rows & self.facts.torch_pipelines)
 
-    def single_kernels(self, fused: bool) -> FloatArray | float:
-        """Return 1 where operators run one by one that compiling or an own kernel would fuse, else 0."""
-        return self.uncompiled.astype(np.float64) if fused else 1.0
+    @cached_property
+    def single_elementwise(self) -> FloatArray | float:
+        """Return 1 where elementwise operators run one by one that compiling would fuse, else 0."""
+        return self.uncompiled.astype(np.float64) if self.facts.elementwise_fused else 1.0
+
+    @cached_property
+    def single_norms(self) -> FloatArray | float:
+        """Return 1 where a norm's operators run one by one, else 0."""
+        return self.uncompiled.astype(np.float64) if self.facts.norm_fused else 1.0
 
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
@@ -344,10 +352,6 @@ class Context:
             (share, replace(self, seq_length=length, tokens=self.tokens * (length / self.seq_length)))
             for share, length in zip(shares[of_row.ravel()].T, grid, strict=True)
         ]
-
-    def trains(self, module: str) -> bool:
-        """Return whether a module of ``TRAINED_MODULES`` is trained, next to adapters or with all."""
-        return not self.frozen or module in self.workload.trained_modules
 
     @cached_property
     def small_copies(self) -> BoolArray:
@@ -551,6 +555,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         linear_precision=precision,
         low_precision=low_precision,
         frozen=workload.lora_rank > 0,
+        trained_modules=workload.trained_modules if workload.lora_rank > 0 else TRAINED_MODULES,
         packs=lengths is not None and lengths.batching == "packing" and facts.flash,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
         adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,

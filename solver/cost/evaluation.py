@@ -17,12 +17,131 @@ import numpy as np
 from meshwright.profiles.cluster import power_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
-from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Pipeline, Priced, Stage
+from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Priced
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.problem import Problem
-from meshwright.solver.schedules.schedule import fill_share
+from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
+from meshwright.solver.schedules.simulate import rank_finish_s
 
 ROUNDED_BYTES = 16  # a stage's memory terms are rounded to bytes, each alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pipeline stage on its node group: seconds of one micro-batch, bytes of its memory."""
+
+    on: Priced
+    row: int  # of ``on``
+    stage: int
+    hop_s: float = 0.0  # of a transfer beyond its own group's, each direction
+
+    @property
+    def chunks(self) -> list[int]:
+        """Return the stage's chunks, in model order."""
+        own = self.on.chunks
+        return np.flatnonzero(own.valid[self.row] & (own.rank[self.row] == self.stage)).tolist()
+
+    @property
+    def transfer_s(self) -> float:
+        """Return the seconds of one activation, each direction."""
+        return float(self.on.prices.transfer_s[self.row]) + self.hop_s
+
+    def pass_s(self, chunk: int) -> tuple[float, float, float]:
+        """Return a chunk's forward and backward seconds with transfers, and of its weight gradients."""
+        found, row = self.on.stages, self.row
+        forward, backward = found.chunk_forward_s[row, chunk], found.chunk_backward_s[row, chunk]
+        weight = float(found.chunk_weight_s[row, chunk])
+        return float(forward) + self.hop_s, float(backward) + self.hop_s, weight
+
+    @cached_property
+    def time_s(self) -> float:
+        """Return the seconds of both passes of all chunks."""
+        return sum(sum(self.pass_s(chunk)[:2]) for chunk in self.chunks)
+
+    @property
+    def tail_s(self) -> float:
+        """Return the seconds that follow the last micro-batch."""
+        return float(self.on.stages.rank_tail_s[self.row, self.stage])
+
+    @property
+    def parts(self) -> FloatArray:
+        """Return the number of each part that the stage holds, (P,)."""
+        return np.asarray(self.on.parts[self.row, self.stage])
+
+    @property
+    def replayed(self) -> FloatArray:
+        """Return the number of fully recomputed ``parts``, (P,)."""
+        return np.asarray(self.on.replayed_parts[self.row, self.stage])
+
+    def of_tail_s(self, cause: str) -> float:
+        """Return the seconds of the tail that one cause takes."""
+        return float(self.parts @ self.on.prices.tail_breakdown_s[cause][self.row])
+
+    def causes_s(self, num_microbatches: int) -> dict[str, float]:
+        """Return seconds of the stage's passes and tail by cause, without bubble and remainder."""
+        prices, row, m = self.on.prices, self.row, num_microbatches
+        causes = {name: m * float(self.parts @ value[row]) for name, value in prices.breakdown_s.items()}
+        causes["recompute"] += m * float(self.replayed @ prices.replay_s[row])
+        causes["pipeline_transfer"] = m * float(self.on.handed[row, self.stage]) * self.transfer_s
+        causes["data_parallel"] += self.of_tail_s("data_parallel") + float(prices.rank_tail_s[row])
+        causes["optimizer"] = self.of_tail_s("optimizer")
+        del causes["rest"]
+        return causes
+
+    @property
+    def computing_s(self) -> float:
+        """Return computing and recomputing seconds of one micro-batch."""
+        prices, row = self.on.prices, self.row
+        passes = sum(float(self.parts @ prices.breakdown_s[name][row]) for name in ("compute", "recompute"))
+        return passes + float(self.replayed @ prices.replay_s[row])
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return memory by term, rounded to bytes."""
+        terms = self.on.stages.memory_bytes
+        return {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """All stages of a configuration with equal replicas, each stage on its node group."""
+
+    config: Configuration
+    stages: tuple[Stage, ...]
+
+    @property
+    def straggler(self) -> float:
+        """Return the factor by which the slowest group in use lengthens a step, at least 1."""
+        return max(float(stage.on.prices.straggler[stage.row]) for stage in self.stages)
+
+    @property
+    def fixed_s(self) -> float:
+        """Return the largest fixed time of the groups in use."""
+        return max(float(stage.on.prices.fixed_s[stage.row]) for stage in self.stages)
+
+    def passes_s(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """Return forward, backward and weight-gradient seconds of every chunk, in model order."""
+        found = {chunk: stage.pass_s(chunk) for stage in self.stages for chunk in stage.chunks}
+        forward, backward, weight = zip(*(found[chunk] for chunk in sorted(found)), strict=True)
+        return forward, backward, weight
+
+    def finish_s(self) -> list[float]:
+        """Return when each stage ends its last pass: simulated, or by the closed form of its schedule."""
+        c = self.config
+        if can_simulate(c):
+            forward, backward, weight = self.passes_s()
+            return rank_finish_s(
+                forward, backward, pp=len(self.stages), num_microbatches=c.num_microbatches,
+                schedule=c.pipeline_schedule, weight_s=weight,
+            )  # fmt: skip
+        phi, times = float(fill_share(Columns.of([c]))[0]), [stage.time_s for stage in self.stages]
+        return [phi * sum(times) + (c.num_microbatches - phi) * time_s for time_s in times]
+
+
+def can_simulate(configuration: Configuration) -> bool:
+    """Return whether the micro-batches fill whole groups of the schedule's order."""
+    c = configuration
+    whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
+    return whole or c.pipeline_schedule in ANY_COUNT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,7 +266,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     own. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 linear layers' inputs are kept
     in 1 byte (Transformer Engine keeps the quantised one only). Gathered inputs kept are not split: 4 h.
     """
-    model, apart = ctx.model, ctx.single_kernels(ctx.facts.norm_fused)
+    model, apart = ctx.model, ctx.single_norms
     each = 2.0 + (6.0 if model.zero_centered_norm and model.normalization == "rmsnorm" else 4.0) * apart
     norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import add
 from typing import Literal
 
@@ -62,23 +63,27 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``). An indexer is
     whole (``experimental_attention_variant/dsa.py``, ``DSAIndexer``: ``parallel_mode="duplicated"``).
     """
-    model, moe = ctx.model, ctx.model.moe
+    model, moe, routed = ctx.model, ctx.model.moe, np.zeros_like(ctx.t)
+    split, whole = _split_and_whole(model, kind)
+    if kind == "moe" and moe is not None:
+        summed = model.hidden_size if model.expert_bias_parameters() else 0
+        divided = model.expert_parameters() + model.expert_bias_parameters() - summed
+        routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
+    return Weights(dense=split / ctx.t + whole, routed=routed)
+
+
+@lru_cache(maxsize=64)
+def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, float]:
+    """Count the weights of one layer without its routed experts: split over tp, and whole on every rank."""
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.undivided_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla else 0
     whole += down
     split = model.attention_parameters() - down
     split += model.split_bias_parameters(kind) + model.sink_parameters()
-    routed = np.zeros_like(ctx.t)
-    if kind == "moe" and moe is not None:
-        whole += model.router_parameters()
-        split += model.shared_expert_parameters()
-        summed = model.hidden_size if model.expert_bias_parameters() else 0
-        divided = model.expert_parameters() + model.expert_bias_parameters() - summed
-        routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
-    else:
-        split += model.dense_mlp_parameters()
-    return Weights(dense=split / ctx.t + whole, routed=routed)
+    if kind == "moe" and model.moe is not None:
+        return split + model.shared_expert_parameters(), whole + model.router_parameters()
+    return split + model.dense_mlp_parameters(), whole
 
 
 def embedding_weights(ctx: Context) -> Weights:
@@ -328,7 +333,7 @@ def casts_bytes(
     """
     casts = _casts(ctx, kinds)[:-2]
     cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
-    rows = normalized_head_weights(ctx) * (4.0 if ctx.trains(HEAD) else 2.0)
+    rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
     return np.asarray(cached * ctx.full * (not ctx.frozen)) + rows, np.maximum.reduce(casts)
 
 
@@ -388,8 +393,9 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
     model, norms = ctx.model, NORMS in ctx.workload.trained_modules
     routed: FloatArray = np.zeros_like(ctx.t)
     ends = {
-        "embedding": copied_parameters(model, EMBEDDING) * ctx.trains(EMBEDDING),
-        "head": copied_parameters(model, HEAD) * ctx.trains(HEAD) + model.final_norm_parameters() * norms,
+        "embedding": copied_parameters(model, EMBEDDING) * (EMBEDDING in ctx.trained_modules),
+        "head": copied_parameters(model, HEAD) * (HEAD in ctx.trained_modules)
+        + model.final_norm_parameters() * norms,
         "prediction": 0,
     }
     if part in ends:

@@ -299,11 +299,11 @@ _NORMALIZED_FORWARD, _NORMALIZED_BACKWARD = 6.0, 24.0
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
-    product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=ctx.trains(HEAD))
+    product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=HEAD in ctx.trained_modules)
     logits = ctx.tokens * ctx.model.vocab_size / split
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
-    back = rows * _NORMALIZED_BACKWARD * ctx.trains(HEAD)
+    back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
     return product + PassSeconds(
         forward=0.5 * loss + rows * _NORMALIZED_FORWARD, backward=0.5 * loss + back
     )
@@ -321,7 +321,7 @@ def head_floor_s(ctx: Context) -> float:
 def embedding_seconds(ctx: Context) -> PassSeconds:
     """Price the look-up: it reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
-    look_up = PassSeconds(forward=4.0 * moved, backward=(10.0 if ctx.trains(EMBEDDING) else 0.0) * moved)
+    look_up = PassSeconds(forward=4.0 * moved, backward=10.0 * (EMBEDDING in ctx.trained_modules) * moved)
     model, gemms = ctx.model, list[Gemm]()
     if width := model.projection_parameters() / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))

@@ -77,8 +77,13 @@ class Sharding:
     @cached_property
     def hides_reductions(self) -> BoolArray:
         """Mark rows that reduce gradients under the backward pass."""
-        waits = is_one_of(self.columns.zero_stage, self.facts.blocking_stages) | self.in_torch_pipeline
+        waits = self.waits_for_reductions | self.in_torch_pipeline
         return np.asarray(~waits & self.facts.overlap_gradients)
+
+    @cached_property
+    def waits_for_reductions(self) -> BoolArray:
+        """Mark rows that wait for reductions even if the framework overlaps them."""
+        return is_one_of(self.columns.zero_stage, self.facts.blocking_stages)
 
     @cached_property
     def gradient_bytes_sent(self) -> FloatArray:

@@ -22,8 +22,8 @@ from meshwright.solver.calibration.choose import Candidates
 from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation, with_offsets
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.evaluation import Evaluation, StageTable, evaluate
-from meshwright.solver.cost.pipelines import Pipeline, Priced, Stage
+from meshwright.solver.cost.evaluation import Evaluation, Pipeline, Stage, StageTable, evaluate
+from meshwright.solver.cost.pipelines import Priced
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from meshwright.solver.cost.stages import assemble, chunks_of

@@ -13,8 +13,8 @@ from meshwright.solver.answer import OperatorPoint, Roofline
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.pipelines import Pipeline, Priced
+from meshwright.solver.cost.evaluation import Pipeline, evaluate
+from meshwright.solver.cost.pipelines import Priced
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 

@@ -7,8 +7,7 @@ import numpy as np
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import RankTimeline, Timeline
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.pipelines import Pipeline, can_simulate
+from meshwright.solver.cost.evaluation import Pipeline, can_simulate, evaluate
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import Passes, passes_of, rank_finish_s

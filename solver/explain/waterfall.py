@@ -88,7 +88,7 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
     """Return products and attention of the head with its multi-token-prediction layers."""
     model, depth = ctx.model, ctx.model.num_mtp_layers
-    one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=ctx.trains(HEAD)))
+    one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=(HEAD in ctx.trained_modules)))
     if not depth:
         return one, np.zeros_like(ctx.t)
     project = Gemm(m=ctx.tokens, n=model.hidden_size / ctx.t, k=2.0 * model.hidden_size)
@@ -112,7 +112,7 @@ def _ideal_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
         one: its.layer_forward_flops_per_token(one.kind, seq) - scores[one] for one, its in shaped.items()
     }
     more = products[model.mtp_shape] + 4.0 * model.hidden_size**2
-    of_head = 3.0 if ctx.trains(HEAD) else 2.0  # passes
+    of_head = 3.0 if (HEAD in ctx.trained_modules) else 2.0  # passes
     head = (1 + depth) * model.head_forward_flops_per_token() * of_head / half
     gemm = [*(passes * products[one] / linear for one in kinds), 0.0, head + passes * depth * more / linear]
     attention = [*(scores[one] / half for one in kinds), 0.0, depth * scores[model.mtp_shape] / half]

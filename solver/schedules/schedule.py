@@ -10,6 +10,8 @@ arXiv:2405.15362) by their published memory bounds, and for the closed-form obje
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from meshwright.solver.configuration import (
@@ -51,12 +53,14 @@ _BUBBLE = {"zb_1p": 1 / 3, "zb_h1": 1 / 3, "zb_2p": 0.05, "zb_h2": 0.05, "zb_v":
 _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
 
 
+@cache
 def takes_chunks(schedule: str, pp: int, vpp: int) -> bool:
     """Return whether a schedule runs ``pp`` stages of ``vpp`` chunks."""
     least, most = _CHUNKS.get(schedule, (1, 1))
     return schedule == "none" if pp == 1 else schedule != "none" and least <= vpp <= most
 
 
+@cache
 def schedules_of(pp: int, vpp: int) -> tuple[str, ...]:
     """Return every schedule that runs so many stages and chunks, the plain one first."""
     able = [name for name in SCHEDULES if takes_chunks(name, pp, vpp)]
