@@ -235,7 +235,7 @@ class Configuration:
         """Return whether its stages are on node groups that it names."""
         return bool(self.stage_groups or self.replicas)
 
-    @cached_property
+    @property
     def classes(self) -> tuple[Configuration, ...]:
         """Return the classes of replicas: those of unlike ones, or itself."""
         return self.replicas or (self,)
