@@ -172,13 +172,11 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
 
 
 def _two(raw: Sequence[object], least: float) -> tuple[float, float]:
-    """Return a logarithm for dense models and one for those with experts."""
     dense, experts = raw
     return _within(dense, least, MAX_LOG), _within(experts, least, MAX_LOG)
 
 
 def _number(raw: object) -> float:
-    """Return a number that arithmetic can bear."""
     return _within(raw, -_MAX_NUMBER, _MAX_NUMBER)
 
 
@@ -193,7 +191,6 @@ def _within(raw: object, least: float, most: float) -> float:
 
 
 def _name(raw: str) -> str:
-    """Return a short printable name, fit to be shown."""
     if len(raw) > _MAX_NAME or not raw.isprintable():
         raise ValueError("not a name")
     return raw

@@ -110,7 +110,6 @@ def packing_multiple(launcher: str, tensor: int, context: int, *, sequence_paral
 
 @cache
 def _catalog() -> dict[str, Any]:
-    """Return the capability file, parsed once."""
     loaded: dict[str, Any] = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return loaded
 
@@ -160,7 +159,6 @@ _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
-    """Return the union of the capabilities of several launchers."""
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(Capabilities)):
         found = [getattr(part, name) for part in parts]
@@ -371,7 +369,6 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
 
 
 def _bias_facts(model: ModelSpec) -> dict[str, bool]:
-    """Return the facts of biases: all of a layer together are one fact, some of them are others."""
     names = {
         "query-key-value bias": model.qkv_bias,
         "bias of the attention's output": model.attention_output_bias,

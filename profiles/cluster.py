@@ -240,8 +240,6 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drives:
-    """One GPU's share of the drives of its node."""
-
     size_bytes: int
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -261,7 +259,6 @@ def _host(
     source: str,
     drives: _Drives = _NVME,
 ) -> Host:
-    """Return a host from its data sheet."""
     return Host(
         link_bytes_per_s=_REACHED * line_bytes_per_s,
         memory_bytes=memory_gib * GIB,

@@ -387,7 +387,6 @@ class _Builder:
         return self._root
 
     def _add(self, value: object) -> None:
-        """Put a value where it belongs."""
         self._num_values += 1
         if self._num_values > self._limits.max_values:
             message = f"holds too many values; {self._limits.advice}"
@@ -405,8 +404,6 @@ class _Builder:
 
 
 class _JsonEvents:
-    """The events of ijson, passed to a builder."""
-
     def __init__(self, builder: _Builder) -> None:
         self.num_events = 0
         self._builder = builder
@@ -449,7 +446,6 @@ _YamlLoader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
 
 def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
-    """Report the events of one document."""
     num_documents = 0
     while loader.check_event():
         event: Any = loader.get_event()
@@ -487,7 +483,6 @@ def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:
 
 
 def _replay(value: object, builder: _Builder) -> None:
-    """Report a value that is there already."""
     if isinstance(value, Mapping):
         builder.begin({})
         for key, item in value.items():
@@ -519,7 +514,6 @@ def _explain(data: bytes) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuse NaN and infinities, which are not JSON."""
     raise InvalidProblemError.of("", f"{name} is not a JSON number")
 
 

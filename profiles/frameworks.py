@@ -278,14 +278,12 @@ def _file_of(name: str) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """Return one file of the catalog's frameworks."""
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
     return raw
 
 
 def _checked(name: str, value: object, current: object) -> object:
-    """Return one option's value, of the type of the fact it overrides."""
     pointer = f"/workload/framework_options/{name}"
     if name in OPTION_WORDS:
         if value not in OPTION_WORDS[name]:
@@ -303,7 +301,6 @@ def _checked(name: str, value: object, current: object) -> object:
 
 
 def _unknown_value(pointer: str, value: object, known: Sequence[str]) -> InvalidProblemError:
-    """Return a word that an option does not take, with the words that it takes."""
     message = f'"{str(value)[:40]}" is not a known value'
     return InvalidProblemError.of(pointer, message, allowed=", ".join(known))
 
@@ -321,7 +318,6 @@ def _joined(pointer: str, value: object, parts: Sequence[str], alone: Sequence[s
 
 
 def _number(pointer: str, value: object, least: float, most: float) -> float:
-    """Return a number inside its range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         message = f"{str(value)[:40]} is not a number in range"
         raise InvalidProblemError.of(pointer, message, allowed=f"{least:g} to {most:g}")
@@ -329,7 +325,6 @@ def _number(pointer: str, value: object, least: float, most: float) -> float:
 
 
 def _groups(pointer: str, value: object) -> str:
-    """Return the groups of experts and how many of them a token may go to."""
     found = _GROUPS.fullmatch(str(value))
     if not found or not 0 < int(found[2]) <= int(found[1]):
         message = f'"{str(value)[:40]}" is not groups/chosen groups'
@@ -370,7 +365,6 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
 
 
 def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captured: str) -> str:
-    """Return the scope of CUDA graphs where a switch and a scope may both be stated."""
     scope = str(options.get("cuda_graph", captured))
     if (scope == "none") != (captured == "none"):
         raise InvalidProblemError.of(
@@ -382,7 +376,6 @@ def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captur
 
 
 def _refuse_contradictions(facts: FrameworkFacts, options: Mapping[str, object]) -> None:
-    """Refuse options that cannot hold together with other facts, each at its own pointer."""
     wrong = [*_exchange_contradictions(facts), *_module_contradictions(facts)]
     found = [
         FieldError(

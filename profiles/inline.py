@@ -156,7 +156,6 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
 
 
 def _host(reader: FieldReader) -> dict[str, Any]:
-    """Return the stated values of the hosts: links and rates, and bytes of memory and drives."""
     return {
         name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
         if name.endswith("_per_s")
@@ -173,7 +172,6 @@ def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
 
 
 def _moved(error: InvalidProblemError, pointer: str) -> InvalidProblemError:
-    """Return the same faults, pointing into the group they were found in."""
     moved = [
         replace(fault, pointer=fault.pointer.replace("/cluster", pointer, 1)) for fault in error.errors
     ]
@@ -183,7 +181,6 @@ def _moved(error: InvalidProblemError, pointer: str) -> InvalidProblemError:
 def _warn(
     warnings: list[str], pointer: str, gpu: GpuSpec, slug: str, given: Mapping[str, int | LinkSpec | None]
 ) -> None:
-    """Name what the group left open and what was assumed instead."""
     place = pointer.lstrip("/").replace("/", ".")
     note = gpu_alias_note(slug)
     if note:

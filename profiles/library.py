@@ -227,7 +227,6 @@ def _hub_ids() -> Mapping[str, str]:
 
 @cache
 def _folder_names() -> Mapping[str, str]:
-    """Return the catalog's name of each model by what a folder of its weights is called, without owners."""
     found = {_hyphenated(name): name for name in model_names()}
     for hub_id, name in _hub_ids().items():
         bare = hub_id.partition("/")[2]
@@ -386,7 +385,6 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
 
 
 def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
-    """Return whether a device of this name, with this much memory, may be of that type."""
     words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
     has_bytes = find_gpu(slug).memory_bytes
     near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes

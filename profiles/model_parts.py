@@ -461,7 +461,6 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
 
 
 def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse a bias of a part if the whole has biases."""
     if model.mlp_output_bias and (model.mlp_bias or model.moe):
         why = "is that of dense MLPs which have no other (mlp_bias), in a model without experts"
         raise InvalidProblemError.of("/model/mlp_output_bias", why)

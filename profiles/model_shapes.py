@@ -120,7 +120,6 @@ def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> 
 
 
 def _value(reader: FieldReader, part: type, name: str) -> object:
-    """Read one field by its type and limits."""
     kind, limits = _types(part)[name], _PARTS[part].get(name)
     if isinstance(kind, type) and kind in _PARTS:
         return _part(reader.child(name), kind)

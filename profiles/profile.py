@@ -183,7 +183,6 @@ class Residual:
     factors: tuple[float, float] = (0.0, 0.0)  # its mean given the runs, log: dense models, experts
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return covariances with the runs: of the residual, and of the trend."""
         apart = squared_distances(features, np.array(self.points))
         near = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
         return near, self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
@@ -332,7 +331,6 @@ class Profile:
 
     @property
     def _link_tables(self) -> str:
-        """Return the GPU type with the measured collectives that hold inside an island."""
         if self.group.intra_node.kind == "pcie":
             return _PCIE
         return self.gpu_operators.tables or _FAST_LINK
@@ -410,7 +408,6 @@ def deciding_group(cluster: ClusterSpec) -> NodeGroup:
 
 
 def _speed(link: LinkSpec) -> float:
-    """Return the key that links are compared by."""
     return link.bytes_per_s
 
 
@@ -434,7 +431,6 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
 
 
 def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
-    """Return how the stages of a mixed cluster are placed."""
     if launcher_or_framework == PLACING_LAUNCHER:
         return "mixed cluster: stages are placed on node groups; no launcher's files place them so"
     return (
@@ -444,7 +440,6 @@ def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
 
 
 def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
-    """Return the uncalibrated profile of nodes that are alike."""
     facts = framework_facts(framework_of(launcher_or_framework))
     constants = stack_constants(facts.stack)
     operators = operators_of(group.gpu)

@@ -29,7 +29,6 @@ def escaped(key: str) -> str:
 
 
 def _is_plain_text(value: object, *, may_be_empty: bool) -> bool:
-    """Return whether a value is a short text without control characters."""
     return (
         isinstance(value, str)
         and len(value) <= MAX_TEXT

@@ -117,7 +117,6 @@ def unallowed(
 
 
 def _release(requirement: Requirement) -> tuple[int, ...]:
-    """Return the minimum as numbers, which can be compared."""
     return _numbers(requirement.minimum)
 
 
@@ -128,7 +127,6 @@ def _numbers(release: str) -> tuple[int, ...]:
 def _engine(
     minimum: str, why: str, source: str, *, instead: str, switches: tuple[str, ...] = ()
 ) -> Requirement:
-    """Return Transformer Engine from a release on."""
     return Requirement(
         name=f"Transformer Engine {minimum.removesuffix('.0')}",
         package=_ENGINE,
@@ -192,7 +190,6 @@ _PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
 
 
 def _dispatchers(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requirement, ...]:
-    """Return the package of a dispatcher that is a library of its own."""
     needed = _PACKAGES.get(facts.moe_dispatcher) if model.moe else None
     return (needed,) if needed else ()
 
@@ -284,7 +281,6 @@ _FOUND = "from importlib.util import find_spec; assert {found}"
 
 
 def _package(name: str, package: str, *, why: str, source: str, install: str, instead: str) -> Requirement:
-    """Return a package of any release."""
     check = _INSTALLED.format(package=package)
     return Requirement(
         name=name, package=package, minimum="", why=why, check=check, source=source, install=install,

@@ -372,7 +372,6 @@ def _percent(name: str, at: tuple[str, ...]) -> float:
 
 
 def _histogram(raw: object, at: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
-    """Return lengths in ascending order with their shares."""
     if not isinstance(raw, list | tuple) or not 1 <= len(raw) <= MAX_ENTRIES:
         raise InvalidProblemError.of(
             pointer(*at), "must be a list of lengths with their shares",

@@ -354,7 +354,6 @@ def _options(some: Sequence[Setting]) -> dict[str, Option]:
 
 
 def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
-    """Return the settings of one switch, with the framework's default."""
     own = {name: getattr(facts, name) for name in sorted(switch.options)}
     if any(_states(one, own) and one.recompute == RECOMPUTATION for one in able):
         return list(able)
@@ -362,12 +361,10 @@ def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> 
 
 
 def _states(setting: Setting, options: Options) -> bool:
-    """Return whether a setting states these options."""
     return all(setting.options.get(name, value) == value for name, value in options.items())
 
 
 def _kinds(some: Sequence[Setting]) -> list[str]:
-    """Return the kinds of recomputation that all of them go with."""
     return [kind for kind in RECOMPUTATION if all(kind in one.recompute for one in some)]
 
 
@@ -383,7 +380,6 @@ def _contradict(
     some: Sequence[Setting], launcher: str, *, stated: Options, facts: FrameworkFacts, model: ModelSpec,
     precision: str,
 ) -> bool:  # fmt: skip
-    """Return whether the launcher refuses these settings, or refuses them next to what is stated."""
     meant = {*stated, *(name for one in some if one.name for name in one.options)}
     return any(
         ({*_kinds(some)} <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
@@ -453,7 +449,6 @@ _UNEVEN = "moe_capacity_factor = 0: the sizes of exchanges differ from step to s
 
 
 def _without(joined: str, parts: Collection[str], otherwise: str) -> str:
-    """Return the parts joined by +, less some of them."""
     return "+".join(part for part in joined.split("+") if part not in parts) or otherwise
 
 

@@ -122,7 +122,6 @@ def error_figures(predicted: Sequence[float], measured: Sequence[float]) -> Erro
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    """Return ranks with ties at their mean."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean: FloatArray = (last - (counts - 1) / 2.0)[inverse]
@@ -166,12 +165,10 @@ def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
 
 
 def _share_at_most(runs: Sequence[Scored], limit: float) -> float:
-    """Return the share of runs that run out of memory with a probability of at most the limit."""
     return sum(run.out_of_memory_probability <= limit for run in runs) / len(runs)
 
 
 def _ranking(runs: Sequence[Scored]) -> RankingFigures | None:
-    """Return mean figures over the rank groups with at least three timed runs."""
     groups: dict[str, list[Scored]] = defaultdict(list)
     for run in runs:
         if run.rank_group and run.measured_s:
@@ -432,7 +429,6 @@ def _with_unknown_logits(
 
 
 def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
-    """Return, in words, assumptions about a run's memory beyond its source."""
     words = "is not stated, and the run would hardly have fitted without: its memory is judged with"
     notes = []
     if judged.recompute_granularity != stated.recompute_granularity:
@@ -535,7 +531,6 @@ def validate(
 
 
 def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> Report:
-    """Return the figures of the predictions."""
     scored = [s for s in (row.scored() for row in predictions) if s is not None]
     refused: dict[str, int] = defaultdict(int)
     for row in predictions:

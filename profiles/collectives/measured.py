@@ -69,7 +69,6 @@ class MeasuredCurve:
         return self.collective, self.num_nodes, self.num_ranks
 
     def _check_ranks(self) -> None:
-        """Check that ranks fill the nodes evenly, and that there are at least two."""
         nodes, ranks = self.num_nodes, self.num_ranks
         if not 1 <= nodes <= MAX_RANKS:
             raise InvalidProblemError.of(
@@ -204,7 +203,6 @@ def measured_to_mapping(measured: MeasuredLink) -> dict[str, Json]:
 
 @cache
 def _catalog() -> dict[tuple[str, str], MeasuredLink]:
-    """Return all files of the catalog, by kind of network and GPU type."""
     found = {}
     for path in sorted(FOLDER.glob("*.yaml")):
         try:

@@ -237,7 +237,6 @@ def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], 
 
 
 def _points(curve: MeasuredCurve, lines: Lines) -> tuple[int, list[_Point]]:
-    """Return the row that a curve was measured in, and its points."""
     ranks = float(curve.num_ranks)
     together = ranks / curve.num_nodes * lines.nodes_per_island
     in_island = np.array([min(together, ranks, lines.island_gpus)])

@@ -45,7 +45,6 @@ _ARGUMENTS: Mapping[str, str] = {  # DeepSpeed's settings → glossary
 
 
 def _step(log: RunLog, line: LogLine, number: int) -> None:
-    """Read one line of a step."""
     file, where = log.file, line.where
     pipeline = _PIPELINE_STEP.search(line.text)
     if pipeline:
@@ -71,7 +70,6 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
 
 
 def _configuration(log: RunLog, line: LogLine) -> None:
-    """Read settings as DeepSpeed prints them at the start, and memory that code asked it to print."""
     argument, usage = _ARGUMENT.search(line.text), _USAGE.search(line.text)
     if argument and argument[1] in _ARGUMENTS:
         log.note(_ARGUMENTS[argument[1]], argument[2], line.where)

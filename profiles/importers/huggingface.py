@@ -187,7 +187,6 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
 
 
 def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, Any]:
-    """Return which layers attend locally, and which have no positions."""
     unrotated, rope = layers_without_rotary(reader, num_layers), reader.value("rope_parameters")
     facts = attention_layers(reader, family.global_layers, family.global_every, num_layers, unrotated)
     none_on_global = family.null_is_no_rotary and isinstance(rope, Mapping)
@@ -203,7 +202,6 @@ def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, A
 
 
 def _prediction_layers(reader: FieldReader) -> int:
-    """Return the number of multi-token-prediction layers, under either of their names."""
     if reader.flag("use_mtp", default=True):
         for name in ("num_nextn_predict_layers", "num_mtp_modules"):
             if reader.has(name):
@@ -255,7 +253,6 @@ def _positions(
 
 
 def _rotary_base(reader: FieldReader, name: str) -> int | None:
-    """Return the base of rotary positions, where it is stated."""
     return round(reader.number(name, low=1.0, high=1e12)) if reader.has(name) else None
 
 
@@ -415,7 +412,6 @@ def _size(reader: FieldReader, family: Family, field: str) -> int:
 def _integer(
     reader: FieldReader, name: str, *, limits: str | None = None, default: int | None = None
 ) -> int:
-    """Return a whole number within the limits of a field of ours."""
     low, high = MODEL_LIMITS[limits or name]
     return reader.integer(name, low=int(low), high=int(high), default=default)
 
@@ -500,7 +496,6 @@ _SCALE = (
 
 
 def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:
-    """Return experts, where the config names them and at least one layer has them."""
     if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):
@@ -538,7 +533,6 @@ def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) ->
 
 
 def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
-    """Return the facts about the choice of experts that single keys set."""
     groups = reader.integer("n_group", low=0, default=0, high=65_536)
     chosen = reader.integer("topk_group", low=0, default=0, high=65_536)
     method = reader.value("topk_method")

@@ -460,7 +460,6 @@ _NEUTRAL: Mapping[str, object] = dict.fromkeys(
 
 @cache
 def _types() -> Mapping[str, Mapping[str, Any]]:
-    """Return the defaults of transformers' classes, and the other names of keys."""
     raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
     return dict(raw["types"])
 

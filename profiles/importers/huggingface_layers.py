@@ -46,7 +46,6 @@ def moe_placement(reader: FieldReader, num_layers: int) -> dict[str, Any] | None
 
 
 def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:
-    """Return the layers with experts: stated one by one, or by the rule of the type's keys."""
     rule = _moe_layers_by_rule(reader, num_layers)  # read first: its keys are known either way
     kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers")
     if kinds is not None:
@@ -130,7 +129,6 @@ def attention_layers(
 
 
 def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
-    """Return the kind of each layer, where the config lists them."""
     kinds = reader.value("layer_types")
     reader.value("attention_types")
     if kinds is None and reader.has("attention_layers"):  # GPT-Neo
@@ -208,7 +206,6 @@ _HEADS = "num_attention_heads_per_layer"
 
 
 def _each(model: ModelSpec, of_global: Mapping[str, Any], of_local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ModelSpec that layers of either kind have, if there are any."""
     kinds = set(model.local_layers())
     own = {name: value for name, value in of_local.items() if value != of_global[name]}
     if len(kinds) == 1:

@@ -65,7 +65,6 @@ _WORDS = (
 
 
 def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
-    """Return one line of an iteration."""
     file = log.file
     parts = (part.partition(":") for part in line.text.split("|"))
     fields = {name.strip(): value.strip() for name, colon, value in parts if colon}
@@ -87,14 +86,12 @@ def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
 
 
 def _flops(file: ForeignFile, text: str | None, where: str) -> float | None:
-    """Return the TFLOP/s of a GPU, with or without the unit behind it."""
     if text is None:
         return None
     return file.number(text.removesuffix("TFLOPS"), where, high=MAX_FLOPS_PER_S / TERA) * TERA
 
 
 def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
-    """Read one line of a rank's memory."""
     unit = _BYTES.get(match["unit"])
     peaks = {
         name: log.file.number(value, f"{line.where}, max {name}", high=MAX_PAYLOAD_BYTES / MIB)
@@ -118,7 +115,6 @@ def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, whe
 
 
 def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
-    """Derive precision, recomputation, sharding and Megatron's generation from several arguments each."""
     found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
     if found or {"bf16", "fp16"} <= arguments.keys():
         log.words["precision"] = found[0] if found else "fp32"
@@ -136,7 +132,6 @@ def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
 
 
 def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> None:
-    """Read arguments, sizes of the world, and starts."""
     argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
     if argument:
         _argument(log, arguments, argument[1], argument[2], line.where)

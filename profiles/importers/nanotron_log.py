@@ -65,7 +65,6 @@ def _human(file: ForeignFile, text: str, where: str, *, high: float) -> float:
 
 
 def _step(log: RunLog, line: LogLine, number: int) -> None:
-    """Read one line of a step."""
     file, where = log.file, line.where
     if not log.is_of_first_rank(line.rank):
         return
@@ -89,7 +88,6 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
 
 
 def _configuration(log: RunLog, line: LogLine) -> None:
-    """Read the sizes that nanotron prints at the start, memory, and starts."""
     memory = _MEMORY.search(line.text)
     if memory:
         where, most = f"{line.where}, memory", MAX_GIB * GIB / MIB

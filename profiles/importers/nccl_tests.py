@@ -49,8 +49,6 @@ class _Column:
 
 @dataclass(slots=True)
 class _Reader:
-    """The state of the reader at one line of the log."""
-
     file: ForeignFile
     program: str | None = None
     hosts: dict[int, str] = field(default_factory=dict)
@@ -79,7 +77,6 @@ class _Reader:
         self.header, self.halves = (), (_Column(), _Column())
 
     def _comment(self, where: str, text: str) -> None:
-        """Read ranks, units and the end of a table."""
         rank, units = _RANK.match(text), _UNITS.match(text)
         if rank:
             if int(rank[1]) == 0:
@@ -107,7 +104,6 @@ class _Reader:
         return names
 
     def _row(self, where: str, words: Sequence[str]) -> None:
-        """Read one row: a size and its two measurements."""
         if len(words) != len(self.header):
             raise self.file.fault(where, f"expected {len(self.header)} columns, found {len(words)}")
         size = self.file.whole(words[0], f"{where}, size", low=0, high=MAX_PAYLOAD_BYTES)
@@ -142,7 +138,6 @@ class _Reader:
         column.wrong_values += int(wrong) if wrong.isdecimal() and len(wrong) < len(str(MAX_COUNT)) else 0
 
     def _close(self) -> None:
-        """Keep both halves of the open table."""
         if not any(half.payload_bytes for half in self.halves):
             raise self.file.fault("", "a table has no rows; was the test cut off?")
         for in_place, half in zip((False, True), self.halves, strict=True):
@@ -150,7 +145,6 @@ class _Reader:
                 self.tables.append(self._table(half, in_place=in_place))
 
     def _table(self, half: _Column, *, in_place: bool) -> CollectiveTable:
-        """Return one half as a table."""
         if self.program is None:
             raise self.file.fault("", "expected a line that names the test, e.g. all_reduce_perf")
         return CollectiveTable(

@@ -39,7 +39,6 @@ class _Found:
 
 
 def _parse(file: ForeignFile) -> ET.Element:
-    """Return the root of the document."""
     if len(file.text) > MAX_XML_BYTES:
         raise file.fault("", f"larger than {MAX_XML_BYTES // 2**20} MiB, too large for one node")
     if "<!DOCTYPE" in file.text or "<!ENTITY" in file.text:
@@ -56,7 +55,6 @@ def _parse(file: ForeignFile) -> ET.Element:
 
 
 def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Found]]:
-    """Return all GPUs and all network devices, in the order of the file."""
     gpus: list[_Found] = []
     nets: list[_Found] = []
     stack: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
@@ -89,7 +87,6 @@ def _path(gpu: _Found, net: _Found) -> str:
 
 
 def _near(gpu: _Found, nets: Mapping[str, _Found]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the nearest path to any network device, and the devices it leads to."""
     paths = {name: _path(gpu, net) for name, net in nets.items()}
     nearest = min(paths.values(), key=PATHS.index, default=None)
     return nearest, tuple(name for name, path in paths.items() if path == nearest)
@@ -113,7 +110,6 @@ def _bus_id(gpu: _Found) -> str:
 
 
 def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
-    """Return the number of a GPU's NVLinks, and where they end."""
     links = list(gpu.element.iter("nvlink"))
     counts = [file.whole(link.get("count"), "nvlink count", low=0, high=1000) for link in links]
     targets = [(link.get("target") or "").lower() for link in links]
@@ -131,7 +127,6 @@ def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[
 
 
 def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
-    """Return network devices with their line rates."""
     nics = []
     for net in nets:
         name, speed = net.element.get("name") or "", net.element.get("speed")

@@ -27,7 +27,6 @@ Matrix = Mapping[str, tuple[str, ...]]  # row → its cells, in the order of the
 
 
 def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
-    """Return line number and devices of the header."""
     for number, line in file.lines():
         words = line.split()
         if words and _GPU.fullmatch(words[0]) and not any(_CELL.fullmatch(word) for word in words):
@@ -40,7 +39,6 @@ def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
 
 
 def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix, Mapping[str, list[str]]]:
-    """Return the cells of every device, and the text to the right of them (affinities)."""
     matrix: dict[str, tuple[str, ...]] = {}
     rest: dict[str, list[str]] = {}
     for number, line in file.lines():
@@ -80,7 +78,6 @@ def _nvlinks(counts: Sequence[int]) -> int:
 
 
 def _near(cells: Sequence[str], nics: Mapping[int, str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the nearest path to any network card, and the cards it leads to."""
     for path in PATHS:
         found = tuple(name for column, name in nics.items() if cells[column] == path)
         if found:
@@ -100,7 +97,6 @@ def _names(file: ForeignFile) -> Mapping[str, str]:
 
 
 def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) -> None:
-    """Check that a link is the same from both ends."""
     for i, first in enumerate(devices):
         for j, second in enumerate(devices[:i]):
             if matrix[first][j] != matrix[second][i]:

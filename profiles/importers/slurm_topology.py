@@ -26,8 +26,6 @@ _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One logical line: its place and its parameters in lower case."""
-
     where: str
     values: dict[str, str]
 
@@ -84,7 +82,6 @@ def expand_hostlist(file: ForeignFile, text: str, where: str) -> tuple[str, ...]
 
 
 def _lines(file: ForeignFile) -> Iterator[_Line]:
-    """Yield logical lines: comments dropped, continued lines joined."""
     held, start = "", 0
     for number, line in file.lines():
         start = start if held else number
@@ -111,7 +108,6 @@ def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str
 
 
 def _switch(file: ForeignFile, line: _Line) -> Switch:
-    """Return one switch or block, without its parent."""
     name = line.values.get("switchname", line.values.get("blockname", ""))
     if not _HOST.fullmatch(name) or not {"nodes", "switches"} & set(line.values):
         raise file.fault(line.where, "expected SwitchName=… (or BlockName=…) with Nodes=… or Switches=…")

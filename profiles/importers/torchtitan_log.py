@@ -45,7 +45,6 @@ _NOT_IN_WORLD = ("ep", "etp")  # they reuse ranks of the other axes
 
 
 def _step(log: RunLog, line: LogLine, number: int) -> None:
-    """Read one line of a step."""
     file, where = log.file, line.where
     found = {name: (value.replace(",", ""), unit) for name, value, unit in _FIGURE.findall(line.text)}
     if found.get("memory", ("", ""))[1] != "GiB" or "tps" not in found:
@@ -78,7 +77,6 @@ def _seconds(configuration: Mapping[str, int], tokens: float) -> float | None:
 
 
 def _mesh(log: RunLog, degrees: Mapping[str, str], where: str) -> None:
-    """Read the sizes of the mesh's axes."""
     sizes = {axis: log.file.whole(size, f"{where}, {axis}") for axis, size in degrees.items()}
     for axis, name in _AXES.items():
         if axis in sizes:
@@ -90,7 +88,6 @@ def _mesh(log: RunLog, degrees: Mapping[str, str], where: str) -> None:
 
 
 def _configuration(log: RunLog, line: LogLine) -> None:
-    """Read the sizes of batch, sequence and mesh, and starts."""
     batch, sequence = _BATCH.search(line.text), _SEQUENCE.search(line.text)
     if batch:
         log.note("global_batch_size", batch[2], line.where)

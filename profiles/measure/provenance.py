@@ -119,7 +119,6 @@ def _nvidia_smi(device: Device, fields: Sequence[str]) -> str:
 
 
 def _host_cpu() -> str:
-    """Return the processor as Linux names it, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

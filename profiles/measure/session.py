@@ -120,7 +120,6 @@ def open_notebook(path: Path, subject: Subject, machine: Machine, session: Sessi
 
 
 def _other_subject(ours: Subject, theirs: Subject) -> list[str]:
-    """Return the fields in which two subjects differ."""
     names = ("seq_length", "dtype", "expert_parallel_size", "quick", "lora_rank", "lora_targets")
     odds = [
         f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"

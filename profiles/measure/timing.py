@@ -80,7 +80,6 @@ def timing_of(seconds: Sequence[float], host_s: Sequence[float] = ()) -> Timing:
 
 
 def _enough(seconds: Sequence[float], effort: Effort, *, late: bool) -> bool:
-    """Return whether another repeat would add nothing new, or cost too much."""
     if len(seconds) < effort.min_repeats:
         return late and len(seconds) >= FEWEST
     return late or len(seconds) >= effort.max_repeats or timing_of(seconds).spread <= effort.steady_spread

@@ -142,5 +142,4 @@ class MeasuredLayers:
 
 
 def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:
-    """Return the sizes that decide the work of a part."""
     return {name: value for name, value in asdict(model).items() if name not in ignored}

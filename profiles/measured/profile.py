@@ -189,7 +189,6 @@ def _measurement_to_json(one: Measurement) -> dict[str, object]:
 
 
 def _without_none(raw: dict[str, object]) -> dict[str, object]:
-    """Return the fields that have a value."""
     return {name: value for name, value in raw.items() if value is not None}
 
 

@@ -74,12 +74,10 @@ def measured_profile_from_json(raw: object) -> MeasuredProfile:
 
 
 def _object(reader: FieldReader, name: str) -> FieldReader:
-    """Return the reader of a nested object that must be there."""
     return FieldReader(reader.value(name), f"{reader.pointer}/{name}", reader.faults)
 
 
 def _entries(reader: FieldReader, name: str) -> list[FieldReader]:
-    """Return the objects of a list that may be empty."""
     return [] if reader.value(name) == [] else reader.children(name, high=MAX_ENTRIES)
 
 
@@ -239,7 +237,6 @@ def measured_profile_schema() -> Schema:
 
 
 def _object_schema(properties: Mapping[str, Schema], *, optional: tuple[str, ...] = ()) -> Schema:
-    """Return an object of exactly these fields."""
     return {
         "type": "object",
         "properties": dict(properties),

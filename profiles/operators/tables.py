@@ -157,7 +157,6 @@ def _grouped_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
 
 
 def _memory_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    """Return bytes read and written over the bandwidth."""
     return arguments[0] / roof.bytes_per_s + roof.fixed_s
 
 

@@ -131,7 +131,6 @@ def least_step_s(problem: Problem, configuration: Configuration) -> float:
 
 
 def _model_flops(problem: Problem, configuration: Configuration) -> float:
-    """Return the model's FLOPs of one step on one GPU."""
     return problem.model_flops_per_token * problem.tokens_of(configuration) / configuration.num_gpus
 
 
@@ -150,7 +149,6 @@ def _bits(workload: Workload) -> int:
 
 @cache
 def _records() -> Mapping[tuple[str, int], Record]:
-    """Return the records by stack, "" for all of them, and width of operands in bits."""
     found: dict[tuple[str, int], Record] = {}
     for run in read_runs(CATALOG_RUNS):
         if run.shape is None or not run.measured.step_time_s:
@@ -265,8 +263,6 @@ MOST_RUNS = 512  # learnt from at once: more cost minutes and add next to nothin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One calibrated quantity: the offsets of its constants and its residual."""
-
     offsets: dict[str, float]
     log_sds: dict[str, float]
     left: Left
@@ -442,7 +438,6 @@ def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _
 
 
 def _expected(one: Observation, profile_of: ProfileOf) -> Prediction | None:
-    """Return the prediction of a run that is informative about its memory."""
     if one.peak_memory_bytes is None and not one.out_of_memory:
         return None
     return predict(one.problem, profile_of(one), one.configuration)
@@ -483,8 +478,6 @@ def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
-    """Step time or peak memory."""
-
     widths: Mapping[str, float]
     prior: Process
     spread: Spread
@@ -494,7 +487,6 @@ class _Quantity:
 def _part(
     observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: _Quantity
 ) -> _Part:
-    """Fit one quantity and judge the outcome."""
     widths = quantity.widths
     box = Box.of(profile.constants, tuple(widths))
     found = fit(evaluate, runs, widths=widths, box=box, prior=quantity.prior)

@@ -226,8 +226,6 @@ _NEVER_FAR_OFF = ("hbm",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """Solution of the linearised model, with the weights of runs and factors in it."""
-
     wanted: FloatArray  # offsets, (c,)
     noises: FloatArray  # of each run, as variances, (K,)
     shared: FloatArray  # of the factors, as variances: dense, experts, (2,)
@@ -280,8 +278,6 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One least-squares problem."""
-
     evaluate: Evaluate
     runs: Runs
     widths: FloatArray
@@ -329,7 +325,6 @@ def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box
 
 
 def _shown(prior: Process, found: Fit) -> tuple[Process, FloatArray]:
-    """Return the process and the noises that a fit under the prior shows."""
     amplitude, noise = chosen_multiples(prior, found.runs, found.at_prior, found.from_constants)
     shown = replace(prior, amplitude=amplitude * prior.amplitude, noise=noise * prior.noise)
     return shown, noise * found.runs.noises
@@ -353,7 +348,6 @@ def _far_off(found: Fit, known: FloatArray, loose: BoolArray) -> BoolArray | Non
 
 
 def _descend(task: _Task, start: FloatArray) -> Fit:
-    """Run Gauss-Newton under one process."""
     offsets, (predicted, jacobian) = start, task.linearised(start)
     variances = task.runs.noises**2, np.square(task.runs.shared)
     for _ in range(_ITERATIONS):

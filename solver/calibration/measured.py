@@ -133,7 +133,6 @@ def _measured(problem: Problem, profile: Profile, record: Mapping[str, Any]) -> 
 
 
 def _runs(problem: Problem, c: Configuration) -> bool:
-    """Return whether a configuration has the problem's layers and batch on no more than its GPUs."""
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
     whole = len(c.stage_layers) == chunks and sum(c.stage_layers) == problem.model.num_layers
     batch = c.global_batch_size == problem.workload.global_batch_size and c.micro_batch_size > 0

@@ -89,8 +89,6 @@ def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[Time
 
 
 def _layer_price(part: Part, name: str) -> Predict:
-    """Return a function that prices one pass of a part."""
-
     def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
         prices = price(problem, rows, profile)
         layout = LayerLayout.of(problem.model)
@@ -166,8 +164,6 @@ def _gemm_kinds(measured: MeasuredProfile) -> list[TimedKind]:
 
 
 def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Return core attention of a shard's heads."""
-
     def predict_of(name: str) -> Predict:
         def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
             return _pass(core_attention(context_of(problem, rows, profile)), name)
@@ -258,7 +254,6 @@ def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
 
 
 def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
-    """Correct a profile's collectives by the timed ones."""
     if link is None:
         return profile
     before = profile.group.measured
@@ -267,7 +262,6 @@ def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
 
 
 def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
-    """Refuse timings of another machine."""
     ours, theirs = profile.group.gpu.slug, measured.machine.gpu
     if (measured.machine.kind == "cpu") != (profile.group.gpu.architecture == CPU):
         if profile.group.gpu.architecture == CPU:
@@ -294,7 +288,6 @@ def _at_levels(operators: Sequence[TimedKind], problem: Problem, profile: Profil
 def _fitted(
     layers: MeasuredLayers, problem: Problem, profile: Profile, names: tuple[str, ...]
 ) -> Constants:
-    """Fit the named constants of the profile again on all timed layers."""
     widths = {name: TIME_WIDTHS[name] for name in names}
     kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
 
@@ -348,7 +341,6 @@ def _alone(profile: Profile, *, inside: bool) -> Profile:
 def _with_ratios(
     layers: MeasuredLayers | None, problem: Problem, profile: Profile
 ) -> MeasuredLayers | None:
-    """Return the layers with their time over their price under the fitted constants."""
     if layers is None:
         return None
     base = _alone(profile, inside=layers.with_collectives)

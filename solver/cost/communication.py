@@ -258,7 +258,6 @@ def weight_gathers(
 
 
 def _shard(ctx: Context, weights: Weights) -> FloatArray:
-    """Return the elements of a part that one rank holds."""
     dense, routed = ctx.dense_replicas.sharing, ctx.expert_replicas.sharing
     return weights.dense / dense + weights.routed / routed
 
@@ -298,7 +297,6 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
 
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
-    """Reduce one part's gradients after a micro-batch."""
     sent = ctx.sharding.gradient_bytes_sent
     scattered = _sharded_s(ctx, trained, sent)
     if ctx.facts.replicas_reduced_every_pass:
@@ -371,7 +369,6 @@ def shape_message_s(ctx: Context) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _work_of(filled: Filled, model: ModelSpec) -> Work:
-    """Return attention's work in the sequences that documents fill: queries times attended keys."""
     return filled.work(lambda length: length * model.attended_tokens(length))
 
 

@@ -518,7 +518,6 @@ def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:
 
 
 def _up_projections(ctx: Context) -> list[Gemm]:
-    """Return latent attention's up-projections of queries, keys and values."""
     mla = ctx.model.mla
     if mla is None:
         return []
@@ -563,7 +562,6 @@ def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
 
 
 def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
-    """Replay the routed and shared experts with their permutation."""
     if kind != "moe":
         return 0.0
     products = linear_seconds(ctx, kind).forward - _forward_s(ctx, attention_gemms(ctx))

@@ -143,7 +143,6 @@ def is_offloaded(offload: IntArray, *parts: str) -> BoolArray:
 
 @cache
 def _with_any(parts: tuple[str, ...]) -> BoolArray:
-    """Mark the words of the offload column that name at least one of these parts."""
     return np.array([not word.isdisjoint(parts) for word in _PARTS])
 
 

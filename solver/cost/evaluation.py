@@ -247,7 +247,6 @@ def _places(nodes: NodeGroups, config: Configuration) -> list[_Place]:
 def _pipelines(
     nodes: NodeGroups, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
 ) -> list[Pipeline]:
-    """Price every stage of configurations with equal replicas, each group's meshes together."""
     places = [_places(nodes, config) for config in configs]
     meshes = dict[int, dict[tuple[int, int], Configuration]]()  # by group, then pipeline and its tp
     for at, some in enumerate(places):
@@ -274,8 +273,6 @@ def _pipelines(
 
 
 class _Hops:
-    """Transfers between groups, with a cache."""
-
     def __init__(self, nodes: NodeGroups) -> None:
         self._nodes = nodes
         self._known = dict[tuple[int, int, float], float]()
@@ -334,7 +331,6 @@ class StageTable:
         return self._each(held)
 
     def _each(self, read: Callable[[Priced, IntArray, IntArray], FloatArray]) -> FloatArray:
-        """Read one value of each stage from the prices that it has."""
         found = np.empty(len(self.of))
         for on, at in self._on:
             found[at] = read(on, self._rows[at], self._ranks[at])

@@ -93,7 +93,6 @@ def _quantised_output_bytes(ctx: Context) -> float:
 
 
 def _norm_output_bytes(ctx: Context) -> float:
-    """Return the kept bytes of one element of the norms' outputs, which attention and the MLP project."""
     return _input_bytes(ctx, *ATTENTION_INPUT) + _input_bytes(ctx, *MLP_INPUT)
 
 

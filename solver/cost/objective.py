@@ -104,7 +104,6 @@ def slowdown(problem: Problem, num_gpus: int) -> float:
 
 
 def _slowdowns(problem: Problem, num_gpus: IntArray) -> FloatArray:
-    """Return the slowdown of every row."""
     counts, which = np.unique(num_gpus, return_inverse=True)
     return np.array([slowdown(problem, int(count)) for count in counts], dtype=np.float64)[which]
 
@@ -241,7 +240,6 @@ def claim_of(
 
 
 def _rates(problem: Problem) -> bool:
-    """Return whether steps of different batches are compared."""
     return problem.options.objective == "step_time" and bool(problem.options.batch_sizes)
 
 

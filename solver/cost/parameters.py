@@ -237,7 +237,6 @@ def _held_precision(ctx: Context) -> BasePrecision:
 
 
 def _converts(ctx: Context) -> BoolArray:
-    """Mark rows that hold weights whole in that precision."""
     return np.asarray(ctx.columns.zero_stage < (SHARD_WEIGHTS if ctx.frozen else 1))
 
 

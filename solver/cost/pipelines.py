@@ -208,7 +208,6 @@ class NodeGroups:
 
 
 def _count(weights: Weights) -> float:
-    """Count the weights of one part, experts included."""
     return float(weights.dense[0] + weights.routed[0])
 
 

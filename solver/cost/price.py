@@ -95,7 +95,6 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
 
 
 def _split_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
-    """Return the weight gradients of micro-batches of one length."""
     split = splits_backward(ctx.columns)
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
     parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
@@ -131,7 +130,6 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
 
 
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
-    """Price the time of one transformer layer."""
     look()
     attention = core_attention(ctx)
     weights = layer_weights(ctx, kind)
@@ -233,7 +231,6 @@ def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSec
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
-    """Return the causes that split the time of a pass."""
     return CAUSES if ctx.workload.lengths is None else (*CAUSES, UNEQUAL_LENGTHS)
 
 
@@ -347,7 +344,6 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
 
 
 def _projection_seconds(ctx: Context) -> PassSeconds:
-    """Price a prediction layer's product of a hidden state joined with the next token's embedding."""
     h = ctx.model.hidden_size
     return gemm_seconds(ctx, [Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)], ctx.linear_precision)
 
@@ -428,7 +424,6 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    """Price every part for micro-batches of one length."""
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[], part="embedding")

@@ -58,7 +58,6 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
 
 
 def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
-    """Return what is proved of a front: ended early or not, all of it or why not."""
     missing = "points that are listed are proved under our model, slower ones may be missing"
     if ended_by:
         return f"{ended_by}: {missing}"

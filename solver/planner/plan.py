@@ -110,7 +110,6 @@ def ask_placed(
 
 
 def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
-    """Add to every plan the run that it makes."""
     predictions = [plan.prediction for plan in answer.plans]
     outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
     plans = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
@@ -201,7 +200,6 @@ def _of_variants(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
     known: Sequence[Configuration],
 ) -> Answer:  # fmt: skip
-    """Answer over every way to settle what the request leaves open."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
@@ -319,7 +317,6 @@ def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Pro
 
 
 def _as_listed(problem: Problem, variant: Variant, plan: Plan, *, rank: int, watch: Watch) -> Plan:
-    """Return a plan that is listed behind the ranking, with its reasons."""
     require_credible(variant.problem, variant.profile, [(plan.config, plan.prediction)])
     (plan,) = with_reasons(variant.problem, variant.profile, [plan], watch.closing())
     launchers = (variant.problem.launcher,) if problem.launcher == "any" else ()
@@ -356,7 +353,6 @@ def _as_of_all(
 
 
 def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Warn that closed stages without layers would make a listed layout faster."""
     options = problem.options
     alone = bool(plans) and plans[0].launchers in ((), (problem.launcher,))
     if STANDALONE_STAGES in options.allow or not alone:
@@ -371,7 +367,6 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
-    """Add the model's counts, and warnings beyond its design, to the answer."""
     said = (
         *answer.warnings,
         *beyond_positions(problem),
@@ -382,7 +377,6 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:
-    """Warn that one launcher's plans are priced as software that it does not run today."""
     if problem.stack is None or problem.launcher in ("none", "any"):
         return ()
     asked, own = (framework_facts(framework_of(name)).stack for name in (problem.stack, problem.launcher))
@@ -393,14 +387,12 @@ def _of_stack(problem: Problem) -> tuple[str, ...]:
 
 
 def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Note the conditions of plans with tensor ranks under the launcher, by their ranks in the list."""
     note = launcher_capabilities(problem.launcher).tensor_note
     which = [f"#{plan.rank}" for plan in plans if plan.config.tensor_parallel_size > 1]
     return (f"{', '.join(which)}: {note}",) if note and which else ()
 
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
-    """Return a function that searches one variant: all of them on the same numbers of GPUs."""
     plain = replace(asked.options, recompute_kinds=())  # switches change no number of GPUs
     problems = [
         replace(
@@ -421,7 +413,6 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:
-    """Return one search's answer, if neither launcher nor workload is open but for switches."""
     first, variant_of = variants[0], found_by(variants)
     watch = Watch(time_limit_s=first.problem.options.time_limit_s, should_stop=whole.should_stop)
     answer = run(first.problem, first.profile, should_stop=whole.should_stop)
@@ -433,7 +424,6 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
-    """Explain the plans of an answer, each priced as in the variant that found it."""
     found_by = {plan.plan_id: one.found_by()(plan) for one in answered for plan in one.answer.plans}
     explained = dict[str, Plan]()
     for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
@@ -492,7 +482,6 @@ def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> 
 
 
 def _too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:
-    """Explain a missed deadline: how long the fastest plan takes, and changes that are in time."""
     first, run = variants[0], None
     with watch.cut():
         run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])

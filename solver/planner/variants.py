@@ -185,12 +185,10 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 
 def _differ_in_switches(one: Variant, other: Variant) -> bool:
-    """Return whether variants differ in options of the framework and kinds of recomputation alone."""
     return one.profile is other.profile and on_switches(one.problem, other.problem) == other.problem
 
 
 def _most_together(problem: Problem) -> int:
-    """Return how many spaces like a problem's are searched together."""
     options = problem.options
     if options.gpus != "all" or not is_weighed_by_kind(problem):
         return 1
@@ -206,7 +204,6 @@ def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
 
 
 def _under(problem: Problem, found: Sequence[Combination]) -> list[Problem]:
-    """Return the problem, with and without own stages for its ends, under every combination."""
     workload, layouts = problem.workload, [problem, *standing_alone(problem)]
     return [
         replace(
@@ -245,7 +242,6 @@ def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[Skippe
 
 
 def _workloads(problem: Problem, launcher: str) -> list[Workload]:
-    """Return the allowed workloads, the request's own first."""
     workload, allow = problem.workload, problem.options.allow
     recipe = workload.framework_options.get("precision_recipe", "none")
     every_gpu = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
@@ -349,7 +345,6 @@ def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """Return the names of these packages."""
     launcher = plan.launchers[0] if plan.launchers else problem.launcher
     workload = with_changes(problem.workload, plan.workload)
     own = framework_facts(framework_of(problem.stack or launcher))
@@ -477,7 +472,6 @@ def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
 def _least_of(
     answered: Sequence[Answered], of: Callable[[RankFloors], Mapping[tuple[object, ...], float]]
 ) -> dict[tuple[object, ...], float]:
-    """Return the least floor of each key, of every workload by itself."""
     least = dict[tuple[object, ...], float]()
     for one in answered:
         for key, floor in of(one.answer.floors).items():
@@ -498,7 +492,6 @@ def _with_gaps(
     floors: RankFloors,
     claim: ObjectiveClaim | None,
 ) -> list[tuple[Answered, Plan]]:
-    """Return the ranked plans with the gap of each rank among all variants."""
     scores = [score_of(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
@@ -513,7 +506,6 @@ _UNLIKE_STACKS = (
 
 
 def _unlike(asked: Problem) -> tuple[str, ...]:
-    """Warn that the launchers of a request for any are compared by unlike fits."""
     return (_UNLIKE_STACKS,) if asked.priced_as == "any" else ()
 
 
@@ -529,7 +521,6 @@ def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[st
 def _skipped(
     answered: Sequence[Answered], skipped: Sequence[SkippedLauncher], unasked: int
 ) -> tuple[SkippedLauncher, ...]:
-    """Return launchers that cannot train the model, and those with proof that nothing fits."""
     found = {one.launcher: one for one in skipped}
     with_hope = {one.variant.problem.launcher for one in answered if one.answer.status != "infeasible"}
     if unasked and answered:  # further variants of the last launcher may have a plan
@@ -552,7 +543,6 @@ def _effort(one: Answered) -> tuple[float, float]:
 
 
 def _said(told: Answered, asked: Problem) -> Infeasibility | None:
-    """Return why the nearest search has no plan, with its launcher's name if any would do."""
     found, launcher = told.answer.infeasible, told.variant.problem.launcher
     if found is None or asked.launcher == launcher:
         return found
@@ -566,12 +556,10 @@ def _said(told: Answered, asked: Problem) -> Infeasibility | None:
 
 
 def _sum(answers: Sequence[Answer], of: Callable[[Answer], int]) -> int:
-    """Return a count over all answers."""
     return sum(of(one) for one in answers)
 
 
 def _status(found: Sequence[Status]) -> Status:
-    """Return the status of the whole: proved only if every part is."""
     if all(status == "infeasible" for status in found):
         return "infeasible"
     proved = all(status in ("optimal", "infeasible") for status in found)
@@ -656,7 +644,6 @@ def score_of(variant: Variant, plan: Plan) -> float:
 def _named(
     asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
 ) -> tuple[Plan, ...]:
-    """Return the plans with the launchers that can run them."""
     if asked.launcher != "any":
         return tuple(plan for _, plan in ranked)
     found = [(one.found_by()(plan), plan) for one, plan in ranked]
@@ -686,7 +673,6 @@ def _step_bound_s(
 
 
 def _open(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers that are not proved to have no plan."""
     return [one for one in answers if one.status != "infeasible"]
 
 
@@ -697,7 +683,6 @@ def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
 
 
 def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveClaim | None:
-    """Return the first plan's objective against the best bound of all variants."""
     claims = [one.objective for one in _open(answers)]
     own = first.objective
     if own is None or own.value is None:

@@ -114,7 +114,6 @@ def read_cells(path: Path) -> Iterator[Cells]:
 
 
 def _check_header(header: Sequence[str]) -> None:
-    """Reject missing required columns, and doubled ones."""
     names = list(header)
     missing = [name for name in REQUIRED_COLUMNS if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})

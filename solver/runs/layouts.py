@@ -141,7 +141,6 @@ def framework_of_run(cells: Cells) -> Framework:
 
 
 def _megatron_core_of(cells: Cells) -> str:
-    """Return the source of Megatron-Core's flags: NeMo, Megatron-Bridge, its tests, or others."""
     words = (cells.text("framework") or "").lower()
     if any(word in words for word in ("nemo", "bridge", "nvidia")):
         return "nemo"
@@ -201,7 +200,6 @@ def vocabulary_warning(cells: Cells, model: ModelSpec) -> str | None:
 
 
 def _moe_of(cells: Cells) -> MoeSpec | None:
-    """Return the experts, if the model has any."""
     experts = cells.count("num_experts")
     if not experts:
         return None
@@ -343,7 +341,6 @@ def _joined_option(text: str | None, parts: Sequence[str], alone: Sequence[str])
 
 
 def _launches_block(cells: Cells) -> bool:
-    """Return whether every kernel waits for the one before."""
     flags = cells.text("env_flags")
     if flags is None:
         return cells.text("cluster") in _BLOCKING_CLUSTERS
@@ -396,7 +393,6 @@ def _usual_precision(slug: str) -> str:
 
 
 def _optimizer_of(cells: Cells) -> str:
-    """Return the optimizer, if its states are known."""
     name = cells.text("optimizer") or "adamw"
     if name == "adamw":
         name = _STATES.get(cells.text("optimizer_state_dtype") or "", name)
@@ -491,7 +487,6 @@ def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: in
 
 
 def _refuse_unknown_software(cells: Cells) -> None:
-    """Refuse software that changes memory or time in ways this version does not model."""
     if (cells.text("offload") or "none") not in OFFLOAD:
         raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
     if "|" in (ambiguous := cells.text("precision") or ""):

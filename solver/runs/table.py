@@ -103,7 +103,6 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
 
 
 def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
-    """Return the row's problem and configuration."""
     plan = cells.text("plan")
     if plan is not None:
         return plan_shape(plan)

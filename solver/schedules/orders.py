@@ -169,8 +169,6 @@ WAITING_SHARE = 32.0 / 34.0
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """Passes that one rank has run."""
-
     forward_end_s: list[float] = field(default_factory=list)
     input_end_s: list[float] = field(default_factory=list)
     ahead: int = 0  # micro-batches between their forward and their backward pass

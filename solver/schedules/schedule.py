@@ -167,7 +167,6 @@ def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:
 
 
 def _zero_bubble(schedule: IntArray, p: IntArray, v: IntArray, others: IntArray) -> IntArray:
-    """Return the micro-batches that zero-bubble schedules have room for."""
     chunk = np.arange(others.shape[1])[None, :]
     shaped = np.where(v > 1, np.where(chunk < p, 2 * p - 1 - chunk, 2 * p - chunk), p)
     room = np.where(_ONE_P[schedule], p, others)

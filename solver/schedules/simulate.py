@@ -91,7 +91,6 @@ def third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tupl
 
 
 def _rank_of(chunk: int, pp: int, num_chunks: int, schedule: str) -> int:
-    """Return the rank that holds a chunk."""
     if schedule in V_SHAPED and num_chunks == 2 * pp:
         return min(chunk, 2 * pp - 1 - chunk)
     return chunk % pp

@@ -93,7 +93,6 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
 
 
 def _schedules(problem: Problem, pp: int, vpp: int) -> list[str]:
-    """Return the plain schedule, and others of the launcher or the request, for so many chunks."""
     pinned = problem.options.pin.get("pipeline_schedule")
     able = {*launcher_capabilities(problem.launcher).schedules, pinned}
     plain, *others = schedules_of(pp, vpp) or (plain_schedule(pp, vpp),)
@@ -155,7 +154,6 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
-    """Return candidates of tensor_parallel_size and context_parallel_size."""
     island = common_island(problem)
     heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
@@ -198,7 +196,6 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
 
 
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
-    """Yield one-chunk rows, of one pipeline size or several small ones, and each row's chunkings."""
     meshes = _meshes(problem, num_gpus, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
@@ -258,7 +255,6 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
 
 
 def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[int]:
-    """Return the values of a variable that neither its pin nor its bounds exclude."""
     options = problem.options
     low, high = options.bounds.get(variable, (0, max(values)))
     only = options.pin.get(variable)
@@ -288,8 +284,6 @@ def _fewer_gpus(problem: Problem) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Options of the enumeration."""
-
     legal_only: bool = False
     tick: Callable[[], object] = lambda: None
     wide: bool = False
@@ -374,12 +368,10 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
-    """Return whether fewer GPUs need not be tried, after those numbers of them with a legal row."""
     return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * legal[0])
 
 
 def _some_legal(problem: Problem, outer: Columns) -> bool:
-    """Return whether some of these rows is legal with one of its chunkings."""
     rules = rules_of(problem)
     left = outer.take(outer_legal(rules, outer))
     for pp in np.unique(left.pipeline_parallel_size).tolist():
@@ -516,7 +508,6 @@ def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...
 def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
-    """Return the spaces of several GPU counts, of the requested candidates alone."""
     found = [_enumerate(problem, counts[0], rules, asked)]
     if len(counts) == 1:
         return found[0]
@@ -527,7 +518,6 @@ def _of_candidates(
 
 
 def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
-    """Warn that not all GPUs are used, if that is so."""
     if most == usable_gpus(problem):
         return ()
     said = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
@@ -615,7 +605,6 @@ def searched_space(
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:
-    """Return up to how many legal rows of the usual candidates all are searched."""
     named = NARROWED & limited_by(problem)
     most = _NAMED if named else _FEW
     most = most // _WRITTEN if one_by_one or not is_plain(problem) else most

@@ -59,15 +59,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """One word of a text."""
-
     kind: str
     text: str
     at: int
 
 
 def _tokens(text: str) -> list[_Token]:
-    """Return the words of a text, and its end."""
     found, at = [], 0
     end = len(text.rstrip())
     while at < end:
@@ -84,7 +81,6 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _unreadable(sign: str) -> str:
-    """Describe a sign that begins no word of the language."""
     if sign in "'\"":
         return "a quoted word is not closed"
     advice = {"=": "; write == or =>", "&": "; write and", "|": "; write or", "!": "; write not or !=",
@@ -118,7 +114,6 @@ class _Parser:
         return None
 
     def _deeper(self) -> None:
-        """Count one level."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ExpressionError(self._tokens[self._next].at, f"nested deeper than {MAX_DEPTH} levels")
@@ -134,7 +129,6 @@ class _Parser:
         return left
 
     def _binary(self, signs: tuple[str, ...], operand: Callable[[], Node]) -> Node:
-        """Parse operands with signs between them, taken from the left."""
         left = operand()
         while token := self._accept(*signs):
             left = Node(token.text, token.at, (left, operand()))
@@ -151,7 +145,6 @@ class _Parser:
         return Node("not", token.at, (inner,))
 
     def _comparison(self) -> Node:
-        """Parse a chain of comparisons."""
         operands, signs = [self._sum()], []
         while token := self._accept(*COMPARISONS):
             signs.append(token.text)
@@ -161,11 +154,9 @@ class _Parser:
         )
 
     def _sum(self) -> Node:
-        """Parse sums of products."""
         return self._binary(("+", "-"), lambda: self._binary(("*", "//", "%"), self._unary))
 
     def _unary(self) -> Node:
-        """Parse a sign in front."""
         token = self._accept("-")
         if not token:
             return self._atom()
@@ -175,7 +166,6 @@ class _Parser:
         return Node("-", token.at, (Node("number", token.at), inner))
 
     def _atom(self) -> Node:
-        """Parse a leaf, or an expression in parentheses."""
         if self._accept("("):
             inner = self._implication()
             if not self._accept(")"):
@@ -190,7 +180,6 @@ class _Parser:
 
 
 def _leaf(token: _Token) -> Node:
-    """Parse a number, a word in quotes, a truth value or a name."""
     if token.kind == "number":
         if len(token.text) > len(str(MAX_NUMBER)) or int(token.text) > MAX_NUMBER:
             raise ExpressionError(token.at, f"the number is larger than {MAX_NUMBER}")

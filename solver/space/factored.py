@@ -457,7 +457,6 @@ class Kinds:
         return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
 
     def _least(self, values: Values) -> Values:
-        """Return the least of the inner rows' values in each pair."""
         order, begins, sizes = self._sorted
         there = np.flatnonzero(sizes)
         least = np.zeros_like(values, shape=len(sizes))

@@ -132,7 +132,6 @@ def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
 
 
 def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
-    """Reject precisions, optimizers and recipes that the launcher lacks."""
     name = able.launcher
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
     no_8_bits = bool(able.precisions) and "fp8" not in able.precisions
@@ -295,7 +294,6 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _needed(name: str, text: str, num_layers: int) -> Rule:
-    """Return one of the launcher's constraints as a rule."""
     constraint = constraint_of(text)
     return Rule(
         name=f"{name} needs {text}",
@@ -306,7 +304,6 @@ def _needed(name: str, text: str, num_layers: int) -> Rule:
 
 
 def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield rules on the sizes that heads and sequences are split over."""
     name = able.launcher
     kv_heads = gcd(*problem.model.kv_head_counts)
     if able.heads_whole_on_ranks:
@@ -366,7 +363,6 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield recomputation kinds and host states that conflict with the options."""
     facts, options = _facts(problem, able), problem.workload.framework_options
     found = (
         [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
@@ -484,7 +480,6 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _step_rules(able: Capabilities) -> Iterator[Rule]:
-    """Yield rules on steps that the launcher cannot express."""
     name = able.launcher
     schedules = [SCHEDULES.index(word) for word in able.schedules]
     recompute = [RECOMPUTE.index(word) for word in able.recompute]
@@ -528,7 +523,6 @@ def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
 
 
 def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield rules on shards, experts, sequences and host memory by the launcher."""
     name, words = able.launcher, offloads(problem, able)
     offload = [OFFLOAD.index(word) for word in words]
     sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
@@ -560,7 +554,6 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield rules on axes and stages that the launcher cannot express."""
     layers, name = problem.model.num_layers, able.launcher
     modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
     yield Rule(
@@ -584,7 +577,6 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield orders of the mesh axes that the launcher lacks, and the conditions of the others."""
     name, orders = able.launcher, [RANK_ORDERS.index(word) for word in able.rank_orders]
     yield Rule(
         name=f"{name} numbers the ranks so",

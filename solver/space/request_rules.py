@@ -122,7 +122,6 @@ def _sort(node: Node) -> Sort:
 
 
 def _sort_of_name(node: Node) -> Sort:
-    """Return the type of a variable."""
     name = str(node.value)
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
@@ -154,7 +153,6 @@ def _check_comparison(node: Node) -> None:
 
 
 def _check_word(variable: Node, word: Node) -> None:
-    """Require that a quoted word is one of its variable's."""
     if word.sign != "word":
         return
     if variable.sign != "name":
@@ -320,5 +318,4 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _outside(values: IntArray, low: int, high: int) -> BoolArray:
-    """Mark values outside an inclusive range."""
     return (values < low) | (values > high)

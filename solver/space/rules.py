@@ -88,7 +88,6 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _drive_rule(problem: Problem) -> Rule:
-    """Require that states on NVMe fit the drives of their nodes."""
     share = USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
 
     def swapped(c: Columns) -> BoolArray:
@@ -143,17 +142,14 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
 
 
 def _swaps(problem: Problem) -> bool:
-    """Return whether the launcher keeps anything on drives."""
     return any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
 
 
 def _node_gib(group: NodeGroup, share_bytes: int) -> str:
-    """Return the sum of GPUs' shares of a node."""
     return f"{share_bytes * group.gpus_per_node / GIB:.0f}"
 
 
 def _all_but(*names: str) -> tuple[str, ...]:
-    """Return every column but some."""
     return tuple(name for name in VARIABLE_OF if name not in names)
 
 
@@ -182,7 +178,6 @@ def _too_large(
 
 
 def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
-    """Return the bytes that rows keep outside the GPU."""
     profile = default_profile(problem.cluster, problem.priced_as)
     return outside_bytes(context_of(problem, _aside(c, aside), profile))
 
@@ -203,12 +198,10 @@ def common_island(problem: Problem) -> int:
 
 
 def _all_of(counts: tuple[int, ...]) -> str:
-    """Return the counts of each layer, in words."""
     return " or ".join(map(str, counts))
 
 
 def _tensor_rules(problem: Problem) -> Iterator[Rule]:
-    """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
     model = problem.model
     heads, kv_heads = gcd(*model.head_counts), model.kv_head_counts
     island = common_island(problem)
@@ -248,7 +241,6 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _sequence_rules(problem: Problem) -> Iterator[Rule]:
-    """Context and sequence parallelism split the tokens of one sequence."""
     seq = problem.workload.seq_length
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
@@ -295,7 +287,6 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _expert_rules(problem: Problem) -> Iterator[Rule]:
-    """Expert parallelism splits the experts over ranks that hold the same layers."""
     moe = problem.model.moe
     if moe is None:
         yield Rule(
@@ -395,7 +386,6 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _order_rules() -> Iterator[Rule]:
-    """Reject orders of the mesh axes that place every rank like an earlier one."""
     yield Rule(
         name="rank_order puts some rank elsewhere",
         reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
@@ -419,7 +409,6 @@ def _repeated_order(c: Columns) -> BoolArray:
 
 
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
-    """Require that micro-batches make up the batch, and that shard sets have several ranks."""
     batches = batch_sizes(problem)
     words = " or ".join(str(batch) for batch in batches)
     yield Rule(

@@ -88,7 +88,6 @@ def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Varia
 def _expert_tensor(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    """Split experts like everything else, and as the request requires."""
     name, tp = "expert_tensor_parallel_size", columns.tensor_parallel_size
     every = np.ones(len(columns), dtype=np.bool_)
     if problem.model.moe is not None and able.expert_tensor_parallel:
@@ -104,7 +103,6 @@ def _expert_tensor(
 def _shard_sizes(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    """Use shard sets inside an island, and those that the request requires."""
     name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
     sharded = columns.zero_stage > 0
     island = min(group.island_gpus for group in problem.cluster.groups)
@@ -135,7 +133,6 @@ def _sequence_parallel(
 
 
 def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """Exchange heads for tokens, where there are enough of them."""
     name, cp = "context_parallel_mode", columns.context_parallel_size
     named = name in limited_by(problem)
     if "all_to_all" in able.context_parallel_modes or named:
@@ -153,7 +150,6 @@ def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> Boo
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """Yield what may go to the host."""
     if "offload" in problem.options.allow:
         every = np.ones(len(columns), dtype=np.bool_)
         for word in offloads(problem, able):
