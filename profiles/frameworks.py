@@ -332,9 +332,7 @@ def _groups(pointer: str, value: object) -> str:
     return found[0]
 
 
-@cache
-def _option_names() -> frozenset[str]:
-    return frozenset(f.name for f in fields(FrameworkFacts)) - _NOT_OPTIONS
+_OPTIONS = frozenset(f.name for f in fields(FrameworkFacts)) - _NOT_OPTIONS
 
 
 def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:
@@ -346,7 +344,6 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
     """
     if not options:
         return facts
-    allowed = _option_names()
     changed: dict[str, Any] = {}
     for name, value in options.items():
         if name == "flash_attention":
@@ -355,8 +352,8 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
         elif name == "cuda_graphs":  # whole layers, or nothing
             captured = "layer" if _checked(name, value, current=False) else "none"
             changed["cuda_graph"] = _agreeing(options, name, captured)
-        elif name not in allowed:
-            raise UnknownNameError.among("/workload/framework_options", name, {*allowed, "cuda_graphs"})
+        elif name not in _OPTIONS:
+            raise UnknownNameError.among("/workload/framework_options", name, {*_OPTIONS, "cuda_graphs"})
         else:
             changed[name] = _checked(name, value, getattr(facts, name))
     found = replace(facts, **changed)

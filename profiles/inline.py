@@ -152,7 +152,11 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
             **host,
         )
     except InvalidProblemError as error:
-        raise _moved(error, reader.pointer) from error
+        moved = [
+            replace(fault, pointer=fault.pointer.replace("/cluster", reader.pointer, 1))
+            for fault in error.errors
+        ]
+        raise InvalidProblemError(moved) from error
 
 
 def _host(reader: FieldReader) -> dict[str, Any]:
@@ -169,13 +173,6 @@ def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
     """Return the GPUs of a rack where the GPU's fast link spans nodes that size, else of the node."""
     spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % gpus_per_node == 0
     return gpu.island_gpus if spans else gpus_per_node
-
-
-def _moved(error: InvalidProblemError, pointer: str) -> InvalidProblemError:
-    moved = [
-        replace(fault, pointer=fault.pointer.replace("/cluster", pointer, 1)) for fault in error.errors
-    ]
-    return InvalidProblemError(moved)
 
 
 def _warn(

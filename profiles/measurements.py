@@ -126,8 +126,3 @@ class SwitchTree:
             names.append(at.name)
             at = by_name[at.parent] if at.parent else None
         return tuple(names)
-
-    def levels_between(self, first: str, second: str) -> int | None:
-        """Return switch levels up to the first common switch (1: the same leaf); None if none."""
-        above = self.path(second)
-        return next((level for level, name in enumerate(self.path(first), 1) if name in above), None)

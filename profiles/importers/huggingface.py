@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from typing import Any, cast
 
-from meshwright.profiles.documents import FILE, read_json
-from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
@@ -73,28 +71,6 @@ _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
     """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
     return bool({"model_type", "architectures", "transformers_version", "num_hidden_layers"} & set(raw))
-
-
-def load_config(path: Path | str) -> ModelSpec:
-    """Return the model of a ``config.json``, or of a folder that holds one; named after the folder.
-
-    Raises:
-        InvalidProblemError: the file is missing, too large, or not a JSON object; or as
-            ``model_from_config``.
-    """
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    try:
-        with file.open("rb") as opened:
-            raw = read_json(opened.read(FILE.max_bytes + 1))
-    except OSError as error:
-        raise InvalidProblemError.of("/model", f"no readable {file.name[:MAX_TEXT]} there") from error
-    except InvalidProblemError as error:
-        first = error.errors[0]
-        message = f"{file.name[:MAX_TEXT]}{first.pointer}: {first.message}"
-        raise InvalidProblemError.of("/model", message, allowed=first.allowed) from error
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return model_from_config(raw, name=name or "custom")
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:

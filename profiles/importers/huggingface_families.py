@@ -35,20 +35,16 @@ _COUNTED: Facts = {**_SIGMOID, "selection_bias_counted": True}
 _FIRST_DENSE = {"first_k_dense_replace": 1}
 
 
-def _itself(value: float) -> float:
-    return value
-
-
-_CLIP = {"clip_qkv": ("attention_clip", _itself)}
+_CLIP = {"clip_qkv": ("attention_clip", float)}
 _MULTIPLIERS = {
-    "embedding_multiplier": ("embedding_scale", _itself),
-    "residual_multiplier": ("residual_scale", _itself),
-    "attention_multiplier": ("attention_scale", _itself),
+    "embedding_multiplier": ("embedding_scale", float),
+    "residual_multiplier": ("residual_scale", float),
+    "attention_multiplier": ("attention_scale", float),
     "logits_scaling": ("logit_scale", lambda value: 1 / value),
 }
 _CAPS = {
-    "attn_logit_softcapping": ("attention_softcap", _itself),
-    "final_logit_softcapping": ("logit_softcap", _itself),
+    "attn_logit_softcapping": ("attention_softcap", float),
+    "final_logit_softcapping": ("logit_softcap", float),
     "query_pre_attn_scalar": ("attention_scale", lambda value: value**-0.5),
 }
 
@@ -95,7 +91,7 @@ _GEMMA_4 = replace(
 _OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
 _COHERE = Family(
     flags={**_ATTENTION_FLAG, "use_qk_norm": (False, {"query_key_norm": "each_head"})},
-    numbers={"logit_scale": ("logit_scale", _itself)},
+    numbers={"logit_scale": ("logit_scale", float)},
     facts={"normalization": "layernorm_without_bias", "parallel_residual": True, "shared_norm": True},
 )
 _COHERE_2 = replace(
@@ -146,7 +142,7 @@ _HUNYUAN = Family(
     ),
 )  # fmt: skip
 _QUICK_GELU: Facts = {"activation": "quick_gelu", "gate_offset": 1.0}
-_CLAMP = {"swiglu_limit": ("activation_clamp", _itself)}
+_CLAMP = {"swiglu_limit": ("activation_clamp", float)}
 
 
 def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
@@ -217,7 +213,7 @@ FAMILIES: Mapping[str, Family] = {
                        fixed={"qk_norm": True}),
     "nanochat": replace(
         _BIASED_ATTENTION, activation="relu2",
-        numbers={"final_logit_softcapping": ("logit_softcap", _itself)},
+        numbers={"final_logit_softcapping": ("logit_softcap", float)},
         facts={
             "gated_mlp": False, "normalization": "rmsnorm_without_weights", "embedding_norm": True,
             "query_key_norm": "per_head_without_weights",
@@ -282,7 +278,7 @@ FAMILIES: Mapping[str, Family] = {
     # Latent attention
     "youtu": _LATENT,
     "minicpm3": replace(
-        _LATENT, flags=_MLP_FLAG, numbers={"scale_emb": ("embedding_scale", _itself)},
+        _LATENT, flags=_MLP_FLAG, numbers={"scale_emb": ("embedding_scale", float)},
         fixed={"rope_interleave": None},
     ),
     "deepseek_v2": replace(
@@ -380,7 +376,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mimo_v2_flash": Family(
         flags=_QKV_FLAG,
-        numbers={"attention_value_scale": ("value_scale", _itself)},
+        numbers={"attention_value_scale": ("value_scale", float)},
         router=_SIGMOID,
         global_layers="first_and_every_last",
         global_every=6,
@@ -476,7 +472,7 @@ FAMILIES: Mapping[str, Family] = {
         own_activation=True,
         facts={"normalization": "layernorm_without_bias", **_FUSED_QKV},
         router={"linear_router": True},
-        numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
+        numbers={"attn_config.clip_qkv": ("attention_clip", float)},
         fixed={"ffn_config.ffn_act_fn": {"name": "silu"}, "ffn_config.moe_normalize_expert_weights": 1.0},
     ),
     # GPT and its kind
@@ -572,7 +568,7 @@ FAMILIES: Mapping[str, Family] = {
             "gated_mlp": False, "normalization": "layernorm_without_bias", "alibi_positions": True,
             **_FUSED_QKV,
         },
-        numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
+        numbers={"attn_config.clip_qkv": ("attention_clip", float)},
         fixed={
             "no_bias": True, "expansion_ratio": 4, "norm_type": "low_precision_layernorm",
             "logit_scale": None, "embedding_fraction": 1.0,

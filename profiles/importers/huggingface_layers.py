@@ -49,7 +49,8 @@ def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:
     rule = _moe_layers_by_rule(reader, num_layers)  # read first: its keys are known either way
     kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers")
     if kinds is not None:
-        if not _is_list_of(kinds, num_layers, ("dense", "sparse")):
+        known = isinstance(kinds, list) and {*map(str, kinds)} <= {"dense", "sparse"}
+        if not known or len(kinds) < num_layers:
             reader.fault("mlp_layer_types", f"must be a list of {num_layers} kinds: dense, sparse")
             return []
         return [layer for layer, kind in enumerate(kinds[:num_layers]) if kind == "sparse"]  # type: ignore[index]
@@ -89,10 +90,6 @@ def _numbers(reader: FieldReader, name: str) -> list[int]:
         reader.fault(name, "must be a list of whole numbers")
         return []
     return layers
-
-
-def _is_list_of(value: object, count: int, kinds: tuple[str, ...]) -> bool:
-    return isinstance(value, list) and len(value) >= count and all(kind in kinds for kind in value)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,10 +25,6 @@ _INTERNLM: dict[str, Any] = {
 _BAICHUAN_2 = 125_696  # tokens, by which vLLM recognises it (models/baichuan.py)
 
 
-def _itself(value: float) -> float:
-    return value
-
-
 def _first_or_second(reader: FieldReader, _known: Mapping[str, Any]) -> Facts:
     """Return Baichuan's positions: ALiBi for 13 B, where configs have only ``model_max_length``.
 
@@ -53,7 +49,7 @@ REMOTE: Mapping[str, Family] = {
     "minicpm": Family(
         like="llama",
         flags={"attention_bias": (False, _ATTENTION_BIASES), "mlp_bias": (False, {"mlp_bias": True})},
-        numbers={"scale_emb": ("embedding_scale", _itself)},
+        numbers={"scale_emb": ("embedding_scale", float)},
         experts="num_experts", dense_without_experts=True, router={"linear_router": True},
         defaults={"tie_word_embeddings": True},
     ),

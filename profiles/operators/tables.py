@@ -204,7 +204,6 @@ FOLDER = CATALOG / "operators"
 ANY = "any"  # the precision of what does not depend on one
 FORMAT = "meshwright-operator-tables-1"
 VALUE_SCALE = 1000.0  # stored values are round(1000 * log2(measured / roof))
-_CHUNK = 16_384  # rows worked on at a time, so that intermediate arrays stay in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,16 +227,6 @@ class OperatorTable:
     grid: LogGrid
     held_out: HeldOut
 
-    def seconds(self, *arguments: ArrayLike) -> FloatArray:
-        """Return the seconds for arguments in the operator's order (``MODELS``), broadcast together."""
-        arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments))
-        flat = [array.ravel() for array in arrays]
-        parts = [
-            self._seconds(tuple(array[start : start + _CHUNK] for array in flat))
-            for start in range(0, max(flat[0].size, 1), _CHUNK)
-        ]
-        return np.concatenate(parts).reshape(arrays[0].shape)
-
     def extrapolated(self, *arguments: ArrayLike) -> BoolArray:
         """Return whether the arguments lie beyond the measurements, so that only the roof is known."""
         arrays = tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments)))
@@ -250,9 +239,6 @@ class OperatorTable:
     def slowdown(self, *arguments: FloatArray) -> FloatArray:
         """Return measured seconds over the roof's, for arguments of one shape (n,)."""
         return np.exp2(self.grid.at(MODELS[self.operator].point(arguments)))
-
-    def _seconds(self, arguments: Quantities) -> FloatArray:
-        return self.roof_s(*arguments) * self.slowdown(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,57 +259,6 @@ class OperatorTables:
         if table is None:
             raise ProfileError(f"{self.gpu}: no measured table of {operator[:40]} in {precision[:20]}")
         return table
-
-
-def gemm_s(
-    m: ArrayLike, n: ArrayLike, k: ArrayLike, *, tables: OperatorTables, precision: str = "bf16"
-) -> FloatArray:
-    """Return the seconds of a (m, k) by (k, n) product, weights stored (n, k) as in a forward pass.
-
-    In fp8 the product alone: casts of its inputs are memory-bound operators of their own.
-    """
-    return tables.find("gemm", precision).seconds(m, n, k)
-
-
-def attention_forward_s(
-    batch: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    seq_len: ArrayLike,
-    *,
-    head_dim: ArrayLike,
-    tables: OperatorTables,
-) -> FloatArray:
-    """Return the seconds of causal flash attention over whole sequences, forward, in bf16."""
-    return tables.find("attention_forward").seconds(batch, heads, kv_heads, seq_len, head_dim)
-
-
-def memory_bound_s(moved_bytes: ArrayLike, *, tables: OperatorTables) -> FloatArray:
-    """Return the seconds of an element-wise kernel by bytes read and written (measured: the fp8 cast)."""
-    return tables.find("memory_bound", ANY).seconds(moved_bytes)
-
-
-def collective_s(
-    collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
-) -> FloatArray:
-    """Return the seconds of an NCCL collective among GPUs of one node.
-
-    Args:
-        collective: all_reduce, all_gather, reduce_scatter or all_to_all.
-        ranks: 2 or more.
-        payload_bytes: the whole gathered or reduced buffer; of an all-to-all what one rank sends.
-        tables: the GPU's tables.
-    """
-    return tables.find(collective, ANY).seconds(ranks, payload_bytes)
-
-
-def bus_bytes_per_s(
-    collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
-) -> FloatArray:
-    """Return bus bandwidth in the convention of nccl-tests, from ``collective_s``."""
-    sizes = np.asarray(ranks, dtype=np.float64), np.asarray(payload_bytes, dtype=np.float64)
-    taken = collective_s(collective, *sizes, tables=tables)
-    return np.asarray(bus_bytes(collective, *sizes) / taken)
 
 
 @cache

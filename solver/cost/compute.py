@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
@@ -428,16 +427,12 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
     moe, facts = ctx.model.moe, ctx.facts
     if moe is None:
         return 0.0
-    share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else _fused_permutation(facts)
+    share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
+    share *= 1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION
+    share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else share
     sent = ctx.moe_tokens * moe.top_k * ctx.model.hidden_size
     arrived = np.where(ctx.e < moe.num_experts, sent * ctx.et, 0.0)
     return share * ctx.constants.permute_bytes * 0.5 * (sent + arrived)
-
-
-def _fused_permutation(facts: FrameworkFacts) -> float:
-    """Return the permutation traffic over that of a fused permutation round an all-to-all."""
-    share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
-    return share * (1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION)
 
 
 def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:

@@ -136,8 +136,9 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     trained = trained_weights(ctx, weights, kind)
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     if ctx.frozen:
-        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16") + _adapters_moved(ctx, kind)
-    compute = compute + _converted(ctx, kind)
+        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
+        compute = compute + _moved_s(ctx, adapter_bytes(ctx, kind))
+    compute = compute + _moved_s(ctx, converted_bytes(ctx, kind))
     compute = compute + accumulation(ctx, trained.dense + trained.routed)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
@@ -195,16 +196,9 @@ def _unreplayed_s(
     return launched(ctx, kind, busy, floor_s).forward - launched(ctx, kind, left, floor_s).forward
 
 
-def _converted(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """Price making weights of fewer or more bits bf16 before their products."""
-    forward, backward = converted_bytes(ctx, kind)
-    rate = ctx.hbm_bytes_per_s
-    return PassSeconds(forward=forward / rate, backward=backward / rate)
-
-
-def _adapters_moved(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """Price dropout, scaling and sums of a layer's adapters: separate kernels that no stack fuses."""
-    forward, backward = adapter_bytes(ctx, kind)
+def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
+    """Price kernels that move these bytes in the forward and in the backward pass."""
+    forward, backward = moved_bytes
     return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
 
 

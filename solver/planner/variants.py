@@ -177,15 +177,16 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
     groups = list[list[Variant]]()
     for one in variants:
         last = groups[-1] if groups else []
-        if last and len(last) < _most_together(last[0].problem) and _differ_in_switches(last[0], one):
+        in_switches = (
+            last
+            and last[0].profile is one.profile
+            and on_switches(last[0].problem, one.problem) == one.problem
+        )
+        if in_switches and len(last) < _most_together(last[0].problem):
             last.append(one)
         else:
             groups.append([one])
     return groups
-
-
-def _differ_in_switches(one: Variant, other: Variant) -> bool:
-    return one.profile is other.profile and on_switches(one.problem, other.problem) == other.problem
 
 
 def _most_together(problem: Problem) -> int:

@@ -243,12 +243,8 @@ def passes_of(
         return fixed
     limits = candidates(pp, m, AUTOMATIC[schedule] * pp)
     found = [fixed, *(_in_made_order(seconds, limit) for limit in limits)]
-    return min(found, key=lambda ranks: max(map(_own_time_s, ranks)))
-
-
-def _own_time_s(rank: Passes) -> float:
-    """Return a rank's time from its first pass to its last, for steps without synchronisation."""
-    return rank.end_s - float(rank.start_s[0])
+    # ranks do not wait for one another: each takes the time from its first pass to its last
+    return min(found, key=lambda ranks: max(rank.end_s - float(rank.start_s[0]) for rank in ranks))
 
 
 def _alone(forward_s: tuple[float, ...], backward_s: tuple[float, ...], m: int) -> Passes:

@@ -148,17 +148,12 @@ class Space:
         return np.asarray(self.masks == 0)
 
 
-def _powers_of_two(limit: int) -> list[int]:
-    """Return 1, 2, 4, … up to ``limit``."""
-    return [1 << bit for bit in range(max(1, limit).bit_length())]
-
-
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     island = common_island(problem)
     heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
-    slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
-    if wide:
-        slices = divisors(problem.workload.seq_length)
+    length = problem.workload.seq_length
+    most = max(length // MIN_TOKENS_PER_CONTEXT_RANK, 1)
+    slices = divisors(length) if wide else [1 << bit for bit in range(most.bit_length())]
     return (
         with_request(problem, "tensor_parallel_size", heads),
         with_request(problem, "context_parallel_size", slices),

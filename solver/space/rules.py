@@ -126,6 +126,7 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
     """Return what is assumed about hosts of unknown memory, if something may be offloaded."""
     if "offload" not in problem.options.allow:
         return ()
+    swaps = any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
     return tuple(
         f"host memory of {group.gpu.slug} nodes is not stated: the usual node's "
         f"{_node_gib(group, host_of(group).memory_bytes)} GiB are assumed ({host_of(group).source}); "
@@ -137,12 +138,8 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
         f"{_node_gib(group, host_of(group).nvme_bytes)} GiB of NVMe are assumed; nvme_bytes, "
         "nvme_read_bytes_per_s and nvme_write_bytes_per_s say otherwise"
         for group in problem.cluster.distinct_groups
-        if group.nvme_bytes is None and _swaps(problem)
+        if swaps and group.nvme_bytes is None
     )
-
-
-def _swaps(problem: Problem) -> bool:
-    return any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
 
 
 def _node_gib(group: NodeGroup, share_bytes: int) -> str:

@@ -154,10 +154,6 @@ def test_the_tree_has_every_node_once_and_knows_distances() -> None:
     # 4 + 3 + 2 · 2 + (2 + 2) nodes
     assert tree.num_nodes == 15
     assert tree.path("gpu008") == ("leaf1", "pod0", "spine")
-    assert tree.levels_between("gpu001", "gpu002") == 1
-    assert tree.levels_between("gpu001", "gpu005") == 2
-    assert tree.levels_between("gpu001", "rack3gpu02") == 3
-    assert tree.levels_between("gpu001", "nowhere") is None
     assert tree.path("old9") == ("leaf3", "pod1", "spine")
 
 
@@ -165,8 +161,6 @@ def test_blocks_have_no_common_switch() -> None:
     blocks = read_slurm_topology(FILES / "topology_block.conf")
     assert blocks.block_sizes == (18, 36)
     assert blocks.num_nodes == 36
-    assert blocks.levels_between("gb001", "gb018") == 1
-    assert blocks.levels_between("gb001", "gb019") is None
 
 
 def test_each_fault_names_its_line_or_switch(tmp_path: Path) -> None:

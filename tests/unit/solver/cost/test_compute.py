@@ -12,7 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
-from meshwright.profiles.operators.tables import attention_forward_s, load_operator_tables
+from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel
 from meshwright.solver.cost.compute import (
@@ -100,8 +100,9 @@ def flash_s(problem: Problem, **changes: object) -> float:
 def test_flash_attention_takes_its_table_at_the_level_of_the_stack() -> None:
     # H100, 64 heads of 128 over 8 kv heads: computing is all but all of it, so the level divides
     problem = a_problem(a_model(), seq_length=8192)
-    tables = load_operator_tables("h100-sxm-80gb")
-    table_s = float(attention_forward_s(1, 64, 8, 8192, head_dim=128, tables=tables))
+    table = load_operator_tables("h100-sxm-80gb").find("attention_forward")
+    whole = [np.array([float(size)]) for size in (1, 64, 8, 8192, 128)]
+    table_s = float((table.roof_s(*whole) * table.slowdown(*whole))[0])
     level = a_profile(problem).constants.attention
     assert flash_s(problem) == pytest.approx(table_s / level, rel=0.02)
 
