@@ -49,11 +49,11 @@ def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:
     rule = _moe_layers_by_rule(reader, num_layers)  # read first: its keys are known either way
     kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers")
     if kinds is not None:
-        known = isinstance(kinds, list) and {*map(str, kinds)} <= {"dense", "sparse"}
-        if not known or len(kinds) < num_layers:
+        listed_kinds = kinds if isinstance(kinds, list) else [None]
+        if len(listed_kinds) < num_layers or any(kind not in ("dense", "sparse") for kind in listed_kinds):
             reader.fault("mlp_layer_types", f"must be a list of {num_layers} kinds: dense, sparse")
             return []
-        return [layer for layer, kind in enumerate(kinds[:num_layers]) if kind == "sparse"]  # type: ignore[index]
+        return [layer for layer, kind in enumerate(listed_kinds[:num_layers]) if kind == "sparse"]
     if listed is not None:
         return [layer for layer in _numbers(reader, "moe_layers") if layer < num_layers]
     return rule
