@@ -46,6 +46,14 @@ class PassSeconds:
         return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
+def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
+    """Return the seconds of all pieces, one after the other."""
+    forward, backward = first.forward, first.backward
+    for one in others:
+        forward, backward = forward + one.forward, backward + one.backward
+    return PassSeconds(forward=forward, backward=backward)
+
+
 # --------------------------------------------------------------------------------------------------
 # Where the ranks of a row lie: which strides each order of the mesh axes gives them.
 #

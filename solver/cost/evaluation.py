@@ -150,18 +150,9 @@ class Evaluation:
 
     config: Configuration
     classes: tuple[Pipeline, ...]
-    class_objectives_s: tuple[float, ...]  # closed-form step of each class
+    slowest: int  # of the classes: the others wait for it
+    objective_s: float  # closed-form step: that of the slowest class, and the exchange
     exchange_s: float = 0.0  # of gradients between classes, behind the slowest
-
-    @cached_property
-    def objective_s(self) -> float:
-        """Return the closed-form step: that of the slowest class, and the exchange."""
-        return max(self.class_objectives_s) + self.exchange_s
-
-    @cached_property
-    def slowest(self) -> int:
-        """Return the index of the class that the others wait for."""
-        return int(np.argmax(self.class_objectives_s))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -211,21 +202,24 @@ def evaluate(
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
-    nodes = NodeGroups.of(problem, profile)
+    nodes, classes = NodeGroups.of(problem, profile), [config.replicas or (config,) for config in configs]
     pipelines = _pipelines(
-        nodes, profile, [one for config in configs for one in config.classes], with_spread=with_spread
+        nodes, profile, [one for some in classes for one in some], with_spread=with_spread
     )
     objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
     priced, exchange_s = iter(pipelines), cache(nodes.exchange_s)
     found = list[Evaluation]()
-    for config in configs:
-        own = tuple(next(priced) for _ in config.classes)
+    for config, some in zip(configs, classes, strict=True):
+        own = tuple(next(priced) for _ in some)
+        steps_s = [next(objectives_s) for _ in own]
+        exchanged_s = exchange_s(tuple(one.stages[0].on.group for one in own))
         found.append(
             Evaluation(
                 config=config,
                 classes=own,
-                class_objectives_s=tuple(next(objectives_s) for _ in own),
-                exchange_s=exchange_s(tuple(one.stages[0].on.group for one in own)),
+                slowest=int(np.argmax(steps_s)),
+                objective_s=max(steps_s) + exchanged_s,
+                exchange_s=exchanged_s,
             )
         )
     return found

@@ -7,7 +7,7 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -38,7 +38,7 @@ from meshwright.solver.cost.compute import (
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes
+from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes, total
 from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
 from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices, spilled_s, state_bytes
 from meshwright.solver.cost.parameters import (
@@ -134,25 +134,19 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     attention = core_attention(ctx)
     weights = layer_weights(ctx, kind)
     trained = trained_weights(ctx, weights, kind)
-    compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
+    pieces = [linear_seconds(ctx, kind), attention, memory_bound(ctx, kind)]
     if ctx.frozen:
-        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
-        compute = compute + _moved_s(ctx, adapter_bytes(ctx, kind))
-    compute = compute + _moved_s(ctx, converted_bytes(ctx, kind))
-    compute = compute + accumulation(ctx, trained.dense + trained.routed)
+        pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
+        pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
+    pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
+    compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = _expert_exchange(ctx) if kind == "moe" else _nothing(ctx)
     uneven = unequal_attention(ctx, attention)
     again = replayed_s(ctx, kind, attention + uneven, experts)
-    busy = (
-        compute
-        + uneven
-        + tensor
-        + rings
-        + experts
-        + PassSeconds(forward=np.zeros_like(again), backward=again)
-    )
+    replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
+    busy = total(compute, uneven, tensor, rings, experts, replayed)
     beyond = _beyond(ctx, kind, compute, tensor)
     passes = launched(ctx, kind, busy, layer_floor_s(ctx, kind)) + beyond
     if ctx.offloads_activations.any():
@@ -352,13 +346,15 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     copies, depth = prediction_copies(ctx), ctx.model.num_mtp_layers
     own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies)
 
-    def prediction(one: Context) -> list[PartPrice]:
+    each = list[list[PartPrice]]()
+    for _, one in ctx.at_lengths:
         project, layer = _nothing(one), _layer_price(one.of_prediction, one.model.mtp_shape.kind)
         for _ in range(depth):
             project = project + _projection_seconds(one)
-        return [_end_price(one, project, _nothing(one), own=own, layers=[layer] * depth, part="prediction")]
-
-    (part,) = _on_the_mean(ctx, prediction)
+        each.append(
+            [_end_price(one, project, _nothing(one), own=own, layers=[layer] * depth, part="prediction")]
+        )
+    (part,) = _on_the_mean(ctx, each)
     weights = own + prediction_weights(ctx)
     trained = trained_weights(ctx, weights, "prediction")
     tail = tail_of(ctx, [trained], [part.passes], [0.0])
@@ -388,12 +384,11 @@ def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[
     }
 
 
-def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -> list[PartPrice]:
-    """Price parts at the mean over micro-batch lengths, plus the wait for the longest document.
+def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
+    """Price parts at the mean over ``ctx.at_lengths``, plus the wait for the longest document.
 
     Not attention alone but all work of a micro-batch is then as unequal as its length.
     """
-    each = [parts_of(one) for _, one in ctx.at_lengths]
     if not ctx.pads_to_longest:
         return each[0]
     of_lengths = OfLengths.of(ctx)
@@ -414,7 +409,8 @@ def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     """Price every part in order: layer kinds, embedding, head."""
-    return _drained(ctx, _on_the_mean(ctx, lambda one: _parts_of(one, layout)))
+    each = [_parts_of(one, layout) for _, one in ctx.at_lengths]
+    return _drained(ctx, _on_the_mean(ctx, each))
 
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:

@@ -52,7 +52,7 @@ class Sharding:
     def in_torch_pipeline(self) -> BoolArray:
         """Mark rows with stages that shard gradients or weights under torch's pipeline runtime."""
         if not self.facts.torch_pipelines:
-            return np.zeros(len(self.columns), dtype=np.bool_)
+            return np.zeros_like(self.columns.zero_stage, dtype=np.bool_)
         return np.asarray(
             (self.columns.pipeline_parallel_size > 1) & (self.columns.zero_stage >= SHARD_GRADIENTS)
         )

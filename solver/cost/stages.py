@@ -20,7 +20,7 @@ from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.schedules.schedule import (
     fill_share,
-    has_v_shape,
+    in_a_v,
     in_flight,
     rank_of_chunk,
     splits_backward,
@@ -363,7 +363,7 @@ def chunks_of(
         sent=sent,
         returned=returned,
         num_ranks=num_ranks,
-        regular=bool((p == num_ranks).all()) and not has_v_shape(columns),
+        regular=bool((p == num_ranks).all()) and not in_a_v(columns).any(),
     )
 
 

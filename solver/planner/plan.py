@@ -424,7 +424,10 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
-    found_by = {plan.plan_id: one.found_by()(plan) for one in answered for plan in one.answer.plans}
+    found_by = dict[str, Variant]()
+    for one in answered:
+        variant_of = one.found_by()
+        found_by |= {plan.plan_id: variant_of(plan) for plan in one.answer.plans}
     explained = dict[str, Plan]()
     for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
         some = [plan for plan in answer.plans if id(found_by[plan.plan_id]) == variant]

@@ -108,11 +108,6 @@ def in_a_v(columns: Columns) -> BoolArray:
     return np.asarray(_V_SHAPED[columns.pipeline_schedule] & (columns.virtual_pipeline_size > 1))
 
 
-def has_v_shape(columns: Columns) -> bool:
-    """Return whether any row's chunks lie in a V over its ranks."""
-    return bool(in_a_v(columns).any())
-
-
 def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
     """Return each chunk's rank, (n, C): ``c mod p``, or a V down and up again."""
     p, chunk = _common(columns.pipeline_parallel_size), np.arange(num_chunks)[None, :]

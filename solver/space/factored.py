@@ -74,7 +74,8 @@ class Crossing:
         """Return the rows at ``index``, in that order."""
         lines = {name: np.empty(len(index), dtype=np.int64) for name in (*_OUTER, *OF_CHUNKS)}
         for start in range(0, len(index), _AT_ONCE):
-            look()
+            if start:
+                look()
             some = slice(start, start + _AT_ONCE)
             row = np.searchsorted(self.first, index[some], side="right") - 1
             place = self.begin[row] + index[some] - self.first[row]
@@ -246,9 +247,12 @@ def _unbroken(rules: Iterable[Rule], outer: Columns) -> BoolArray:
     Rules that read few columns are quick and go first; where they leave less than half of the rows, the
     next ones are asked about these alone.
     """
-    place, few, good = np.arange(len(outer)), outer, np.ones(len(outer), dtype=np.bool_)
+    place, few, good, seen = np.arange(len(outer)), outer, np.ones(len(outer), dtype=np.bool_), 0
     for rule in sorted(rules, key=lambda rule: len(rule.reads)):
-        look()
+        seen += len(good)
+        if seen > _AT_ONCE:
+            look()
+            seen = 0
         good &= ~rule.violated(few)
         left = np.count_nonzero(good)
         if left == 0:
