@@ -149,7 +149,6 @@ def read_calibration(document: Mapping[str, Any]) -> Calibration:
 
 
 def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
-    """Return a residual process from JSON; its matrices must fit each other."""
     if raw is None:
         return None
     points, precision = _rows(raw["points"]), _rows(raw["precision"])
@@ -181,7 +180,6 @@ def _number(raw: object) -> float:
 
 
 def _within(raw: object, least: float, most: float) -> float:
-    """Return a number between two, both included; NaN is not."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise TypeError("not a number")
     value = float(raw)

@@ -296,7 +296,6 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
 
 def _window_facts(model: ModelSpec) -> dict[str, bool]:
-    """Return the facts of local layers; for layers that attend within chunks there are none."""
     chunks = model.chunked_attention
     return {
         "attention within chunks": chunks,
@@ -330,7 +329,6 @@ def _norm_facts(model: ModelSpec) -> dict[str, bool]:
 
 
 def _mlp_facts(model: ModelSpec) -> dict[str, bool]:
-    """Return the facts of the MLP; gated silu and ungated gelu are the usual ones."""
     gate = "gated" if model.gated_mlp else "ungated"
     usual = "silu" if model.gated_mlp else "gelu"
     return {

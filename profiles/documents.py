@@ -228,7 +228,6 @@ class JsonReader:
         return self._builder.finished()
 
     def _parse(self, data: bytes) -> None:
-        """Hand bytes to the parser; an empty piece would mean the end to it."""
         if not data:
             return
         num_events = self._events.num_events
@@ -473,7 +472,6 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
 
 
 def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:
-    """Return the fault and its place, on one line."""
     mark = getattr(fault, "problem_mark", None)
     if isinstance(fault, ReaderError):
         return f"{shown(str(fault.reason))} (line {text.count(chr(10), 0, fault.position) + 1})"

@@ -126,7 +126,6 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
 
 
 def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
-    """Return one node group; None when it has faults, which the reader keeps."""
     slug = reader.text("gpu")
     num_nodes = reader.integer("num_nodes", high=MAX_NODES)
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
@@ -194,7 +193,6 @@ def _words(link: LinkSpec) -> str:
 
 
 def _link(reader: FieldReader | None) -> LinkSpec | None:
-    """Return a link; None when it is missing or has faults, which the reader keeps."""
     if reader is None:
         return None
     kind = reader.text("kind")

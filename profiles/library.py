@@ -68,7 +68,6 @@ def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
 
 
 def _canonical(name: str) -> str:
-    """Return the slug behind an alias; any other name itself."""
     alias = _aliases().get(name)
     return alias["of"] if alias else name
 
@@ -170,7 +169,6 @@ def model_like(shape: ModelSpec) -> ModelSpec | None:
 
 
 def _experts(model: ModelSpec) -> tuple[int, ...]:
-    """Return the sizes of a model's experts; empty without any."""
     moe = model.moe
     if moe is None:
         return ()
@@ -297,7 +295,6 @@ def _link(reader: FieldReader | None) -> LinkSpec:
 
 
 def _named_link(reader: FieldReader, field: str) -> LinkSpec:
-    """Return the link of ``links.yaml`` that a field names."""
     named, links = reader.text(field), _links()
     if named not in links:
         known = ", ".join(links)

@@ -575,7 +575,6 @@ class ModelSpec:
 
 @lru_cache(maxsize=64)
 def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
-    """Return the shapes that occur in a model, the largest of each kind last."""
     found = set(model.layer_shapes())
     sizes = {one: model.shaped(one).layer_parameters(one.kind) for one in found}
     return tuple(sorted(found, key=lambda one: (one.kind, sizes[one], one)))

@@ -94,7 +94,6 @@ def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of th
 
 @cache
 def _types(part: type) -> dict[str, object]:
-    """Return the type of every field, None taken away."""
     hints: dict[str, object] = {}
     for name, hint in get_type_hints(part).items():
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()

@@ -198,7 +198,6 @@ class FieldReader:
             raise InvalidProblemError(self.faults[:MAX_FAULTS])
 
     def _missing(self, name: str, default: T | None, placeholder: T) -> T:
-        """Return the default of a missing field; a fault and a placeholder when it has none."""
         if default is not None:
             return default
         if self._is_object:  # else that is the fault, and its fields are none

@@ -80,7 +80,6 @@ def requirements_of(
 
 
 def _joined(group: tuple[str, Iterable[Requirement]]) -> Requirement:
-    """Return the newest release of one package, with every reason for that release."""
     some = list(dict.fromkeys(group[1]))
     newest = max(map(_release, some))
     kept = [one for one in some if _release(one) == newest]
@@ -259,7 +258,6 @@ _DELAYED_ALONE = _engine(
 
 
 def _engines(facts: FrameworkFacts, model: ModelSpec, *, delays: bool) -> tuple[Requirement, ...]:
-    """Releases of Transformer Engine for recipes of products, recomputation, sinks, late gradients."""
     low = facts.precision_recipe in _RECIPES
     recomputes = {"moe_act", "layernorm"} & {*facts.recompute_modules.split("+")}
     return (

@@ -169,7 +169,6 @@ def _sequences_taken(tokens: FloatArray, sequence: NDArray[np.int64], seq_length
 
 
 def _middles(number: int) -> FloatArray:
-    """Return the middles of equal shares of 1."""
     return (np.arange(number) + 0.5) / number
 
 
@@ -250,7 +249,6 @@ class Work:
 
 @lru_cache(maxsize=4096)
 def _most(work: Work, ranks: float, sequences: int) -> float:
-    """Return ``Work.expected_maximum`` of several ranks."""
     points, sums = _sums(work, sequences)
     below = sums**ranks
     return float((points * np.diff(below, prepend=0.0)).sum() / sequences)
@@ -361,7 +359,6 @@ def _percentiles(raw: object, at: tuple[str, ...]) -> tuple[tuple[float, int], .
 
 
 def _percent(name: str, at: tuple[str, ...]) -> float:
-    """Return the number in ``p50``."""
     try:
         value = float(name.removeprefix("p")) if name.startswith("p") else -1.0
     except ValueError:

@@ -173,7 +173,6 @@ def open_switches(
 
 
 def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
-    """Return one setting of the catalog; what its switch needs it needs too."""
     values: dict[str, Any] = {
         key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats", "tried")
     }
@@ -341,7 +340,6 @@ class LegalCombinations:
         some: tuple[Setting, ...],
         runs: Mapping[tuple[str, ...], tuple[Setting, ...]],
     ) -> Iterator[tuple[Setting, ...]]:
-        """Yield combinations that beat this one: one of its settings replaced by another that beats it."""
         for at, settings in enumerate(self.choices):
             for other in (other for other in settings if some[at].name in other.beats):
                 replaced = runs.get((*key[:at], other.name, *key[at + 1 :]))
@@ -369,7 +367,6 @@ def _kinds(some: Sequence[Setting]) -> list[str]:
 
 
 def _held_together(some: Sequence[Setting], facts: FrameworkFacts) -> FrameworkFacts | None:
-    """Return the facts under these settings; None where they contradict each other."""
     try:
         return with_options(facts, _options(some))
     except InvalidProblemError:

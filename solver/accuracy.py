@@ -148,7 +148,6 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
 
 
 def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
-    """Return figures over the runs that report whether they ran out of memory; None if none did."""
     known = [run for run in runs if run.out_of_memory is not None]
     failed = [run for run in known if run.out_of_memory]
     if not failed:

@@ -158,8 +158,6 @@ class Watch:
 
 
 class _Cut:
-    """The block that ``Watch.cut`` opens."""
-
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 

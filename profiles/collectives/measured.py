@@ -177,7 +177,6 @@ def _curve(reader: FieldReader) -> MeasuredCurve | None:
 
 
 def _placed(pointer: str, make: Callable[[], T]) -> T:
-    """Return the result of ``make``; its faults point below ``pointer``."""
     try:
         return make()
     except InvalidProblemError as error:

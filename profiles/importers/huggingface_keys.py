@@ -385,7 +385,6 @@ _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-s
 
 
 def _language_model(reader: FieldReader, name: str) -> str:
-    """Return the language model to plan instead of a multimodal one; empty if there is none."""
     inside, own = reader.value("text_config"), f"{str(reader.value('model_type'))[:40]}_text"
     if name in _TOWERS and not inside and own in _types():  # an older config, of both in one
         return f'; plan its language model: the same config without {name}, model_type "{own}"'

@@ -105,7 +105,6 @@ def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
 
 
 def _bus_id(gpu: _Found) -> str:
-    """Return the GPU's own bus id, in lower case."""
     return (gpu.attribute_above("pci", "busid") or "").lower()
 
 
@@ -138,7 +137,6 @@ def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
 
 
 def _numa(file: ForeignFile, gpu: _Found) -> int | None:
-    """Return the NUMA node above a GPU; None where it is unknown (−1)."""
     text = gpu.attribute_above("cpu", "numaid")
     return None if text in (None, "-1") else file.whole(text, "cpu numaid", low=0, high=10_000)
 

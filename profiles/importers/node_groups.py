@@ -73,7 +73,6 @@ def measured_link(tables: CollectiveTables, *, source: str) -> MeasuredLink:
 
 
 def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
-    """Return one table as a curve; None when it cannot be one."""
     ranks, nodes = table.num_ranks, table.num_nodes
     points = [
         (size, rate)

@@ -63,7 +63,6 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix
 
 
 def _links(cell: str) -> int:
-    """Return the number of NVLinks in one cell; 0 for PCIe."""
     return int(cell[2:]) if cell.startswith("NV") else 0
 
 
@@ -91,7 +90,6 @@ def _numa(words: Sequence[str]) -> int | None:
 
 
 def _names(file: ForeignFile) -> Mapping[str, str]:
-    """Return the NIC legend: NIC0 is mlx5_0."""
     found = (_NIC_NAME.match(line) for _, line in file.lines())
     return {match[1]: match[2] for match in found if match}
 

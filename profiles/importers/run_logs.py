@@ -196,7 +196,6 @@ def timestamp(text: str) -> datetime | None:
 
 
 def _median(values: list[float | None]) -> float | None:
-    """Return the median of what is known; None when nothing is."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 

@@ -390,7 +390,6 @@ def _tokens(shard: Shard, device: Device) -> Tensor:
 def _updates(
     weights: tuple[Tensor, ...], label: Label, device: Device, effort: Effort
 ) -> list[Measurement]:
-    """Time adding the gradients up, and the optimizer's step; nothing where nothing is trained."""
     if not weights:
         return []
     elements = sum(weight.numel() for weight in weights)
@@ -403,7 +402,6 @@ def _updates(
 
 
 def _accumulation(weights: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
-    """Return gradients in the measured precision added to fp32 buffers, one kernel for each weight."""
     torch = device.torch
     gradients = [torch.randn_like(weight) for weight in weights]
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]

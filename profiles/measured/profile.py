@@ -182,7 +182,6 @@ def write_measured_profile(path: Path, profile: MeasuredProfile) -> None:
 
 
 def _measurement_to_json(one: Measurement) -> dict[str, object]:
-    """Return one measurement; what was not measured is left out."""
     raw = _without_none(asdict(one))
     raw["timing"] = _without_none(asdict(one.timing))
     return raw

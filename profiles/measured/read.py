@@ -82,7 +82,6 @@ def _entries(reader: FieldReader, name: str) -> list[FieldReader]:
 
 
 def _subject(reader: FieldReader) -> Subject:
-    """Return the model; its own faults are raised at once."""
     model = reader.value("model")
     subject = Subject(
         model=_model(model if isinstance(model, dict) else {}),
@@ -101,7 +100,6 @@ def _subject(reader: FieldReader) -> Subject:
 
 
 def _model(raw: dict[str, object]) -> ModelSpec:
-    """Return the model that was measured; its faults point into the file."""
     try:
         return model_from_shape(raw)
     except InvalidProblemError as fault:

@@ -71,7 +71,6 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
 
 
 def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_bytes: float) -> PassSeconds:
-    """Price ``tensor_parallel`` where sequence parallelism gathers elements of these sizes, in bytes."""
     width = ctx.tokens * ctx.model.hidden_size
     moved_s = {
         each: all_gather_s(width * each, ctx.tensor_group, ctx.fabric)

@@ -64,7 +64,6 @@ def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
 
 
 def _before(first: str, second: str) -> BoolArray:
-    """Return whether the first axis is the faster one, for each of ``RANK_ORDERS``."""
     return np.array(
         [order.split("-").index(first) < order.split("-").index(second) for order in RANK_ORDERS]
     )

@@ -88,7 +88,6 @@ def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
 
 
 def _quantised_output_bytes(ctx: Context) -> float:
-    """Return the bytes of one element of attention's output in 8 bits that its projection keeps."""
     return 1.0 if ctx.low_precision and not ctx.frozen else 0.0
 
 
@@ -234,7 +233,6 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _expert_bytes(ctx: Context, width: int) -> FloatArray:
-    """Return the bytes kept by the routed experts and by the dispatch of tokens to them."""
     return _routed_tokens(ctx) * (_routed_copies(ctx) + _mlp_width_bytes(ctx, routed=True) * width)
 
 
@@ -294,7 +292,6 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _selectively_kept(ctx: Context, kind: LayerKind, outer: FloatArray, inner: FloatArray) -> FloatArray:
-    """Return the bytes that a layer keeps if it replays its modules of ``recompute_modules``."""
     freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
     return np.maximum(outer + inner - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
 

@@ -175,7 +175,6 @@ def outlooks_of(
 
 
 def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: float | None) -> Outlook:
-    """Return the run of a configuration with known joules for each token."""
     options, gpus = problem.options, config.num_gpus
     tokens = problem.tokens_of(config)
     slower, written = slowdown(problem, gpus), CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()

@@ -74,7 +74,6 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 
 @lru_cache(maxsize=64)
 def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, float]:
-    """Count the weights of one layer without its routed experts: split over tp, and whole on every rank."""
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.undivided_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla else 0
@@ -257,7 +256,6 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _on_rank(ctx: Context, layer: LinearLayer) -> FloatArray | float:
-    """Return how many of a layer, one for each of its experts, a rank has."""
     return layer.experts / ctx.e if layer.experts else 1.0
 
 

@@ -145,7 +145,6 @@ class NodeGroups:
 
     @cached_property
     def _fabrics(self) -> dict[tuple[int, int], Fabric]:
-        """Return the links found so far between two groups, as either end's software drives them."""
         return {}
 
     def _fabric(self, one: int, other: int) -> Fabric:

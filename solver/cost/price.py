@@ -191,7 +191,6 @@ def _unreplayed_s(
 
 
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
-    """Price kernels that move these bytes in the forward and in the backward pass."""
     forward, backward = moved_bytes
     return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
 
@@ -210,7 +209,6 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
 
 
 def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
-    """Return what a timed layer takes beyond its price; 0 if none was timed."""
     if ctx.layers is None:
         return _nothing(ctx)
     busy = timed_together(ctx, compute, tensor)
@@ -371,7 +369,6 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
 
 
 def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[str, FloatArray]:
-    """Return the memory of prediction layers with these weights; matrices are the head's."""
     matrices = not (ctx.optimizer.head_apart or ctx.model.tied_embeddings)
     states = state_bytes(ctx, weights, trained, matrices=matrices)
     activations = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind)
@@ -396,7 +393,6 @@ def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
 
 
 def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
-    """Return the price of a part with known prices at several lengths."""
     forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
     waited = of_lengths.waited(forward) + of_lengths.waited(backward)
     causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
@@ -438,7 +434,6 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
 
 
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
-    """Return the (n, P) times of passes in RowPrices."""
     return {
         "forward_s": np.stack([part.passes.forward for part in parts], axis=1),
         "backward_s": np.stack([part.passes.backward for part in parts], axis=1),

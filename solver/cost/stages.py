@@ -457,7 +457,6 @@ def parts_room_bytes(prices: RowPrices, budget_bytes: float) -> FloatArray:
 
 
 def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
-    """Return activations in flight of every chunk, (n, C)."""
     held = in_flight(columns)
     missing = chunks.valid.shape[1] - held.shape[1]
     if missing > 0:  # a split may be padded behind the longest row
@@ -508,7 +507,6 @@ def fullest_moment(
 def _memory(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
-    """Return the bytes of every rank by term, from its layers (``layers_held``)."""
     has_head = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
     ones = rank_valid.astype(np.float64)
     kept = _activations(prices, columns, chunks)

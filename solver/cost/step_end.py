@@ -87,7 +87,6 @@ def _exchange_s(
 
 
 def _across_s(ctx: Context, payload: FloatArray, replicas: Replicas) -> FloatArray:
-    """All-reduce the shards of ``payload`` over the replicas of shard sets."""
     return _reduce_s(payload / replicas.sharing, replicas.across, ctx)
 
 

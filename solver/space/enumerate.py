@@ -236,7 +236,6 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
 
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
-    """Return all rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
     batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
     blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
     if asked.legal_only:
@@ -447,12 +446,10 @@ def empty_space(problem: Problem) -> Space:
 
 
 def _among(count: int, most: int) -> IntArray:
-    """Return up to ``most`` of the numbers below ``count``, evenly spaced."""
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
 
 
 def _thinned(columns: Columns, most: int) -> Columns:
-    """Return up to ``most`` rows, evenly spaced."""
     return columns.take(_among(len(columns), most))
 
 
@@ -520,7 +517,6 @@ def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:
-    """Return spaces of several GPU counts as one, largest count first."""
     crossed_ones = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
     written = len(crossed_ones) < len(spaces)
     every = Columns.concatenate([space.columns for space in spaces]) if written else None

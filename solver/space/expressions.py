@@ -106,7 +106,6 @@ class _Parser:
         return node
 
     def _accept(self, *texts: str) -> _Token | None:
-        """Take and return the next word if it is one of ``texts``."""
         token = self._tokens[self._next]
         if token.kind in ("sign", "name") and token.text in texts:
             self._next += 1
@@ -135,7 +134,6 @@ class _Parser:
         return left
 
     def _negation(self) -> Node:
-        """Parse ``not``, any number of times."""
         token = self._accept("not")
         if not token:
             return self._comparison()

@@ -106,7 +106,6 @@ def limited_by(problem: Problem) -> frozenset[str]:
 
 
 def _sort(node: Node) -> Sort:
-    """Return the type of an expression; its operands are checked on the way."""
     if node.sign == "name":
         return _sort_of_name(node)
     if node.sign in ("number", "word", "logical"):
@@ -130,7 +129,6 @@ def _sort_of_name(node: Node) -> Sort:
 
 
 def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
-    """Require that all operands yield ``sort``."""
     words = {"logical": "a comparison or a logical variable", "number": "a number", "word": "a word"}
     for operand in operands:
         if _sort(operand) != sort:

@@ -185,7 +185,6 @@ _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
 def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
-    """Return the layers of the smallest chunk of an even split."""
     return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
 
 
@@ -325,7 +324,6 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
-    """Stages and chunks hold at least one layer; interleaving needs whole groups."""
     layers, chunks = problem.model.num_layers, problem.most_chunks
     yield Rule(
         name="every chunk holds a layer",

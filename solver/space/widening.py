@@ -116,7 +116,6 @@ def _shard_sizes(
 
 
 def _divisors_of_any(numbers: IntArray) -> set[int]:
-    """Return divisors beyond 1 of at least one of the numbers."""
     return {size for number in np.unique(numbers).tolist() for size in divisors(number)} - {1}
 
 
