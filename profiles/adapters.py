@@ -253,10 +253,7 @@ def copied_parameters(model: ModelSpec, module: str) -> int:
         layers = sum(model.shaped(one).norm_parameters(one.kind) for one in model.layer_shapes())
         ends = int(model.embedding_norm) + int(model.head_transform)
         return (
-            layers
-            + model.final_norm_parameters()
-            + ends * model.norm_weights()
-            + model.layer_embedding_size
+            layers + model.final_norm_parameters + ends * model.norm_weights() + model.layer_embedding_size
         )
     bias = model.vocab_size * int(model.head_bias and module == HEAD)
     return model.vocab_size * model.embedding_width + bias

@@ -274,6 +274,7 @@ class ModelSpec:
         """Return the columns of the token embedding and of the output head."""
         return self.embedding_size or self.hidden_size
 
+    @cached_property
     def projection_parameters(self) -> int:
         """Return the weights at either end: embedding width to hidden size, and to further streams."""
         further = self.streams.end_parameters(self.hidden_size) if self.streams else 0
@@ -429,24 +430,26 @@ class ModelSpec:
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
         return common + experts + self.shared_expert_parameters() + self.router_parameters()
 
+    @cached_property
     def embedding_parameters(self) -> int:
         """Return the weights of the token (and learned position) embedding, its norm included."""
         positions = (self.max_position_embeddings or 0) + self.learned_position_offset
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
         norm = self.norm_weights() * int(self.embedding_norm)
-        tokens = self.vocab_size * self.embedding_width + self.projection_parameters()
+        tokens = self.vocab_size * self.embedding_width + self.projection_parameters
         return tokens + learned + norm + self.layer_tables_parameters()
 
     def head_parameters(self) -> int:
         """Return the weights of the output head and its predecessors; a tied matrix is the embedding's."""
         matrix = 0 if self.tied_embeddings else self.vocab_size * self.embedding_width
-        return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters()
+        return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters
 
+    @cached_property
     def before_head_parameters(self) -> int:
         """Return the last stage's weights except the final norm and head; none has a vocabulary's size."""
         transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
-        return transform + bias + self.projection_parameters()
+        return transform + bias + self.projection_parameters
 
     def mtp_parameters(self) -> int:
         """Return the weights of the prediction layers: each a layer, a 2h-by-h projection and three norms.
@@ -466,6 +469,7 @@ class ModelSpec:
         """Return the weights of one multi-token-prediction layer in addition to those of a layer."""
         return 2 * self.hidden_size**2 + 3 * self.norm_weights()
 
+    @cached_property
     def final_norm_parameters(self) -> int:
         """Return the weights of the norm before the output head."""
         return self.norm_weights() * int(self.final_norm)
@@ -480,7 +484,7 @@ class ModelSpec:
 
     def num_parameters(self) -> int:
         """Return all weights, multi-token-prediction layers not counted (as model cards do)."""
-        ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
+        ends = self.final_norm_parameters + self.embedding_parameters + self.head_parameters()
         return sum(self.parameters_by_layer()) + ends
 
     def figures(self) -> dict[str, str | int]:
@@ -550,7 +554,7 @@ class ModelSpec:
 
     def head_forward_flops_per_token(self) -> float:
         """Return the forward FLOPs of the output head per token, with what precedes it."""
-        before = self.projection_parameters() + self.hidden_size**2 * int(self.head_transform)
+        before = self.projection_parameters + self.hidden_size**2 * int(self.head_transform)
         return 2.0 * (self.embedding_width * self.vocab_size + before)
 
     def forward_flops_of(self, shape: LayerShape, seq_length: int | Documents) -> float:
@@ -564,7 +568,7 @@ class ModelSpec:
         """
         each = {shape: self.forward_flops_of(shape, seq_length) for shape in self.shapes()}
         layers = sum(each[shape] for shape in self.layer_shapes())
-        forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters()
+        forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters
         forward += 2.0 * self.num_layers * self.layer_embedding_size * self.hidden_size
         if self.num_mtp_layers:
             mtp = self.forward_flops_of(self.mtp_shape, seq_length) + 4.0 * self.hidden_size**2

@@ -51,8 +51,8 @@ def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
     weights, model = chunks.parts[0] @ each, target.model
     if model.num_mtp_layers and ctx.facts.name == FRAMEWORK:
         last = max(chunk for chunk, layers in enumerate(target.config.stage_layers) if layers)
-        weights[last] += model.final_norm_parameters()
-        weights[-1] -= model.final_norm_parameters()
+        weights[last] += model.final_norm_parameters
+        weights[-1] -= model.final_norm_parameters
     return chunks.rank[0].tolist(), weights
 
 

@@ -88,7 +88,7 @@ def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, float]:
 def embedding_weights(ctx: Context) -> Weights:
     """Count the embedding, split over tp by the padded vocabulary; learned positions are whole."""
     model = ctx.model
-    positions = float(model.embedding_parameters() - model.vocab_size * model.embedding_width)
+    positions = float(model.embedding_parameters - model.vocab_size * model.embedding_width)
     split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
     dense = ctx.padded_vocabulary * model.embedding_width / split + positions
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
@@ -111,8 +111,8 @@ def output_weights(ctx: Context) -> Weights:
     model = ctx.model
     own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / ctx.t
     own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
-    output = copied_embedding(ctx) + own + model.before_head_parameters()
-    dense = output + model.final_norm_parameters()
+    output = copied_embedding(ctx) + own + model.before_head_parameters
+    dense = output + model.final_norm_parameters
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
 
 
@@ -392,7 +392,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
     ends = {
         "embedding": copied_parameters(model, EMBEDDING) * (EMBEDDING in ctx.trained_modules),
         "head": copied_parameters(model, HEAD) * (HEAD in ctx.trained_modules)
-        + model.final_norm_parameters() * norms,
+        + model.final_norm_parameters * norms,
         "prediction": 0,
     }
     if part in ends:

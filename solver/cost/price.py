@@ -263,7 +263,7 @@ def head_gemms(ctx: Context) -> list[Gemm]:
     """Return the projection to the vocabulary, and the products before it, if a model has any."""
     model = ctx.model
     gemms = [Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.embedding_width)]
-    if width := model.projection_parameters() / model.hidden_size:
+    if width := model.projection_parameters / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
     if model.head_transform:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.hidden_size))
@@ -306,7 +306,7 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
     look_up = PassSeconds(forward=4.0 * moved, backward=10.0 * (EMBEDDING in ctx.trained_modules) * moved)
     model, gemms = ctx.model, list[Gemm]()
-    if width := model.projection_parameters() / model.hidden_size:
+    if width := model.projection_parameters / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
     if width := model.num_layers * model.layer_embedding_size:
         gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))

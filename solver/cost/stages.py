@@ -23,7 +23,6 @@ from meshwright.solver.schedules.schedule import (
     in_a_v,
     in_flight,
     rank_of_chunk,
-    splits_backward,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -546,7 +545,7 @@ def assemble(
     backward += _layers(replayed, prices.replay_s)
     backward += chunks.returned * prices.transfer_s[:, None]
     weight = np.broadcast_to(0.0, forward.shape)
-    if splits_backward(columns).any():
+    if prices.weight_gradient_s.any():
         weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)
     held = layers_held(chunks)
     tail = _whole(held, prices.tail_s, chunks.head_rank) + prices.rank_tail_s[:, None]

@@ -64,7 +64,7 @@ def test_active_parameters_equal_the_published_ones(name: str, billions: float, 
 def test_deepseek_v3_activates_37_billion_when_the_input_embedding_is_a_look_up() -> None:
     model = find_model("deepseek-v3")
     # README_WEIGHTS.md: 36.7B active, one 0.9B vocabulary matrix of the two counted
-    active = model.num_active_parameters() - model.embedding_parameters()
+    active = model.num_active_parameters() - model.embedding_parameters
     assert active == pytest.approx(36.7e9, rel=0.005)
     # the same file: 11.5B unique parameters in the multi-token-prediction module
     assert model.mtp_parameters() == pytest.approx(11.5e9, rel=0.01)

@@ -68,7 +68,7 @@ def size_of(model: ModelSpec, piece: tuple[str, int, int, str]) -> float:
     experts = 0 if model.moe is None else model.moe.num_experts * model.expert_parameters()
     layer = model.layer_parameters("dense" if model.moe is None else "moe")
     if part >= model.num_layers:
-        ends = (model.embedding_parameters(), model.head_parameters() + model.final_norm_parameters())
+        ends = (model.embedding_parameters, model.head_parameters() + model.final_norm_parameters)
         whole = ends[part - model.num_layers] if kind == "dense" else 0
     else:
         whole = layer - experts if kind == "dense" else experts

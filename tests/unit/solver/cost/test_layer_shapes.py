@@ -142,7 +142,7 @@ def test_layers_that_borrow_keys_have_queries_alone_and_embeddings_of_layers_a_t
     both = 2 * 2048 * 64 + 3 * 2048  # a gate and a projection of 64, and three norms
     assert model.parameters_by_layer() == (*[own + both] * 4, *[borrowing + both] * 2)
     tables = 6 * 64 * (1000 + 2048) + 64
-    assert model.embedding_parameters() == 32_000 * 2048 + tables
+    assert model.embedding_parameters == 32_000 * 2048 + tables
 
 
 def test_what_one_stage_looks_up_for_another_keeps_layers_on_one_stage() -> None:
