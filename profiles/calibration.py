@@ -62,14 +62,14 @@ class Calibration:
             name: bounded(name, getattr(profile.constants, name) * exp(offset))
             for name, offset in self.log_offsets.items()
         }
-        told = f"calibrated on {self.num_runs} run{'s' * (self.num_runs > 1)}"
+        title = f"calibrated on {self.num_runs} run{'s' * (self.num_runs > 1)}"
         return replace(
             profile,
             constants=replace(profile.constants, **values),
             residual=self.residual,
             memory_residual=self.memory_residual,
             log_memory_sigma=self.log_memory_sigma or profile.log_memory_sigma,
-            title=profile.title.replace("uncalibrated", told),
+            title=profile.title.replace("uncalibrated", title),
             uncalibrated=profile,
             learnt_from=self.runs,
         )

@@ -252,10 +252,10 @@ class JsonReader:
 
     def _fault(self, fault: JSONError) -> InvalidProblemError:
         """Return the first line of yajl's message; the lines after it repeat the input."""
-        said = fault.args[0] if fault.args else ""
-        first = (said.decode("ascii", "replace") if isinstance(said, bytes) else str(said)).partition("\n")[
-            0
-        ]
+        message = fault.args[0] if fault.args else ""
+        first = (
+            message.decode("ascii", "replace") if isinstance(message, bytes) else str(message)
+        ).partition("\n")[0]
         words = first.removeprefix("lexical error: ").removeprefix("parse error: ").strip().rstrip(".")
         if words == "numeric (floating point) overflow":
             return self._builder.fault("must be a finite number")

@@ -372,21 +372,21 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
         name: as ``torch.cuda.get_device_name`` returns it.
         memory_bytes: the device's total memory, which distinguishes the sizes of one type.
     """
-    said = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
+    named = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
     fitting = [
         (abs(find_gpu(slug).memory_bytes - memory_bytes), slug)
         for slug in gpu_names()
-        if gpu_alias_note(slug) is None and _fits(slug, said, memory_bytes)
+        if gpu_alias_note(slug) is None and _fits(slug, named, memory_bytes)
     ]
     return min(fitting)[1] if fitting else None
 
 
-def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
+def _fits(slug: str, named: set[str], memory_bytes: int) -> bool:
     words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
     has_bytes = find_gpu(slug).memory_bytes
     near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
     boards = {*_BOARDS, "pcie"}
-    return near and words <= said and words & boards == said & boards
+    return near and words <= named and words & boards == named & boards
 
 
 _MOST_GPUS = 6  # sizes of memory

@@ -97,7 +97,7 @@ class NodeTopology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """One switch (or block) with what hangs directly below it."""
+    """One switch (or block) with what is directly below it."""
 
     name: str
     nodes: tuple[str, ...]

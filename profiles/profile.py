@@ -102,8 +102,8 @@ def level_values(stack: str | None) -> dict[str, float]:
 @cache
 def unidentified_constants(stack: str) -> tuple[str, ...]:
     """Return the constants that a stack's own runs do not identify."""
-    told = {name for name, constant in level_of(stack).constants.items() if constant.identified}
-    return tuple(name for name in level_of(None).constants if name not in told)
+    identified = {name for name, constant in level_of(stack).constants.items() if constant.identified}
+    return tuple(name for name in level_of(None).constants if name not in identified)
 
 
 # --------------------------------------------------------------------------------------------------

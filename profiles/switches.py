@@ -193,7 +193,7 @@ def switch_faults(
     """
     lacking = [*_lacking(launcher, stated, facts)]
     yield from lacking
-    told = {fault.pointer.rpartition("/")[2] for fault in lacking}
+    reported = {fault.pointer.rpartition("/")[2] for fault in lacking}
     for switch in switches().values():
         if len(switch.settings[0].options) > 1:
             continue  # its options are judged one by one elsewhere
@@ -203,7 +203,7 @@ def switch_faults(
                 continue
             fault = next(filter(None, (one.fault(model, gpu) for gpu in gpus)), "")
             if fault:
-                told.add(option)
+                reported.add(option)
                 legal = [one for one in switch.settings if not any(one.fault(model, gpu) for gpu in gpus)]
                 able = [str(one.options[option]) for one in legal if launcher in one.launchers]
                 yield FieldError(
@@ -214,8 +214,8 @@ def switch_faults(
                 )
     for clash in clashes(launcher, facts, model, precision):
         option = clash.option(stated)
-        if option and option not in told and (clash.is_stated(stated) or pinned in clash.recompute):
-            told.add(option)
+        if option and option not in reported and (clash.is_stated(stated) or pinned in clash.recompute):
+            reported.add(option)
             yield FieldError(
                 pointer=f"/workload/framework_options/{option}",
                 message=f"{str(stated[option]).lower()[:40]} contradicts {clash.against}",

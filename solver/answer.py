@@ -219,12 +219,12 @@ class Remedy:
 
 
 def remedy_of(
-    told: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
+    change: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
 ) -> Remedy:
     """Return a change, its kind and its words, with its plan; ``tokens`` are those of a step."""
     return Remedy(
-        kind=told[0],
-        change=told[1],
+        kind=change[0],
+        change=change[1],
         config=config,
         step_time_s=prediction.step_time_s,
         num_gpus=config.num_gpus,

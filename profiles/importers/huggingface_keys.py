@@ -501,8 +501,8 @@ def completed(
         elif names.get(key, key) == key or names[key] not in config:
             stated[names.get(key, key)] = value
         elif value is not None and value != config[names[key]]:
-            said = shown(str(config[names[key]]))
-            why = f"another name of {names[key]}, which is {said}; remove one of them"
+            other = shown(str(config[names[key]]))
+            why = f"another name of {names[key]}, which is {other}; remove one of them"
             raise UnsupportedModelError.field(key, why)
     stated = family.as_built({**entry["defaults"], **stated}) if family.as_built else stated
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}

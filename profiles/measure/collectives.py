@@ -84,8 +84,8 @@ def joined(device: Device) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def told(value: T, device: Device) -> T:
-    """Rank 0's value, on every rank."""
+def broadcast(value: T, device: Device) -> T:
+    """Return rank 0's value on every rank."""
     box = [value]
     device.torch.distributed.broadcast_object_list(box, src=0)
     return box[0]

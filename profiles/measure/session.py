@@ -17,10 +17,10 @@ from meshwright.profiles.errors import InvalidProblemError, PlannerError, Profil
 from meshwright.profiles.measure.collectives import (
     COLLECTIVES,
     Ranks,
+    broadcast,
     joined,
     measure_collective,
     payloads_of,
-    told,
 )
 from meshwright.profiles.measure.device import Device
 from meshwright.profiles.measure.layer import embedding_of, head_of, measure_end, measure_layer
@@ -321,12 +321,12 @@ def _measure_together(
                 notebook = _opened(wanted, path, start)
             except PlannerError as error:
                 fault = error
-        if told(fault is not None, device):
+        if broadcast(fault is not None, device):
             if fault is not None:
                 raise fault
             return None
         for task in tasks:
-            if told(notebook is not None and _wanted_now(task, notebook, start), device):
+            if broadcast(notebook is not None and _wanted_now(task, notebook, start), device):
                 measurements = task.measure(device, effort)
                 if notebook is not None:
                     _keep(task, measurements, notebook, start)

@@ -176,9 +176,9 @@ def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile:
     model_mfu = predict(problem, profile, configuration).mfu
     if mfu <= _BEYOND * model_mfu:
         return None
-    whose = f"under {profile.framework.stack}" if record.of_stack else "under any software stack"
+    stack = f"under {profile.framework.stack}" if record.of_stack else "under any software stack"
     return (
-        f"{mfu:.0%} MFU; the best catalogued run {whose} ({record.run_id}) reached {record.mfu:.0%}, and "
+        f"{mfu:.0%} MFU; the best catalogued run {stack} ({record.run_id}) reached {record.mfu:.0%}, and "
         f"{model_mfu:.0%} is expected here uncalibrated"
     )
 
@@ -308,7 +308,7 @@ def calibrate(
             *reasons,
             *(time.findings if time else ()),
             *(memory.findings if memory else ()),
-            *(said for one, blind in expected if (said := _filled_by_others(one, blind))),
+            *(finding for one, blind in expected if (finding := _filled_by_others(one, blind))),
         ),
         runs=tuple(called(one) for one in possible),
         measured=tuple(timed_record(one, called(one)) for one in timed),
@@ -403,13 +403,13 @@ def _in_milliseconds(log_times: FloatArray) -> list[str]:
     return [f"{seen}: step_time_s counts seconds, not milliseconds"]
 
 
-def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:
+def _memory_part(observations: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:
     """Fit constants and residual of the peak memory; None if no run is informative.
 
     A run that ran out of memory shows that its peak is above the limit, and nothing if that is
     what was predicted anyway, or where so little was that something else must have filled the GPU.
     """
-    known = [one for one in told if one is not None and one.peak_memory_bytes]
+    known = [one for one in observations if one is not None and one.peak_memory_bytes]
     if not known:
         return None
     names = tuple(MEMORY_WIDTHS)

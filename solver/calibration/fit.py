@@ -272,8 +272,8 @@ class Fit:
 
         Round the whole prior: runs that teach nothing do not make a constant sure.
         """
-        told = self.jacobian.T @ np.linalg.solve(self.beside_constants, self.jacobian)
-        return np.asarray(np.sqrt(np.diag(np.linalg.inv(told + np.diag(self.prior_widths**-2.0)))))
+        information = self.jacobian.T @ np.linalg.solve(self.beside_constants, self.jacobian)
+        return np.asarray(np.sqrt(np.diag(np.linalg.inv(information + np.diag(self.prior_widths**-2.0)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,10 +338,12 @@ def _far_off(found: Fit, known: FloatArray, loose: BoolArray) -> BoolArray | Non
     ``q = j' C^-1 (runs)`` (the matrix determinant lemma).
     """
     precision = np.linalg.inv(found.from_constants + found.beside_constants)
-    told = np.einsum("kc,kl,lc->c", found.jacobian, precision, found.jacobian)
+    information = np.einsum("kc,kl,lc->c", found.jacobian, precision, found.jacobian)
     pulled = found.jacobian.T @ precision @ found.at_prior
     added = (_FAR_OFF * known) ** 2 - found.widths**2
-    gain = 0.5 * added * pulled**2 / (1.0 + added * told) - 0.5 * np.log1p(np.maximum(added * told, 0.0))
+    gain = 0.5 * added * pulled**2 / (1.0 + added * information) - 0.5 * np.log1p(
+        np.maximum(added * information, 0.0)
+    )
     gain = np.where(loose, gain, -np.inf)
     best = int(np.argmax(gain))
     return np.arange(len(known)) == best if gain[best] > _EVIDENCE else None

@@ -528,8 +528,10 @@ def memory_prices(
     kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
     cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens
-    beside = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
-    waiting = np.where(spilled, 2.0 * sent, ctx.full * (largest + cast)) + np.where(beside, largest, 0.0)
+    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
+    waiting = np.where(spilled, 2.0 * sent, ctx.full * (largest + cast)) + np.where(
+        overlapping, largest, 0.0
+    )
     freed, layer = np.where(ctx.full, kept[-1], whole[-1]), trained[last - 1]
     ends = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)

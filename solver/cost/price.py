@@ -498,9 +498,9 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     torch's runtime or waits for messages, all may count.
     """
     c, facts = ctx.columns, ctx.facts
-    told = ctx.layers is not None or ctx.workload.lengths is not None
+    varied = ctx.layers is not None or ctx.workload.lengths is not None
     counted = facts.torch_pipelines or facts.synchronous_transfers or bool(facts.pipeline_batch)
-    plain = (c.offload == 0) & (not (told or counted))
+    plain = (c.offload == 0) & (not (varied or counted))
     plain &= paired_passes(c) == 0.0  # their number depends on the pipeline's length
     m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
     read = {
@@ -518,8 +518,8 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
         for group in (*rings, ctx.exchange_group, ctx.expert_group)
         for one in (group.in_island, group.islands)
     ]
-    told_by = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
-    first, of_row = distinct([one for one in told_by if (one != one[:1]).any()] or told_by[:1])
+    compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
+    first, of_row = distinct([one for one in compared if (one != one[:1]).any()] or compared[:1])
     few = context_of(problem, c.take(first), profile)
     alone = Group(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
     few = replace(

@@ -29,8 +29,8 @@ def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | flo
     ``max(x - h, 0)`` is left over. Of what runs at the same time at least a share is seen as well: both
     use the GPU's multiprocessors and memory, so computing goes slower meanwhile.
     """
-    beside = np.minimum(seconds, hiding_s)
-    return np.asarray(seconds - beside + least * beside)
+    hidden = np.minimum(seconds, hiding_s)
+    return np.asarray(seconds - hidden + least * hidden)
 
 
 _OUTPUT_BYTES = 2.0  # of one element that a product writes

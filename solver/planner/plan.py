@@ -104,8 +104,8 @@ def ask_placed(
     plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)
-    said = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
-    answer = replace(answer, plans=plans, warnings=(*answer.warnings, *said))
+    further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
+    answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
 
 
@@ -147,14 +147,16 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
     late, bound_s = len(answer.plans) - len(plans), answer.bound_step_time_s
     steps = [plan.prediction.step_time_s for plan in plans]
     plans = with_gaps(plans, steps, RankFloors(), bound_s, of_steps=True)  # floors are of other ranks
-    said = f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
+    left_out = (
+        f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
+    )
     return replace(
         answer,
         plans=plans,
         gap=relative_gap(steps[0], bound_s),
         num_gpus_used=plans[0].config.num_gpus,
         objective=claim_of(problem, profile, steps[0], bound_s),
-        warnings=(*answer.warnings, f"{said}; plans of longer step were not sought in their place"),
+        warnings=(*answer.warnings, f"{left_out}; plans of longer step were not sought in their place"),
     )
 
 
@@ -253,10 +255,10 @@ def _answered(
         limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        told = on_progress
+        report = on_progress
         if on_progress is not None and len(groups) > 1:
-            told = _as_of_all(on_progress, problem, answered, watch, last=at == len(groups) - 1)
-        own = partial(run, on_progress=told)
+            report = _as_of_all(on_progress, problem, answered, watch, last=at == len(groups) - 1)
+        own = partial(run, on_progress=report)
         if others:
             own = partial(own, ways=[other.problem for other in others])
         if variant.follows and problem.options.gpus == "all":
@@ -367,13 +369,13 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
-    said = (
+    warnings = (
         *answer.warnings,
         *beyond_positions(problem),
         *unwritten(problem),
         *_of_tensor_ranks(problem, answer.plans),
     )
-    return replace(answer, model=problem.model_figures, warnings=(*said, *_of_stack(problem)))
+    return replace(answer, model=problem.model_figures, warnings=(*warnings, *_of_stack(problem)))
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:
@@ -382,8 +384,8 @@ def _of_stack(problem: Problem) -> tuple[str, ...]:
     asked, own = (framework_facts(framework_of(name)).stack for name in (problem.stack, problem.launcher))
     if asked == own:
         return ()
-    said = f"times and memory are those of the software stack {problem.stack}"
-    return (f"{said}, not of what {problem.launcher} runs today",)
+    priced = f"times and memory are those of the software stack {problem.stack}"
+    return (f"{priced}, not of what {problem.launcher} runs today",)
 
 
 def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:

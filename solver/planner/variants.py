@@ -420,8 +420,8 @@ def merged(
     if alone and not workload_of(answered[0].variant.problem, asked):
         return answered[0].answer
     reached = _on_fewest(asked, answered)
-    ranked, told = _ranked(asked, reached), min(answered, key=_effort)
-    first = ranked[0][0].answer if ranked else told.answer
+    ranked, nearest = _ranked(asked, reached), min(answered, key=_effort)
+    first = ranked[0][0].answer if ranked else nearest.answer
     answers = [one.answer for one in answered]
     missing: list[Status] = ["unknown"] * unasked
     status = _status([*(one.status for one in answers), *missing])
@@ -445,7 +445,7 @@ def merged(
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(*dict.fromkeys(w for one in answers for w in one.warnings), *_unlike(asked)),
         notes=_notes(first, answered, unasked),
-        infeasible=None if plans else _said(told, asked),
+        infeasible=None if plans else _infeasibility(nearest, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
@@ -543,8 +543,8 @@ def _effort(one: Answered) -> tuple[float, float]:
     return min((remedy.gpu_s_per_token for remedy in found.remedies), default=inf), lacks
 
 
-def _said(told: Answered, asked: Problem) -> Infeasibility | None:
-    found, launcher = told.answer.infeasible, told.variant.problem.launcher
+def _infeasibility(nearest: Answered, asked: Problem) -> Infeasibility | None:
+    found, launcher = nearest.answer.infeasible, nearest.variant.problem.launcher
     if found is None or asked.launcher == launcher:
         return found
     under = f"under {launcher}"

@@ -298,15 +298,15 @@ def _in_made_order(seconds: Seconds, limits: Limits) -> list[Passes]:
     input_s = input_gradients_s(seconds)
     length = {"forward": forward_s, "input": input_s, "weight": weight_s}
     code = {"forward": FORWARD, "input": INPUT, "weight": WEIGHT}
-    told: list[list[tuple[int, int, float, float]]] = [[] for _ in forward_s]
+    ran: list[list[tuple[int, int, float, float]]] = [[] for _ in forward_s]
     counts = [dict.fromkeys(code, 0) for _ in forward_s]
 
     def on_pass(rank: int, kind: str, start_s: float) -> None:
-        told[rank].append((code[kind], counts[rank][kind], start_s, length[kind][rank]))
+        ran[rank].append((code[kind], counts[rank][kind], start_s, length[kind][rank]))
         counts[rank][kind] += 1
 
     automatic_finish_s(forward_s, input_s, weight_s, limits, on_pass)
-    return [_columns(rank, rows) for rank, rows in enumerate(told)]
+    return [_columns(rank, rows) for rank, rows in enumerate(ran)]
 
 
 def _columns(rank: int, rows: list[tuple[int, int, float, float]]) -> Passes:

@@ -512,8 +512,8 @@ def _of_candidates(
 def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
     if most == usable_gpus(problem):
         return ()
-    said = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
-    return (f"{said}them with a global batch of {problem.workload.global_batch_size}",)
+    used = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
+    return (f"{used}them with a global batch of {problem.workload.global_batch_size}",)
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:

@@ -147,7 +147,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
             allowed=", ".join(one for one in able.recipes if one != "none"),
             nearest=able.fp8_recipe,
         )
-    for field, word, said, words in (
+    for field, word, value, words in (
         ("precision", workload.precision, low, able.precisions),
         ("optimizer", workload.optimizer, workload.optimizer, optimizers),
         ("framework_options/precision_recipe", recipe, recipe, recipes),
@@ -155,7 +155,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
         if words and word not in words:
             yield FieldError(
                 pointer=f"/workload/{field}",
-                message=f"{name} is not planned with {said[:40]}",
+                message=f"{name} is not planned with {value[:40]}",
                 allowed=", ".join(words),
                 nearest=words[0],
             )
@@ -185,8 +185,8 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     able = f"; launchers that can: {others}" if others else ""
     lacking = lacking_facts(launcher_capabilities(problem.launcher), problem.model)
     judged = next((f" {one.version}" for one in judged_versions(problem.launcher)), "")
-    said = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
-    return (f"{said}: plans are priced, their launch files are refused{able}",) if lacking else ()
+    warning = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
+    return (f"{warning}: plans are priced, their launch files are refused{able}",) if lacking else ()
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
@@ -254,13 +254,13 @@ def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]
     The request states the option, or the search chose it for a plan.
     """
     stated = problem.workload.framework_options.get("overlap_experts")
-    whose = "overlap_experts is requested" if stated else "the search chose overlap_experts"
+    chosen = "overlap_experts is requested" if stated else "the search chose overlap_experts"
     ranks: dict[tuple[str, ...], list[str]] = {}
     for plan in plans:
         settled = replace(problem, workload=with_changes(problem.workload, plan.workload))
         ranks.setdefault(overlap_obstacles(settled, plan.config), []).append(f"#{plan.rank}")
     return tuple(
-        f"{whose}, but {', '.join(which)} cannot overlap the all-to-alls of experts "
+        f"{chosen}, but {', '.join(which)} cannot overlap the all-to-alls of experts "
         f"and {'is' if len(which) == 1 else 'are'} priced and written without: {'; '.join(rules)}"
         for rules, which in ranks.items()
         if rules

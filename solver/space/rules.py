@@ -184,10 +184,6 @@ _FULL = RECOMPUTE.index("full")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
-def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
-    return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
-
-
 def common_island(problem: Problem) -> int:
     """Return the GPUs that share the fast link in every node group: a divisor of every island."""
     return gcd(*(group.island_gpus for group in problem.cluster.groups))
@@ -375,7 +371,8 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
         reason="the same number of layers is recomputed in every chunk",
         reads=("pipeline_parallel_size", "virtual_pipeline_size", "recompute_layers"),
         violated=lambda c: (
-            (c.recompute_layers < ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
+            (c.recompute_layers < ALL_LAYERS)
+            & (c.recompute_layers > layers // (c.pipeline_parallel_size * c.virtual_pipeline_size))
         ),
     )
 
