@@ -172,21 +172,21 @@ def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> Float
     return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
 
 
-def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
+def all_gather_s(payload_bytes: FloatArray, group: Group) -> FloatArray:
     """Return the seconds of an all-gather (or a reduce-scatter) with a result of ``payload_bytes``."""
-    taken = fabric.tables["all_gather"].at(group.row, payload_bytes / group.size)
+    taken = group.fabric.tables["all_gather"].at(group.row, payload_bytes / group.size)
     return np.asarray(taken * group.ring_s_per_byte + group.start_s)
 
 
-def all_reduce_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
+def all_reduce_s(payload_bytes: FloatArray, group: Group) -> FloatArray:
     """Return the seconds of an all-reduce: bus bytes of a reduce-scatter and an all-gather."""
-    taken = fabric.tables["all_reduce"].at(group.row, payload_bytes / group.size)
+    taken = group.fabric.tables["all_reduce"].at(group.row, payload_bytes / group.size)
     return np.asarray(2.0 * taken * group.ring_s_per_byte + group.start_s)
 
 
-def all_to_all_s(sent_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
+def all_to_all_s(sent_bytes: FloatArray, group: Group) -> FloatArray:
     """Return the seconds of an all-to-all: every rank sends ``sent_bytes``, its own share included."""
-    taken = fabric.tables["all_to_all"].at(group.row, sent_bytes / group.size)
+    taken = group.fabric.tables["all_to_all"].at(group.row, sent_bytes / group.size)
     return np.asarray(taken * group.exchange_s_per_byte + group.start_s)
 
 

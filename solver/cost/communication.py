@@ -73,12 +73,12 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
 def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_bytes: float) -> PassSeconds:
     width = ctx.tokens * ctx.model.hidden_size
     moved_s = {
-        each: all_gather_s(width * each, ctx.tensor_group, ctx.fabric)
+        each: all_gather_s(width * each, ctx.tensor_group)
         for each in {input_bytes, gradient_bytes, _ACTIVATION_BYTES}
     }
     inputs, gradients = moved_s[input_bytes], moved_s[gradient_bytes]
     scattered = moved_s[_ACTIVATION_BYTES]
-    reduced = all_reduce_s(width * _ACTIVATION_BYTES, ctx.tensor_group, ctx.fabric)
+    reduced = all_reduce_s(width * _ACTIVATION_BYTES, ctx.tensor_group)
     hidden = ctx.constants.tensor_exposed
     exposed = np.where(ctx.uncompiled, 1.0, hidden) if ctx.facts.overlap_tensor else 1.0
     sp, on = ctx.sequence_parallel, ctx.t > 1
@@ -120,7 +120,7 @@ def _head_exchange(ctx: Context) -> PassSeconds:
     heads, kv = model.num_attention_heads / ctx.t, np.maximum(model.num_kv_heads / ctx.t, 1.0)
     before = heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)
     sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in (before, heads * model.v_head_dim)]
-    once = sum(all_to_all_s(one, ctx.exchange_group, ctx.fabric) for one in sent)
+    once = sum(all_to_all_s(one, ctx.exchange_group) for one in sent)
     once = np.where(ctx.exchanging > 1, once, 0.0)
     return PassSeconds(forward=once, backward=once)
 
@@ -138,7 +138,7 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     ranks = ctx.c / ctx.exchanging
     merged = (ranks - 1.0) * outputs * _MERGE_BYTES / ctx.hbm_bytes_per_s
     payload = ctx.tokens * ctx.c * kv / ctx.exchanging * _ACTIVATION_BYTES
-    once = np.where(ranks > 1, all_gather_s(payload, ctx.ring_group, ctx.fabric), 0.0)
+    once = np.where(ranks > 1, all_gather_s(payload, ctx.ring_group), 0.0)
     forward = exposed_s(once, attention.forward, OVERLAP_SLOWDOWN)
     backward = exposed_s(2.0 * once, attention.backward, OVERLAP_SLOWDOWN)
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
@@ -160,13 +160,13 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     facts, constants = ctx.facts, ctx.constants
     visits = ctx.moe_tokens * dispatched_copies(ctx, moe) * ctx.expert_load
     sent = visits * ctx.model.hidden_size * _ACTIVATION_BYTES
-    once = _DISPATCHERS.get(facts.moe_dispatcher, 1.0) * all_to_all_s(sent, ctx.expert_group, ctx.fabric)
+    once = _DISPATCHERS.get(facts.moe_dispatcher, 1.0) * all_to_all_s(sent, ctx.expert_group)
     once = np.where(ctx.e > 1, once, 0.0)
     out = once * (_LOW_PRECISION_BYTES / _ACTIVATION_BYTES if facts.low_precision_dispatch else 1.0)
     gathered: FloatArray | float = 0.0
     if (ctx.et > 1).any():
         routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
-        gathered = all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
+        gathered = all_gather_s(routed, ctx.expert_tensor_group)
     forward, backward = out + once + 2.0 * gathered, 2.0 * (once + gathered)
     if facts.overlap_experts:
         hidden = experts_overlap(ctx.columns, ctx.model)
@@ -219,10 +219,10 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float
         copies = (
             TENSOR_COPY_S * ctx.operators.host * ctx.shard_group.size if ctx.facts.gathers_tensors else 0.0
         )
-        seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group, ctx.fabric) + copies)
+        seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group) + copies)
     if weights.routed.any():
         routed = weights.routed * np.maximum(element_bytes, ctx.sharding.gathered_expert_bytes)
-        seconds = seconds + all_gather_s(routed, ctx.expert_replicas.shard_set, ctx.fabric)
+        seconds = seconds + all_gather_s(routed, ctx.expert_replicas.shard_set)
     return seconds
 
 

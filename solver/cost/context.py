@@ -158,20 +158,18 @@ class Replicas:
     """Ranks that replicate weights, in sets that share the optimizer's states; arrays of shape (n,)."""
 
     group: Group  # all of them
-    stride: FloatArray  # among the ranks of their stage
     sharing: FloatArray  # ranks of one set
-    blocks: Blocks | None
 
     @cached_property
     def shard_set(self) -> Group:
         """Return the ranks of one set."""
-        return Group(self.sharing, self.stride, self.group.fabric, self.blocks)
+        return replace(self.group, size=self.sharing)
 
     @cached_property
     def across(self) -> Group:
         """Return the ranks that hold the same shard, one of each set."""
-        sets, stride = self.group.size / self.sharing, self.stride * self.sharing
-        return Group(sets, stride, self.group.fabric, self.blocks)
+        every = self.group
+        return replace(every, size=every.size / self.sharing, stride=every.stride * self.sharing)
 
 
 _FUSED_MULTIPLE, _MOST_FUSED_KEYS = 4, 4096
@@ -276,18 +274,18 @@ class Context:
     @cached_property
     def dense_replicas(self) -> Replicas:
         """Return the ranks that replicate dense weights."""
-        return self._replicas(self.data_group, self.t)
+        return self._replicas(self.data_group)
 
     @cached_property
     def expert_replicas(self) -> Replicas:
         """Return the ranks that replicate one expert."""
-        return self._replicas(self.expert_data_group, self.e * self.et)
+        return self._replicas(self.expert_data_group)
 
-    def _replicas(self, group: Group, stride: FloatArray) -> Replicas:
-        """Return the ranks of ``group``, ``stride`` apart, in as many shard sets as dense weights have."""
+    def _replicas(self, group: Group) -> Replicas:
+        """Return the ranks of ``group`` in as many shard sets as dense weights have."""
         whole = np.minimum(group.size, self.shard_group.size * group.size / self.data_group.size)
         sharing = np.where(self.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
-        return Replicas(group=group, stride=stride, sharing=sharing, blocks=self.placement.blocks)
+        return Replicas(group=group, sharing=sharing)
 
     def gemm_flops(self, precision: str) -> float:
         """Return a large GEMM's rate in FLOP/s; a precision that the GPU lacks runs as bf16 (or fp16)."""

@@ -188,9 +188,7 @@ class NodeGroups:
         part = np.array([self.trained_weights / gpus * facts.reduced_gradient_bytes])
         pairs = [self._fabric(a, b) for a in groups for b in groups if a != b]
         size = np.array([float(len(groups))])
-        return max(
-            float(all_reduce_s(part, Group(size, np.ones(1), fabric), fabric)[0]) for fabric in pairs
-        )
+        return max(float(all_reduce_s(part, Group(size, np.ones(1), fabric))[0]) for fabric in pairs)
 
     @cached_property
     def trained_weights(self) -> float:

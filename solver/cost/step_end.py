@@ -55,12 +55,12 @@ class Tail:
 
 def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-gather (or reduce-scatter) of a part's bytes, which travel with other parts' bytes."""
-    return all_gather_s(payload_bytes * ctx.layers_together, group, ctx.fabric) / ctx.layers_together
+    return all_gather_s(payload_bytes * ctx.layers_together, group) / ctx.layers_together
 
 
 def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-reduce of one part's bytes, which travel with those of other parts."""
-    return all_reduce_s(payload_bytes * ctx.layers_together, group, ctx.fabric) / ctx.layers_together
+    return all_reduce_s(payload_bytes * ctx.layers_together, group) / ctx.layers_together
 
 
 def _exchange_s(
@@ -224,9 +224,7 @@ def copies_s(ctx: Context) -> FloatArray:
     copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
     apart = ctx.placement.block * np.maximum(ctx.p - 1.0, 1.0)
     pair = Group(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
-    return np.where(
-        copied > 0, all_reduce_s(copied * ctx.sharding.gradient_bytes_sent, pair, ctx.fabric), 0.0
-    )
+    return np.where(copied > 0, all_reduce_s(copied * ctx.sharding.gradient_bytes_sent, pair), 0.0)
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:

@@ -38,7 +38,7 @@ from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.library import find_cluster
 
 # no table here lies below or above the line rate: what is left is volumes, rails and links
-Collective = Callable[[np.ndarray, Group, Fabric], np.ndarray]
+Collective = Callable[[np.ndarray, Group], np.ndarray]
 LINE_RATE = SlowdownTable.at_line_rate()
 
 
@@ -64,12 +64,12 @@ GB = np.array([1e9])
 def test_ring_all_gather_of_8_ranks_takes_8_75_ms() -> None:
     # 1 GB, 8 ranks in one island at 100 GB/s: 7/8 GB through each link = 8.75 ms
     fabric = a_fabric()
-    assert one(all_gather_s(GB, group(8, 1, fabric), fabric)) == pytest.approx(8.75e-3)
+    assert one(all_gather_s(GB, group(8, 1, fabric))) == pytest.approx(8.75e-3)
 
 
 def test_ring_all_reduce_of_8_ranks_takes_17_5_ms() -> None:
     fabric = a_fabric()
-    assert one(all_reduce_s(GB, group(8, 1, fabric), fabric)) == pytest.approx(17.5e-3)
+    assert one(all_reduce_s(GB, group(8, 1, fabric))) == pytest.approx(17.5e-3)
 
 
 def test_a_strided_group_uses_one_rail_of_each_node() -> None:
@@ -77,7 +77,7 @@ def test_a_strided_group_uses_one_rail_of_each_node() -> None:
     fabric = a_fabric()
     ranks = group(4, 8, fabric)
     assert (one(ranks.in_island), one(ranks.islands)) == (1.0, 4.0)
-    assert one(all_gather_s(GB, ranks, fabric)) == pytest.approx(30e-3)
+    assert one(all_gather_s(GB, ranks)) == pytest.approx(30e-3)
 
 
 def test_a_group_of_every_second_rank_owns_every_second_rail() -> None:
@@ -85,28 +85,28 @@ def test_a_group_of_every_second_rank_owns_every_second_rail() -> None:
     fabric = a_fabric(network=5e9)
     ranks = group(16, 2, fabric)
     assert (one(ranks.in_island), one(ranks.islands)) == (4.0, 4.0)
-    assert one(all_gather_s(GB, ranks, fabric)) == pytest.approx(46.875e-3)
+    assert one(all_gather_s(GB, ranks)) == pytest.approx(46.875e-3)
 
 
 def test_a_dense_group_uses_every_rail_it_owns() -> None:
     # 32 ranks on 4 nodes: 8 rails of 25 GB/s carry more than the fast link: 31/32 GB at 100 GB/s
     fabric = a_fabric()
-    assert one(all_gather_s(GB, group(32, 1, fabric), fabric)) == pytest.approx(9.6875e-3)
+    assert one(all_gather_s(GB, group(32, 1, fabric))) == pytest.approx(9.6875e-3)
     # 31/32 GB over 8 rails of 2.5 GB/s = 48.4 ms
     slow = a_fabric(network=2.5e9)
-    assert one(all_gather_s(GB, group(32, 1, slow), slow)) == pytest.approx(48.4375e-3)
+    assert one(all_gather_s(GB, group(32, 1, slow))) == pytest.approx(48.4375e-3)
 
 
 def test_a_group_of_one_costs_nothing() -> None:
     fabric = a_fabric(launch_s=1e-4, measured=True)
     for collective in (all_gather_s, all_reduce_s, all_to_all_s):
-        assert one(collective(GB, group(1, 8, fabric), fabric)) == 0.0
+        assert one(collective(GB, group(1, 8, fabric))) == 0.0
 
 
 def test_all_to_all_over_two_nodes_sends_half_through_the_network() -> None:
     # 16 ranks on 2 nodes: 8/16 of 1 GB leaves through one 25 GB/s rail = 20 ms; 7/16 GB stays
     fabric = a_fabric()
-    assert one(all_to_all_s(GB, group(16, 1, fabric), fabric)) == pytest.approx(20e-3)
+    assert one(all_to_all_s(GB, group(16, 1, fabric))) == pytest.approx(20e-3)
 
 
 def test_neighbours_a_node_apart_use_the_network() -> None:
@@ -134,8 +134,8 @@ def test_more_bandwidth_is_never_slower(
 ) -> None:
     slow = a_fabric(measured=True, launch_s=5e-5)
     quick = a_fabric(measured=True, launch_s=5e-5, fast=100e9 * factors[0], network=25e9 * factors[1])
-    before = one(collective(np.array([payload]), group(size, stride, slow), slow))
-    after = one(collective(np.array([payload]), group(size, stride, quick), quick))
+    before = one(collective(np.array([payload]), group(size, stride, slow)))
+    after = one(collective(np.array([payload]), group(size, stride, quick)))
     assert after <= before * (1 + 1e-12)
 
 
@@ -153,7 +153,6 @@ def test_more_nodes_are_never_faster_for_the_same_bytes_of_a_rank(
             collective(
                 np.array([payload * (size if collective is all_gather_s else 1)]),
                 group(size, stride, fabric),
-                fabric,
             )
         )
         for size in (least, 2 * least)
@@ -170,8 +169,7 @@ def test_a_larger_message_never_reaches_less_of_its_bandwidth_than_half(
     # NCCL's switches of protocol cost a measured ramp a few percent here and there, never a cliff
     fabric = a_fabric(measured=True)
     small, large = (
-        one(collective(np.array([b]), group(size, 1, fabric), fabric)) / b
-        for b in (payload, payload * more)
+        one(collective(np.array([b]), group(size, 1, fabric))) / b for b in (payload, payload * more)
     )
     assert large <= 2.0 * small
 

@@ -109,8 +109,7 @@ def test_transformer_engine_gathers_sequences_in_the_products_format_and_scatter
     ctx = context_of(problem, Columns.of([layout]), profile)
     width = ctx.tokens * ctx.model.hidden_size
     inputs, gradients, sums = (
-        all_gather_s(width * each, ctx.tensor_group, ctx.fabric)
-        for each in (input_bytes, gradient_bytes, 2.0)
+        all_gather_s(width * each, ctx.tensor_group) for each in (input_bytes, gradient_bytes, 2.0)
     )
     passes = tensor_parallel(ctx)  # two blocks: attention and MLP
     assert passes.forward == pytest.approx(2.0 * (inputs + sums))
@@ -172,7 +171,7 @@ def test_a_ring_merges_every_part_but_the_first_in_fp32() -> None:
     # 8192 / 4 tokens x 64 heads x 128 = 16.8 M outputs; 3 merges of 2 + 4 + 4 bytes each. The ring itself
     # hides under attention, which it slows by 13 % of its time: 8192 x 1 head x 256 x 2 bytes gathered
     ctx, added = ring(4)
-    gathered = all_gather_s(np.array([8192.0 * 256 * 2]), ctx.ring_group, ctx.fabric)
+    gathered = all_gather_s(np.array([8192.0 * 256 * 2]), ctx.ring_group)
     merges = 3 * 2048 * 64 * 128 * 10 / ctx.hbm_bytes_per_s
     assert added.forward[0] == pytest.approx(merges + 0.13 * gathered[0])
     assert added.backward[0] == pytest.approx(2 * added.forward[0])
@@ -223,7 +222,7 @@ def test_a_layer_exchanges_queries_keys_and_values_before_attention_and_its_outp
     # 65536 / 8 = 8192 tokens of 4096 widths in 2 bytes: 67.1 MB each of q, k, v, and of the output
     group = Group(np.array([8.0]), np.array([1.0]), fabric)
     one = 8192 * 4096 * 2.0
-    once = all_to_all_s(np.array([3 * one]), group, fabric) + all_to_all_s(np.array([one]), group, fabric)
+    once = all_to_all_s(np.array([3 * one]), group) + all_to_all_s(np.array([one]), group)
     assert seconds_of(problem, "all_to_all") == pytest.approx(2 * float(once[0]))  # forward and backward
 
 
@@ -235,9 +234,9 @@ def test_neighbours_exchange_heads_and_rings_pass_their_share_of_keys_and_values
     plain, both = (seconds_of(problem, mode, cp=16) for mode in ("all_to_all", "all_to_all_8+ring"))
     one = 4096 * 4096 * 2.0
     inside = Group(np.array([8.0]), np.array([1.0]), fabric)
-    exchanged = sum(all_to_all_s(np.array([sent]), inside, fabric) for sent in (3 * one, one))
+    exchanged = sum(all_to_all_s(np.array([sent]), inside) for sent in (3 * one, one))
     across = Group(np.array([2.0]), np.array([8.0]), fabric)
-    passed = all_gather_s(np.array([2 * one * 16 / 8]), across, fabric)
+    passed = all_gather_s(np.array([2 * one * 16 / 8]), across)
     merged = 4096 * 4096 * 10 / (3.35e12 * default_profile(problem.cluster, "megatron-lm").constants.hbm)
     # the ring hides under attention, which it slows by 13 % of its time: once forward, twice backward
     expected = 2 * exchanged + 3 * 0.13 * passed + 3 * merged

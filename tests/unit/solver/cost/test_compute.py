@@ -352,14 +352,14 @@ def test_balance_and_dispatcher_decide_what_an_exchange_takes() -> None:
     model = a_moe_model()
     even = of(model, ON_8, moe_force_balance=True)
     tokens = even.moe_tokens * 2.0 * model.hidden_size * 2.0  # two copies of 2 bytes an element
-    once = all_to_all_s(tokens, even.expert_group, even.fabric)[0]
+    once = all_to_all_s(tokens, even.expert_group)[0]
     assert expert_parallel(even).forward[0] == pytest.approx(2.0 * once)
     busy = expert_parallel(of(model, ON_8)).forward[0]
     assert busy > expert_parallel(even).forward[0]
     short = expert_parallel(of(model, ON_8, moe_force_balance=True, moe_dispatcher="hybridep",
                                low_precision_dispatch=True))  # fmt: skip
     copies = 1.875 / 2.0
-    out_and_back = 0.7 * all_to_all_s(tokens * copies, even.expert_group, even.fabric)[0]
+    out_and_back = 0.7 * all_to_all_s(tokens * copies, even.expert_group)[0]
     assert short.backward[0] == pytest.approx(2.0 * out_and_back)
     assert short.forward[0] == pytest.approx(1.5 * out_and_back)
 

@@ -227,13 +227,13 @@ EMBEDDING = 51200 * 1024
 def gathered_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
     """Seconds of an all-gather inside one island: 7/8 of it, or so, through each link."""
     ring = Group(np.array([float(ranks)]), np.ones(1), profile.fabric)
-    return float(all_gather_s(np.array([payload_bytes]), ring, profile.fabric)[0])
+    return float(all_gather_s(np.array([payload_bytes]), ring)[0])
 
 
 def reduced_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
     """Seconds of an all-reduce inside one island."""
     ring = Group(np.array([float(ranks)]), np.ones(1), profile.fabric)
-    return float(all_reduce_s(np.array([payload_bytes]), ring, profile.fabric)[0])
+    return float(all_reduce_s(np.array([payload_bytes]), ring)[0])
 
 
 def test_zero_3_gathers_and_reduces_the_ends_of_the_model_as_well() -> None:

@@ -43,13 +43,13 @@ def once_s(framework: str, **layout: object) -> float:
 def gathered_s(profile: Profile, element_bytes: float, *, stride: float = 1.0) -> float:
     """An all-gather (or a reduce-scatter) of one layer among the eight ranks of a node."""
     ring = Group(np.array([8.0]), np.array([stride]), profile.fabric)
-    return float(all_gather_s(np.array([LAYER * element_bytes]), ring, profile.fabric)[0])
+    return float(all_gather_s(np.array([LAYER * element_bytes]), ring)[0])
 
 
 def all_reduced_s(profile: Profile, element_bytes: float) -> float:
     """One layer's part of an all-reduce of all four among the eight ranks of a node."""
     ring = Group(np.array([8.0]), np.ones(1), profile.fabric)
-    return float(all_reduce_s(np.array([4 * LAYER * element_bytes]), ring, profile.fabric)[0]) / 4
+    return float(all_reduce_s(np.array([4 * LAYER * element_bytes]), ring)[0]) / 4
 
 
 def test_torchs_pipelines_reduce_fp32_gradients_once_a_step_under_zero_2_and_3() -> None:
