@@ -108,7 +108,6 @@ def deepspeed_plugin_file(head: str, target: Target, json_file: str) -> str:
 
 
 def _machines(target: Target) -> dict[str, object]:
-    """Return the keys that all machines share; rank and address come from the command line."""
     return {
         "compute_environment": "LOCAL_MACHINE",
         "machine_rank": 0,

@@ -429,7 +429,6 @@ def package_checks(packages: Sequence[Requirement]) -> str:
 
 
 def _named(requirement: Requirement) -> str:
-    """Return the package's usual name, with ``or newer`` if it has an oldest release."""
     return f"{requirement.name}{' or newer' if requirement.minimum else ''}"
 
 
@@ -599,7 +598,6 @@ def readme(
 
 
 def _rows(target: Target) -> Iterator[tuple[str, str]]:
-    """Yield the trained parts, every variable of the configuration that is not off, and the prediction."""
     config, prediction = target.config, target.plan.prediction
     for name, value in trained(target):
         yield f"`{name}`", f"{value}{CHOSEN}" if target.chose(name) else value
@@ -618,7 +616,6 @@ def _rows(target: Target) -> Iterator[tuple[str, str]]:
 
 
 def _reasons(target: Target) -> list[str]:
-    """Return the parts of the step time and the limiting factor; without them, its rank."""
     why = target.plan.why
     if why is None:
         return [f"It is number {target.plan.rank} of its answer under the cost model."]
@@ -641,7 +638,6 @@ def _packages(start: Start) -> Iterator[str]:
 
 
 def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
-    """Yield commands for one node, for several, and for Slurm, with their requirements."""
     if start.needs:
         yield "What the plan does not decide, and the script asks for:"
         yield ""

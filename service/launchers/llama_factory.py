@@ -157,7 +157,6 @@ def _lengths(target: Target) -> Values:
 
 
 def _plain(value: object) -> object:
-    """Return a value in YAML's form."""
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -366,7 +366,6 @@ def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
 
 
 def _queues(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
-    """Yield the number of hardware queues that the run needs."""
     config = target.config
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if config.zero_stage > 1:

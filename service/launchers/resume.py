@@ -208,7 +208,6 @@ def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after
 
 
 def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
-    """Return the script that checks the checkpoint and starts the launch script with its arguments."""
     arguments = (*start.loads, *(start.in_parts if checkpoint_format.startswith("torch_dist") else ()))
     newest = _NEWEST.replace("@NAMES@", start.names)
     values = {
@@ -223,6 +222,5 @@ def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_forma
 
 
 def _sizes(config: Configuration) -> dict[str, object]:
-    """Return the layout in words that a script can read."""
     placed = ("stage_groups", "replicas")
     return {name: value for name, value in asdict(config).items() if name not in placed}

@@ -111,7 +111,6 @@ def options_hold(launcher: str) -> Rule:
 
 
 def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Yield faults for values of the plan that do not fit its options."""
     if not is_a_row(target.config):
         return
     row = Columns.of([target.config])
@@ -149,7 +148,6 @@ def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
 
 
 def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Yield faults of schedule, recomputation, offloading and ZeRO stage."""
     config = target.config
     stages = [
         stage
@@ -227,7 +225,6 @@ def grouped_alike(target: Target) -> Iterator[FieldError]:
 
 
 def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Yield faults of splits that the launcher does not accept."""
     config, split = target.config, target.config.stage_layers
     own = launcher_split(target.problem, config)
     if len(set(split)) > 1 and not able.uneven_stages:
@@ -257,7 +254,6 @@ def _most_stages(target: Target) -> int:
 
 
 def _first_name(node: Node) -> str:
-    """Return the first variable in an expression."""
     inside = (_first_name(operand) for operand in node.operands)
     return str(node.value) if node.sign == "name" else next(filter(None, inside), "")
 

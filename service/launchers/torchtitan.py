@@ -202,7 +202,6 @@ def python_file(head: str, target: Target) -> str:
 
 
 def _python(value: object) -> str:
-    """Return a value as Python writes it, strings in double quotes."""
     return json.dumps(value) if isinstance(value, list | str) else repr(value)
 
 
@@ -369,7 +368,6 @@ class Torchtitan:
 
 
 def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
-    """Return the TOML, and the module of its model."""
     return {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
 
 

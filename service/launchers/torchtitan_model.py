@@ -80,7 +80,6 @@ def constants_of(target: Target) -> dict[str, object]:
 
 
 def _latent_constants(model: ModelSpec) -> dict[str, object]:
-    """Return ranks, widths and scaling of latent attention, and the layers that predict further tokens."""
     mla, scaling = model.mla, model.rotary_scaling
     if mla is None:
         return {}
@@ -97,7 +96,6 @@ def _latent_constants(model: ModelSpec) -> dict[str, object]:
 
 
 def _expert_constants(model: ModelSpec) -> dict[str, object]:
-    """Return experts, their router, and the layers that have none."""
     moe = model.moe
     if moe is None:
         return {}
@@ -342,7 +340,6 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 
 def _imports(target: Target, *, adapted: bool) -> list[str]:
-    """Return the imports of the model."""
     model, family = target.model, family_of(target.model)
     latent, routed, further = model.mla is not None, model.moe is not None, model.num_mtp_layers > 0
     builders = ["get_attention_config", "make_ffn_config", *([] if latent else ["make_gqa_config"])]
@@ -370,7 +367,6 @@ def _imports(target: Target, *, adapted: bool) -> list[str]:
 
 
 def _import(module: str, names: list[str]) -> str:
-    """Return one import, on several lines if one would be too long."""
     line = f"from torchtitan.{module} import {', '.join(names)}"
     if len(line) <= _LINE:
         return line
@@ -388,7 +384,6 @@ def _converted(target: Target) -> str:
 
 
 def _parts(target: Target) -> str:
-    """Return the functions that the model's own calls."""
     model = target.model
     latent, routed = model.mla is not None, model.moe is not None
     norm = _QUERY_KEY_NORM if model.query_key_norm == "per_head" else ""

@@ -187,7 +187,6 @@ class Axolotl:
 
 
 def _axolotl_packages(target: Target) -> tuple[Requirement, ...]:
-    """Return packages that Axolotl does not install; it has peft, bitsandbytes, torchao and kernels."""
     ring = (RING_ATTENTION,) if target.config.context_parallel_size > 1 else ()
     return (*tensor_packages(target), *ring, *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()))
 
@@ -320,7 +319,6 @@ class Trl:
 
 
 def _trl_packages(target: Target, values: Values) -> tuple[Requirement, ...]:
-    """Return the packages of transformers' trainer, and of the attention that TRL's file names."""
     flash = str(values["attn_implementation"]).startswith("flash")
     attention = (FLASH_ATTENTION_OR_KERNELS,) if flash else ()
     return (*trainer_packages(target), *tensor_packages(target), *attention)

@@ -60,7 +60,6 @@ def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
 
 
 def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, Word]]:
-    """Yield names and values of one command."""
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
         following = words[at + 1].text if at + 1 < len(words) else ""
@@ -153,7 +152,6 @@ def require_address(fields: Fields, known: Known, given: Arguments) -> None:
 
 
 def _starts_here(known: Known) -> bool:
-    """Return whether a script next to the file runs ``accelerate launch``."""
     return any(
         word.text == "accelerate"
         for source in known.source.scripts()
@@ -218,7 +216,6 @@ def contradictions(fields: Fields) -> None:
 
 
 def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> LaunchFile:
-    """Return the run of DeepSpeed's own file in the same folder."""
     contradictions(fields)
     name = fields.word(PLUGIN_FILE)
     text = source.other(name) if name else None
@@ -280,7 +277,6 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
 def _deepspeed_configuration(
     fields: Fields, known: Known, given: Arguments, world: int, kept: tuple[int, str]
 ) -> Configuration:
-    """Return replicas on every process, with the training script's batch."""
     layers = known.model().num_layers
     (zero, offload), recompute = kept, recomputes(given, known)
     micro = known.required(
@@ -560,7 +556,6 @@ def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
 
 
 def _offload(fields: Fields, zero: int) -> str:
-    """Return the parts (weights, gradients, states) that are on the host."""
     name = f"{_FSDP}fsdp_offload_params"
     away = fields.flag(name, default=False)
     if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
@@ -569,7 +564,6 @@ def _offload(fields: Fields, zero: int) -> str:
 
 
 def _precision(fields: Fields) -> str:
-    """Return the type of autocast."""
     precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
     fields.stop()
     if precision == "no":

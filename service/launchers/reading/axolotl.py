@@ -133,7 +133,6 @@ class AxolotlReader:
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, Found]:
-    """Return the options of the command that trains with the file; they override it (cli/config.py)."""
     found: dict[str, Found] = {}
     for _, words in commands_beside(source, overrides):
         texts = [word.text for word in words]
@@ -309,7 +308,6 @@ def _precision(fields: Fields) -> str:
 
 
 def _configuration(fields: Fields, known: Known) -> Configuration:
-    """Return the sizes of the mesh, and FSDP2's options on it."""
     micro = fields.integer("micro_batch_size", 1)
     count = _count(fields, micro)
     shares = _is_cut(fields)
@@ -405,12 +403,10 @@ def _keeps_gathered(fields: Fields) -> bool:
 
 
 def _version(fields: Fields) -> int:
-    """Return the version of FSDP, if it is on."""
     return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
 
 
 def _is_cut(fields: Fields) -> bool:
-    """Return whether FSDP shards the weights."""
     return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
 
 

@@ -72,6 +72,10 @@ class Overrides:
     ignored: tuple[str, ...] = ()  # flags to ignore, as the file spells them
     run: int | None = None  # index of the run, if a script starts several, from 1
 
+    def ignores(self, name: str) -> bool:
+        """Return whether a name is to be ignored (``--ignore``), with or without its dashes."""
+        return name.lstrip("-") in [one.lstrip("-") for one in self.ignored]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFile:
@@ -105,11 +109,6 @@ class Reader(Protocol):
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and field.
         """
-
-
-def passed_by(overrides: Overrides, name: str) -> bool:
-    """Return whether the user asked to ignore a name (``--ignore``), with or without its dashes."""
-    return name in overrides.ignored or name in [one.lstrip("-") for one in overrides.ignored]
 
 
 def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:

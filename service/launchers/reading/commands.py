@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -188,7 +188,6 @@ def _header(text: str) -> dict[str, str]:
 
 
 def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
-    """Yield the ``#SBATCH`` lines before the first command: number, text, words."""
     before = True
     for number, line in enumerate(text.splitlines(), 1):
         before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))
@@ -198,7 +197,6 @@ def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _options_of_job(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of one ``#SBATCH`` line by their long names."""
     found: dict[str, str] = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
@@ -346,7 +344,6 @@ def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: in
 
 
 def _ranks(command: Command) -> dict[str, str]:
-    """Return the numbers of processes that a command states, by the launcher's names."""
     texts = [word.text for word in command.before]
     pairs = options_of(texts)
     said = {one.replace("_", "-"): value for one, value in pairs if one.replace("_", "-") in _COUNTS}
@@ -513,6 +510,24 @@ def require_beside(source: Source, script: Source, word: Word) -> None:
         raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")
 
 
+def file_of_commands(source: Source, named: Iterable[tuple[Source, Word]]) -> Source | None:
+    """Return the file that commands next to a file train with, that file first; None without a single one.
+
+    Args:
+        source: the file.
+        named: the words that name files, each with its script.
+
+    Raises:
+        InvalidProblemError: one of the files is missing, or only a running shell knows its name.
+    """
+    names = set[str]()
+    for script, word in named:
+        require_beside(source, script, word)
+        names.add(word.text.rpartition("/")[2])
+    found = {source.name} & names or names
+    return source.at(*found) if len(found) == 1 else None
+
+
 def world_of(text: str, script: Script, command: Command | None = None) -> World:
     """Return how many processes start by the launcher's options, Slurm's header, or the usual variables."""
     lists = [command.before] if command else script.commands
@@ -644,7 +659,6 @@ def program_of(words: Sequence[Word]) -> Command | None:
 
 
 def _installs(words: Sequence[Word]) -> bool:
-    """Return whether a command installs packages, with names that are not programs: ``pip install trl``."""
     first = [word.text.rsplit("/", 1)[-1] for word in words[:4]]
     return "install" in first and any(name in _INSTALLERS for name in first)
 
@@ -693,7 +707,6 @@ def _first_unknown(words: Sequence[Word]) -> int | None:
 
 
 def _pieces(word: Word) -> list[Word]:
-    """Return a variable's text as words."""
     return [Word(piece, word.line) for piece in split_words(word.text)]
 
 
@@ -704,13 +717,11 @@ def environment_of(script: Script, command: Command | None) -> Mapping[str, tupl
 
 
 def _variable(environment: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> int | None:
-    """Return the first of the usual variables that is a number."""
     numbers = (_number("".join(environment.get(name, ()))) for name in names)
     return next((number for number in numbers if number), None)
 
 
 def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
-    """Return the first whole number among the values of the names."""
     for name in names:
         for place in places:
             text = place.get(name, "")

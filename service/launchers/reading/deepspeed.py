@@ -115,7 +115,6 @@ class DeepSpeedReader:
 
 
 def _zero(fields: Fields) -> int:
-    """Return the ZeRO stage; 0 without the section."""
     for bucket in _BUCKETS:
         name = f"zero_optimization.{bucket}"
         size = 1.0 if fields.raw(name) == "auto" else fields.number(name, 1.0)
@@ -221,7 +220,6 @@ def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int |
 
 
 def _optimizer(fields: Fields, known: Known) -> str:
-    """Return the optimizer of the file, else the supplied one, or AdamW."""
     if not fields.has("optimizer.type"):
         return known.word("optimizer", "adamw")
     name = fields.word("optimizer.type", "AdamW", allowed=("Adam", "AdamW", "FusedAdam", "Muon", "SGD"))
@@ -229,7 +227,6 @@ def _optimizer(fields: Fields, known: Known) -> str:
 
 
 def _code(fields: Fields, known: Known) -> _Code:
-    """Return the sizes that are not keys of the JSON."""
     text = known.source.other(CODE_FILE) if CODE_FILE in known.source.files else None
     constants = constants_of(CODE_FILE, text) if text is not None else {}
     topology, experts = (_table(constants.get(name)) for name in ("TOPOLOGY", "EXPERTS"))
@@ -251,7 +248,6 @@ def _code(fields: Fields, known: Known) -> _Code:
 def _configuration(
     fields: Fields, known: Known, model: ModelSpec, code: _Code, kept: tuple[int, str]
 ) -> Configuration:
-    """Return the configuration; missing parts of the batch follow from the others, as in DeepSpeed."""
     zero, offload = kept
     if zero > _MAX_STAGE_WITH_PIPELINE and code.pipeline > 1:
         fields.fault(
@@ -321,11 +317,9 @@ def _sized(fields: Fields, name: str) -> int | None:
 
 
 def _table(value: object) -> dict[str, int]:
-    """Return a dictionary of numbers in the code module."""
     found = value.items() if isinstance(value, dict) else ()
     return {name: number for name, number in found if isinstance(name, str) and _integer(number)}
 
 
 def _integer(value: object) -> int | None:
-    """Return a whole number above 0."""
     return value if type(value) is int and 0 < value < 2**31 else None

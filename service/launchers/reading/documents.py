@@ -90,7 +90,6 @@ _SHIELD = "\uf8ff"  # replaces the mark of an unknown value, which no format acc
 
 
 def _bare(value: object) -> object:
-    """Restore the marks of unknown values."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     return value.replace(_SHIELD, UNKNOWN) if isinstance(value, str) else value
@@ -106,7 +105,6 @@ def _unknown(text: str) -> str:
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:
-    """Return a parser's fault in words, with its line and name."""
     name = fault.pointer.removeprefix("/").replace("/", ".")
     where = f"line {lines[name]}: {name}: " if name in lines else ""
     return f"{where}{fault.message}" + (f" (allowed: {fault.allowed})" if fault.allowed else "")
@@ -145,7 +143,6 @@ def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]
 
 
 def _json(text: str, lines: dict[str, int]) -> Mapping[str, object]:
-    """Parse JSON; ``lines`` receives the lines of its keys."""
     try:
         raw = read_json(text)
     except InvalidProblemError as fault:
@@ -157,7 +154,6 @@ def _json(text: str, lines: dict[str, int]) -> Mapping[str, object]:
 
 
 def _json_lines(text: str) -> dict[str, int]:
-    """Return the line of each key of JSON, by a walk over strings and brackets."""
     walk = _Walk()
     for match in _PIECE.finditer(text):
         walk.step(match.group())
@@ -189,14 +185,12 @@ class _Walk:
             self._last = (piece[1:-1], self._line)
 
     def _name(self) -> None:
-        """Take the last text as a key."""
         self._key, line = self._last
         if None not in self._path:
             self.lines[".".join([*(part for part in self._path if part), self._key])] = line
 
 
 def _toml(text: str, lines: dict[str, int]) -> Mapping[str, object]:
-    """Parse TOML; ``lines`` receives the lines of its keys."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as fault:

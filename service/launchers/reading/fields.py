@@ -11,7 +11,7 @@ from itertools import zip_longest
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.flags import FlagNames, flag_names
-from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place, passed_by
+from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.service.launchers.rules import near_divisors
@@ -267,7 +267,7 @@ class Fields:
         self.file = file
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
-        ignored = [name for name in values if passed_by(overrides, name)] if overrides is not None else []
+        ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []
         for name in ignored:
             self.note(f"line {values[name].line}: {shown(name)} is ignored (--ignore)")
         self._values = {name: found for name, found in values.items() if name not in ignored}
@@ -491,7 +491,6 @@ class Fields:
                 self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
 
     def _refuse_plain_sections(self) -> None:
-        """Record a fault for each plain value in place of a section."""
         sections = {name.rpartition(".")[0] for name in self._taken if "." in name}
         for name in sorted(sections - self._taken):
             value = self.raw(name) if name in self._values else None
@@ -521,5 +520,4 @@ def _whole(value: object) -> int | None:
 
 
 def _words(value: object) -> str:
-    """Return a value for a message."""
     return f'"{shown(value)}"' if isinstance(value, str) else shown(str(value)[:64])

@@ -99,7 +99,6 @@ def foreign(source: Source) -> Iterator[FieldError]:
 
 
 def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
-    """Yield the first command that starts a trainer without a reader."""
     for words in script.commands:
         text = " ".join(word.text for word in words[:_FIRST_WORDS])
         what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
@@ -114,12 +113,10 @@ _FIRST_WORDS = 24  # including those of the launcher
 
 
 def _has(names: Mapping[str, object], mark: str) -> bool:
-    """Return whether a name, or one with that prefix, is in the file."""
     return any(name.startswith(mark) for name in names) if mark.endswith(".") else mark in names
 
 
 def _fault(source: Source, what: str, step: str) -> FieldError:
-    """Return the refusal of a whole file."""
     return FieldError(
         pointer=WHOLE_FILE, message=f"{shown(source.name)} is {what}, which is not read", allowed=step
     )
@@ -230,7 +227,6 @@ def _require_training(fields: Fields, program: str) -> None:
 
 
 def _exits(name: str, line: int) -> FieldError:
-    """Return the fault of a script that exits before it starts anything, because a value is missing."""
     message = f"line {line} of {shown(name)}: it exits there, with nothing started"
     return FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
 
@@ -266,7 +262,6 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
 
 
 def _may_start(words: Sequence[Word]) -> bool:
-    """Return whether a command starts a program or script; ``python -m venv`` makes an environment."""
     if words[-1].text == "--version":
         return False
     command = started_program(words)

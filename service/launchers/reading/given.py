@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import pairwise
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
-from meshwright.service.launchers.reading.base import Place
+from meshwright.service.launchers.reading.base import Overrides, Place
 from meshwright.service.launchers.reading.fields import decides, meant, passing, undecided
 from meshwright.service.launchers.reading.shell_values import (
     UNKNOWN,
@@ -170,7 +171,6 @@ class Given:
     def _refuse_section(
         self, shown: str, value: Value, section: str, name: str, sections: Sequence[str]
     ) -> None:
-        """Refuse a correct name in a section where it is not read."""
         near = get_close_matches(section, sections, n=1) or [one for one in sections if not one]
         allowed = None if near else f"{name} behind one of {', '.join(sections)}"
         nearest = near[0] + name if near else None
@@ -193,7 +193,6 @@ class Given:
             self.faults.append(fault)
 
     def _replace(self, name: str, value: Value) -> None:
-        """Keep a value; the last of equal ones counts."""
         old = self.values.get(name)
         if old is not None and old.texts != value.texts:
             first, last = _shown(" ".join(old.texts)), _shown(" ".join(value.texts))
@@ -219,10 +218,17 @@ def _is_known(called: str, name: str) -> bool:
     return called in names or name in names
 
 
-def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
-    """Sort the words after a training script's name into flags and their values.
+def flags_in(words: Sequence[Word]) -> Iterator[tuple[str, Value]]:
+    """Yield the flags among words, each with the words up to the next flag."""
+    starts = [at for at, word in enumerate(words) if word.text.startswith("--")]
+    for at, end in pairwise([*starts, len(words)]):
+        name, equals, attached = words[at].text.partition("=")
+        following = [word.text for word in words[at + 1 : end]]
+        yield name, Value((*([attached] if equals else []), *following), words[at].line)
 
-    ``ignored``: flags to ignore.
+
+def given_flags(words: Sequence[Word], overrides: Overrides) -> Given:
+    """Sort the words after a training script's name into flags and their values.
 
     Raises:
         InvalidProblemError: a flag lacks its value, or has a wrong, unknown or unreadable one.
@@ -230,20 +236,11 @@ def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
     if (fault := unknown_arguments(words)) is not None:
         raise fault
     given = Given()
-    at = 0
-    while at < len(words):
-        name, _, attached = words[at].text.partition("=")
-        end = at + 1
-        while end < len(words) and not words[end].text.startswith("--"):
-            end += 1
-        if name.startswith("--") and name in ignored:
-            given.note(f"line {words[at].line}: {_shown(name)} is ignored (--ignore)")
-        elif name.startswith("--"):
-            texts = ((attached,) if "=" in words[at].text else ()) + tuple(
-                w.text for w in words[at + 1 : end]
-            )
-            given.take(name, Value(texts, words[at].line))
-        at = end
+    for name, value in flags_in(words):
+        if overrides.ignores(name):
+            given.note(f"line {value.line}: {_shown(name)} is ignored (--ignore)")
+        else:
+            given.take(name, value)
     given.refuse_slips(PLAIN_NAMES)
     given.stop()
     return given
@@ -276,12 +273,10 @@ def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:
 
 
 def _allowed(name: str) -> str | None:
-    """Return the allowed values of a known flag; None for a list of words."""
     return f"{_least(name)} to {_LARGEST}" if FLAGS[name] == "integer" else _ALLOWED.get(FLAGS[name])
 
 
 def _least(name: str) -> int:
-    """Return the smallest whole number of a flag."""
     return 0 if name in _MAY_BE_NONE else 1
 
 
@@ -294,5 +289,4 @@ def _is_number(text: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return text of the script for a message: printable and short."""
     return "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])

@@ -82,7 +82,6 @@ def header_of(text: str) -> Header:
 
 
 def _adapters(text: str) -> Mapping[str, Any]:
-    """Return the adapters in a header, if all of them are valid; else none."""
     found = _ADAPTERS.search(text)
     try:
         said = read_json(found[1]) if found else None
@@ -101,12 +100,10 @@ def _adapters(text: str) -> Mapping[str, Any]:
 
 
 def _are_of(said: object, names: Sequence[str]) -> bool:
-    """Return whether it lists some of the names."""
     return isinstance(said, list) and all(one in names for one in said)
 
 
 def _model(text: str) -> ModelSpec | None:
-    """Return the model shape in a header; None without a valid one."""
     found = _SHAPE.search(text)
     if found is None:
         return None
@@ -192,7 +189,6 @@ class Known:
         return found
 
     def _named(self, named: Word) -> ModelSpec:
-        """Return the model that the files name, and note the name that identifies it."""
         by = ""
         try:
             found = find_model(named.text)
@@ -203,7 +199,6 @@ class Known:
 
     @staticmethod
     def _folder(named: Word) -> ModelSpec:
-        """Return the model that a folder is named after."""
         try:
             return model_of_folder(named.text)
         except UnknownNameError as fault:
@@ -250,7 +245,6 @@ def known_of(source: Source, overrides: Overrides) -> Known:
 
 
 def _world(source: Source, overrides: Overrides, header: Header) -> World:
-    """Return nodes and GPUs by the scripts next to a file, else by its header."""
     worlds = [world_of(script.text, script_of(script, overrides)) for script in source.scripts()]
     said = next((world for world in worlds if world.num_gpus), None)
     lacking = next((world.lacking for world in worlds if world.lacking is not None), None)

@@ -20,14 +20,14 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.adapters import refuse_uncounted
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import (
     Command,
     World,
     commands_beside,
     commands_of,
+    file_of_commands,
     program_of,
-    require_beside,
     script_of,
     world_of,
 )
@@ -114,7 +114,7 @@ class LlamaFactoryReader:
         fields = Fields(source.name, document, overrides)
         if not any(name in document for name in _CORE):
             return LlamaFactoryTrainerReader().read(source, overrides)
-        document = {name: found for name, found in document.items() if not passed_by(overrides, name)}
+        document = {name: found for name, found in document.items() if not overrides.ignores(name)}
         if isinstance(fields.raw(_MORE), str):
             fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
         given = Given(notes=fields.notes[:])
@@ -204,9 +204,9 @@ class LlamaFactoryTrainerReader:
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
-        _require_own_file(source)
+        named = file_of_commands(source, ((script, words[at]) for script, words, at in _starts(source)))
         files = [source, *documents_beside(known_of(source, overrides).source)]
-        own = _named_file(source) or next((one for one in files if _is_trainers(one)), source)
+        own = named or next((one for one in files if _is_trainers(one)), source)
         over = _overrides(source, own, overrides)
         fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
         fields.note_commands(over)
@@ -232,14 +232,7 @@ def _packs(fields: Fields) -> bool:
     return fields.flag("neat_packing", default=False) or fields.flag("packing", default=usual)
 
 
-def _require_own_file(source: Source) -> None:
-    """Refuse a command with a missing YAML."""
-    for script, words, at in _starts(source):
-        require_beside(source, script, words[at])
-
-
 def _shares(source: Source, known: Known, overrides: Overrides) -> Shares | None:
-    """Return the sharding of the command that starts the trainer, or of accelerate's file next to it."""
     starts = ((script, words[:at]) for script, words, at in _starts(source, overrides))
     return shares_beside(starts, chain([source], documents_beside(known.source)))
 
@@ -282,23 +275,14 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, F
 
 
 def _is_trainers(source: Source) -> bool:
-    """Return whether a YAML is LLaMA-Factory's, but not for its Megatron-Core adapter."""
     if source.is_script or not LlamaFactoryReader().recognises(source):
         return False
     return not _is_cores(source)
 
 
 def _is_cores(source: Source) -> bool:
-    """Return whether a YAML is for the adapter of Megatron-Core."""
     names = looks_like_document(source)
     return any(name in names for name in _CORE)
-
-
-def _named_file(source: Source) -> Source | None:
-    """Return the YAML that a command next to a file trains with; the file itself goes first."""
-    names = {words[at].text.rpartition("/")[2] for _, words, at in _starts(source)}
-    found = names if len(names) == 1 or source.name not in names else {source.name}
-    return source.at(*found) if len(found) == 1 else None
 
 
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
@@ -309,13 +293,11 @@ _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudn
 
 
 def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
-    """Return the attention kernel if it differs from the default of the price."""
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
     return kernel_option(found, LlamaFactoryTrainerReader.name)
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
-    """Take the batch of all replicas: micro-batch × accumulation × data-parallel size."""
     count = fields.integer("gradient_accumulation_steps", 1)
     micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
     model_gpus = 1
@@ -350,7 +332,6 @@ def _take_defaults(given: Given) -> None:
 
 
 def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
-    """Return rank and targets of the adapters; LLaMA-Factory trains adapters by default."""
     kind = fields.word("finetuning_type", "full")
     if kind != "lora":
         return 0, ATTENTION_TARGETS

@@ -22,7 +22,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
 from meshwright.service.launchers.megatron_names import FLAGS
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
     best,
@@ -128,7 +128,6 @@ def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _take(given: Given, held: Mapping[str, str], line: int) -> None:
-    """Take the flags of one configuration."""
     fp16 = held.get("fp16", "false").lower() == "true"
     given.take("--fp16" if fp16 else "--bf16", Value((), line), called=_KEY)
     if not fp16 and held.get("bf16", "false").lower() != "true":
@@ -182,7 +181,6 @@ class Recipe:
 
 @cache
 def _recipes() -> dict[str, Recipe]:
-    """Return the catalog's recipes by name."""
     raw = json.loads(_RECIPE_FILE.read_text("utf-8"))
     found = {}
     for name, row in raw["recipes"].items():
@@ -291,7 +289,6 @@ def _of_its_file(source: Source, command: Command) -> list[Override]:
 
 
 def _list_others(given: Given, words: Sequence[Word]) -> None:
-    """List the options of a command that are neither overrides nor names of a recipe."""
     for word, following in pairwise([*words, Word("--", 0)]):
         name, equals, value = word.text.partition("=")
         known = (*_NAMING, *_LONG_OPTIONS, *_ADAPTER_OPTIONS, _FILE)
@@ -310,7 +307,6 @@ def _refuse_adapters(given: Given, values: ConfigValues) -> None:
 
 
 def _overrides(words: Sequence[Word]) -> list[Override]:
-    """Return ``section.key=value``, and the options that are overrides."""
     if (fault := unknown_arguments(words)) is not None:
         raise fault
     found, options = [], {**_OPTIONS, **_LONG_OPTIONS}
@@ -401,9 +397,9 @@ class MegatronBridgeReader:
             settings += own
         else:
             settings = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
-        for key, _, line in [one for one in settings if passed_by(overrides, one[0])]:
+        for key, _, line in [one for one in settings if overrides.ignores(one[0])]:
             given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
-        _take_all(given, [one for one in settings if not passed_by(overrides, one[0])])
+        _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
         if recipe is not None:
             given.note(
                 f"{recipe.name} is a recipe of Megatron-Bridge: what the command does not say is its own"
@@ -413,14 +409,12 @@ class MegatronBridgeReader:
 
 
 def _is_override(text: str) -> bool:
-    """Return whether a word is ``section.key=value`` of a ConfigContainer."""
     key, equals, _ = text.lstrip("+~").partition("=")
     section, dot, name = key.partition(".")
     return bool(equals and dot) and section in _SECTIONS and (flag_of(name) is not None)
 
 
 def _is_said(text: str) -> bool:
-    """Return whether a word names a recipe, or sets one of its sizes."""
     options = (*_NAMING, *_OPTIONS, *_LONG_OPTIONS)
     return text.partition("=")[0] in options or _is_override(text)
 
@@ -479,7 +473,6 @@ def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 
 def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
-    """Take one sequence length for the model and the data set."""
     text, line = next((values[name] for name in _LENGTHS if name in values), ("", 0))
     if text and not given.has("seq-length"):
         take(given, "seq_length", text, line, called="dataset.sequence_length")

@@ -201,7 +201,6 @@ def require_known(given: Given, program: str) -> None:
 
 
 def _refuse_unpriced(given: Given) -> None:
-    """Record a fault for each flag that is on and not priced."""
     for name, why in _REFUSED.items():
         value = given.others.get(f"--{name}")
         if name == "remote-device" and given.other("zero-stage") != _OF_WEIGHTS:
@@ -247,7 +246,6 @@ def _llamas(given: Given) -> None:
 
 
 def _flash(given: Given) -> None:
-    """Set FlashAttention by its version (Megatron-DeepSpeed)."""
     for old in ("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton"):
         if old in given.others and not given.has("use-flash-attn"):
             given.take("--use-flash-attn", Value((), given.others[old].line), called=old)
@@ -332,7 +330,6 @@ _EXPERTS = ("expert-interval", "topk", "moe-expert-parallel-size")  # they set t
 
 
 def _count(text: str, usual: int) -> int:
-    """Return a positive number of few digits; ``usual`` without one."""
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else usual  # noqa: PLR2004
 
 
@@ -419,7 +416,6 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
 
 
 def _note_unknown(given: Given, file: str, values: Values) -> None:
-    """Note the unknown keys of DeepSpeed's file, which it ignores."""
     known = flag_names("deepspeed")
     for key, found in values.items():
         if not (key in known or known.is_free(key) or key.startswith(_CURRICULA)):
@@ -428,7 +424,6 @@ def _note_unknown(given: Given, file: str, values: Values) -> None:
 
 
 def _agree(given: Given, fields: Fields) -> None:
-    """Record a fault if DeepSpeed's file computes in another type than the flags."""
     for name, other in (("bf16", "fp16"), ("fp16", "bf16")):
         if fields.flag(f"{name}.enabled", default=False) and given.has(other):
             flag = given.values[f"--{other}"]

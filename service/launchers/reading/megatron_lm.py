@@ -83,7 +83,7 @@ class MegatronLmReader:
         if program in _OTHER_PROGRAMS:
             line = command.before[0].line if command.before else 1
             raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
-        given = given_flags(command.words, ignored=overrides.ignored)
+        given = given_flags(command.words, overrides)
         if not program:
             _require_started(script, given, source.name)
             given.note(
@@ -203,12 +203,10 @@ _PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
 
 
 def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
-    """Return the flags for sizes of a model, with their required values."""
     return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
 
 
 def _override(given: Given, overrides: Overrides) -> None:
-    """Override the script by supplied values, with a note."""
     for name, flag in TOLD_FLAGS.items():
         value = overrides.values.get(name)
         if value is None:
@@ -247,12 +245,10 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
 
 
 def _count(source: Source, overrides: Overrides) -> int:
-    """Return the number of Megatron-LM's flags in the best command of a script."""
     return best(commands_of(script_of(source, overrides)), _is_flag)[1]
 
 
 def _is_flag(text: str) -> bool:
-    """Return whether a word is a flag of Megatron-LM that affects a plan."""
     return text.partition("=")[0] in FLAGS
 
 
@@ -266,7 +262,6 @@ _SIZES = {
 
 
 def _agree(given: Given, model: ModelSpec) -> None:
-    """Record a fault for each flag with another size than the named model's."""
     for flag, field in _SIZES.items():
         size = given.optional(flag)
         if size is not None and size != getattr(model, field) and not (flag == "kv-channels" and model.mla):

@@ -55,7 +55,6 @@ def refuse_contradictions(given: Given, model: ModelSpec) -> None:
 
 
 def _lacking(given: Given, _: ModelSpec) -> None:
-    """Refuse switches that lack a required other one."""
     for name, needed in _NEEDS:
         if given.has(name) and not given.has(needed):
             given.fault(name, f"needs --{needed}")
@@ -74,7 +73,6 @@ def _words(given: Given, _: ModelSpec) -> None:
 
 
 def _activations(given: Given, _: ModelSpec) -> None:
-    """Require one activation, and no query groups with latent attention."""
     said = [name for name in _ACTIVATIONS if given.has(name)]
     if len(said) > 1:
         given.fault(said[1], f"contradicts --{said[0]}: Megatron-LM takes one of them")
@@ -85,7 +83,6 @@ def _activations(given: Given, _: ModelSpec) -> None:
 
 
 def _experts(given: Given, model: ModelSpec) -> None:
-    """Require experts for ranks of experts, with the same number on each rank."""
     name = "expert-model-parallel-size"
     ranks, experts = given.integer(name, 1), model.moe.num_experts if model.moe else 0
     if ranks > 1 and not experts:
@@ -204,7 +201,6 @@ def _widths(given: Given, model: ModelSpec) -> None:
 
 
 def _require_tensor_divides(given: Given, size: int, words: str) -> None:
-    """Refuse tensor ranks that do not divide ``size``, which ``words`` describe."""
     ranks = given.integer("tensor-model-parallel-size", 1)
     if ranks > 1 and size % ranks:
         given.fault(
@@ -216,7 +212,6 @@ def _require_tensor_divides(given: Given, size: int, words: str) -> None:
 
 
 def _lengths(given: Given, model: ModelSpec) -> None:
-    """Check that sequences fit the positions and divide over their ranks."""
     seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
     if positions is not None and positions < seq:
         given.fault(

@@ -153,7 +153,6 @@ def _kv_heads(given: Given, heads: int) -> int:
 
 
 def _mla(given: Given) -> MlaSpec | None:
-    """Return latent attention with the defaults of MLATransformerConfig."""
     if not given.has("multi-latent-attention"):
         return None
     return MlaSpec(
@@ -167,12 +166,10 @@ def _mla(given: Given) -> MlaSpec | None:
 
 
 def _number(given: Given, name: str) -> float | None:
-    """Return a number; None if the flag is not given."""
     return given.number(name, 0.0) if given.has(name) else None
 
 
 def _activation(given: Given) -> Activation | None:
-    """Return the MLP's activation if it differs from the default."""
     # transformer_config.py: the offset goes with quick_gelu alone; files of Bridge name no activation
     if given.has("quick-geglu") or _number(given, "glu-linear-offset"):
         return "quick_gelu"
@@ -291,11 +288,6 @@ def _window(given: Given) -> int | None:
 
 
 def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
-    """Return the model with its experts, if it has any.
-
-    Raises:
-        InvalidProblemError: no layer has experts, or their sizes contradict one another.
-    """
     if not given.has("num-experts"):
         return model
     width = given.integer("moe-ffn-hidden-size", ffn)

@@ -239,7 +239,6 @@ def batch_ramp(given: Given) -> tuple[tuple[int, int], ...]:
 
 
 def _step(word: str) -> tuple[int, int] | None:
-    """Return ``250B:1536`` as tokens and batch; None for anything else."""
     start, _colon, batch = word.partition(":")
     factor = _THOUSANDS.get(start[-1:].upper(), 1)
     digits = start[:-1] if factor > 1 else start
@@ -251,7 +250,6 @@ def _step(word: str) -> tuple[int, int] | None:
 
 
 def _precision(given: Given) -> tuple[str, str]:
-    """Return the type of linear layers, and the recipe if it differs from the default."""
     if given.has("bf16") and given.has("fp16"):
         given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
     if not (given.has("bf16") or given.has("fp16")):
@@ -265,7 +263,6 @@ def _precision(given: Given) -> tuple[str, str]:
 
 
 def _optimizer(given: Given) -> str:
-    """Return the optimizer, by its states."""
     name = given.word("optimizer", "adam")
     if name not in _OPTIMIZERS:
         given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
@@ -327,12 +324,10 @@ def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
 
 
 def _dropout(given: Given, _: FrameworkFacts) -> bool:
-    """Return whether either dropout is above 0."""
     return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
 
 
 def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
-    """Return the priced modules that selective recomputation replays."""
     stated = given.words("recompute-modules") if given.word("recompute-granularity") != "full" else ()
     named = [name for name in OPTION_PARTS["recompute_modules"][0] if name in stated]
     return "+".join(named) or known.recompute_modules
@@ -374,7 +369,6 @@ def _low_weights(given: Given, known: FrameworkFacts) -> bool:
 
 
 def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
-    """Return the priced modules with inputs on the host."""
     stated = given.words("offload-modules") if given.has("fine-grained-activation-offloading") else ()
     return "+".join(name for name in OPTION_PARTS["offload_modules"][0] if name in stated) or (
         known.offload_modules
@@ -497,7 +491,6 @@ def _offload(given: Given) -> str:
 
 
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
-    """Return the data-parallel size that the GPUs leave."""
     if world is None:
         given.refuse(
             "num_gpus",
@@ -567,7 +560,6 @@ def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
 
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:
-    """Return the ZeRO stage and the ranks of one shard set."""
     stage = int(given.has("use-distributed-optimizer"))
     if f"--{DEEPSPEED}" in given.others:
         stage = int(given.other("zero-stage"))

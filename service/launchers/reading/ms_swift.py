@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.megatron_names import WHOLE_STEP
 from meshwright.service.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
@@ -28,7 +28,7 @@ from meshwright.service.launchers.reading.commands import (
     world_of,
 )
 from meshwright.service.launchers.reading.fields import is_off
-from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.given import Given, Value, flags_in
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
     CORE_NAMES,
@@ -201,46 +201,36 @@ def _is_name(text: str) -> bool:
 
 
 def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str, str]]:
-    """Return arguments as flags of Megatron-LM, and the others that may matter."""
     if (fault := unknown_arguments(words)) is not None:
         raise fault
-    given, others = Given(), {}
-    named: set[str] = set()
-    at = 0
-    while at < len(words):
-        name, equals, attached = words[at].text.partition("=")
-        end = at + 1
-        while end < len(words) and not words[end].text.startswith("--"):
-            end += 1
-        following = " ".join(word.text for word in words[at + 1 : end]).strip()
-        text = attached if equals else following if end > at + 1 else "true"
-        if name.startswith("--") and passed_by(overrides, name[2:]):
-            given.note(f"line {words[at].line}: {name[:64]} is ignored (--ignore)")
-        elif name.startswith("--"):
-            key = name[2:].replace("-", "_")
-            unknown = unknown_in(text)
-            is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
-            if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and overrides.model):
-                given.faults.append(unknown_fault(name, unknown, words[at].line))
-            others[key] = text
-            named.add(key)
-            if key == "main_grads_dtype" and text == "bf16":
-                take(given, "grad_reduce_in_bf16", "true", words[at].line, called=name)
-            elif key == _EXTRA:
-                _take_extra(given, text, words[at].line)
-            elif flag_of(key) is not None or not (
-                is_read or flag_names("ms-swift", "transformers").is_free(key)
-            ):
-                take(given, key, _off(key, text), words[at].line, called=name)
-        at = end
+    given, others = Given(), dict[str, str]()
+    for name, value in flags_in(words):
+        if overrides.ignores(name):
+            given.note(f"line {value.line}: {name[:64]} is ignored (--ignore)")
+            continue
+        key = name[2:].replace("-", "_")
+        text = " ".join(value.texts).strip() if value.texts else "true"
+        unknown = unknown_in(text)
+        is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
+        if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and overrides.model):
+            given.faults.append(unknown_fault(name, unknown, value.line))
+        others[key] = text
+        if key == "main_grads_dtype" and text == "bf16":
+            take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
+        elif key == _EXTRA:
+            _take_extra(given, text, value.line)
+        elif flag_of(key) is not None or not (
+            is_read or flag_names("ms-swift", "transformers").is_free(key)
+        ):
+            take(given, key, _off(key, text), value.line, called=name)
     given.refuse_slips(CORE_NAMES)
-    _take_defaults(given, named)
+    _take_defaults(given, others)
     _take_precision(given, others)
     given.stop()
     return given, others
 
 
-def _take_defaults(given: Given, named: set[str]) -> None:
+def _take_defaults(given: Given, named: Collection[str]) -> None:
     """Apply ms-swift's defaults; the costly ones are noted."""
     for key, (value, note) in _DEFAULTS.items():
         if key not in named:
@@ -250,7 +240,6 @@ def _take_defaults(given: Given, named: set[str]) -> None:
 
 
 def _take_extra(given: Given, text: str, line: int) -> None:
-    """Take the JSON object that goes to Megatron-Core unchanged."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, passing
@@ -89,7 +89,7 @@ class NanotronReader:
 def _refuse_others(fields: Fields, overrides: Overrides) -> None:
     """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
     for section in fields.sections():
-        if section not in _SECTIONS and not passed_by(overrides, section):
+        if section not in _SECTIONS and not overrides.ignores(section):
             message = "is no section of nanotron's, and what a fork makes of it is not known"
             fields.fault(section, message, allowed=passing(section))
 
@@ -101,7 +101,7 @@ def _refuse_options(fields: Fields, source: Source, overrides: Overrides) -> Non
         named = command is not None and any(holds_file(word, source.name) for word in command.words)
         for word in command.words if command is not None and named else ():
             option = word.text.partition("=")[0].replace("_", "-")
-            known = option == "--" or _OPTION.startswith(option) or passed_by(overrides, option)
+            known = option == "--" or _OPTION.startswith(option) or overrides.ignores(option)
             if option.startswith("--") and not known:
                 message = f"line {word.line} of the command: is not an option of nanotron's run_train.py"
                 fields.fault(shown(option), message, allowed=f"{_OPTION}, or {passing(shown(option))}")
@@ -111,7 +111,6 @@ _OPTION = "--config-file"
 
 
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
-    """Return the mesh; the file has all of its degrees."""
     for name in ("dp", "pp", "tp"):
         fields.expect(f"parallelism.{name}")
     dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
@@ -192,7 +191,6 @@ def _zero(fields: Fields) -> int:
 
 
 def _schedule(fields: Fields, pp: int) -> str:
-    """Return the schedule of the engine; by default all forward passes run first."""
     engine = fields.word("parallelism.pp_engine", "afab", allowed=("afab", "1f1b"))
     if pp == 1:
         return "none"
@@ -208,7 +206,6 @@ def _sequence_parallel(fields: Fields) -> bool:
 
 
 def _precision(fields: Fields) -> str:
-    """Return bfloat16; other precisions are not priced."""
     dtype = fields.word("model.dtype", "bfloat16")
     if dtype != "bfloat16":
         fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")

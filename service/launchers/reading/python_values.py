@@ -230,7 +230,6 @@ def _made(
 
 
 def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
-    """Return the values of the calls in a module, or in one of its functions."""
     found: dict[str, Found] = {}
     for callee, section in _SECTIONS.items():
         arguments = arguments_of(tree, callee, names)
@@ -268,7 +267,6 @@ def flavor_values(name: str, text: str) -> dict[str, Found]:
 
 
 def _first_argument(tree: ast.AST, callee: str) -> dict[str, Found]:
-    """Return the first argument of a call: ``model_registry("8B")``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee and node.args:
             first = node.args[0]
@@ -286,7 +284,6 @@ def _recompute(tree: ast.AST) -> Found | None:
 
 
 def _mode(value: ast.expr) -> Found | None:
-    """Return the recomputation mode in one value."""
     if isinstance(value, ast.Constant) and value.value is None:
         return Found("none", value.lineno)
     if not isinstance(value, ast.Call):

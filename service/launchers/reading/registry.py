@@ -199,7 +199,6 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
 
 
 def _of_its_own(source: Source) -> str:
-    """Return the unknown program that a script starts; empty without one, or if it is not a script."""
     commands = commands_of(script_of(source, Overrides())) if source.is_script else []
     first = next((one for one in commands if one.program and one.before), None)
     if first is None:
@@ -209,7 +208,6 @@ def _of_its_own(source: Source) -> str:
 
 
 def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
-    """Yield the scripts that a script reaches, itself first, by name; unreadable ones are left out."""
     for one in _reached(source):
         with suppress(InvalidProblemError):
             if one.is_script:
@@ -217,7 +215,6 @@ def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
 
 
 def _kept(kept: list[Source], files: Iterable[Source]) -> Iterator[Source]:
-    """Yield the files as they are requested, and put each into ``kept``."""
     for one in files:
         kept.append(one)
         yield one
@@ -283,7 +280,6 @@ def _starts(
 
 
 def _require_one_training(source: Source, found: Source, launch: LaunchFile, overrides: Overrides) -> None:
-    """Refuse a script that starts several others with different trainings."""
     if not source.is_script or found.name == source.name:
         return
     script = script_of(source, Overrides())
@@ -334,7 +330,6 @@ def _text_of(source: Source, name: str) -> str | None:
 
 
 def _named(source: Source) -> list[Word]:
-    """Return the other files that a script passes to its program, each once, with the line of the name."""
     if not source.is_script:
         return []
     try:
@@ -344,18 +339,12 @@ def _named(source: Source) -> list[Word]:
 
 
 def _others(source: Source, words: Iterable[Word]) -> list[Word]:
-    """Return the names of other files, each once, at its first place."""
     words = list(words)
     found = {word.text: word for word in reversed(words) if word.text != source.name}
     return list(reversed(found.values()))[:MAX_FILES]
 
 
 def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
-    """Yield the faults of files that scripts name and that are missing.
-
-    Raises:
-        InvalidProblemError: one of the files, or a named one, is malformed.
-    """
     for source in files:
         if source.suffix in DOCUMENTS:
             document_of(source)
@@ -403,7 +392,6 @@ def _require_readable(source: Source) -> None:
 
 
 def _require_bounded(source: Source) -> None:
-    """Refuse more files, or more text, than any launcher has."""
     if len(source.files) > MAX_FILES:
         raise refused(f"{len(source.files)} files are given", allowed=f"at most {MAX_FILES}")
     for name, text in {**source.files, source.name: source.text}.items():
@@ -412,7 +400,6 @@ def _require_bounded(source: Source) -> None:
 
 
 def _on_supplied_gpus(launch: LaunchFile, overrides: Overrides) -> LaunchFile:
-    """Drop the files' own nodes if the supplied number of GPUs differs."""
     started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0)
     if not started or not overrides.num_gpus or overrides.num_gpus == started:
         return launch
@@ -446,7 +433,6 @@ def _require_divided(found: LaunchFile) -> None:
 
 
 def _at(found: LaunchFile, name: str, message: str, *, allowed: str, nearest: str) -> InvalidProblemError:
-    """Return a fault of a size, under its name in the file."""
     called, line = found.places.get(name, (name, 0))
     where = f"line {line}: " if line else ""
     return InvalidProblemError.of(called, where + message, allowed=allowed, nearest=nearest)
@@ -464,7 +450,6 @@ def _located(source: Source, fault: FieldError) -> FieldError:
 
 
 def _require_one_start(source: Source, overrides: Overrides) -> None:
-    """Refuse a script and its starter if they start different numbers of processes."""
     scripts = source.scripts()
     for script in scripts:
         names = {word.text for word in _named(script)}
@@ -474,7 +459,6 @@ def _require_one_start(source: Source, overrides: Overrides) -> None:
 
 
 def _require_same_world(script: Source, other: Source, overrides: Overrides) -> None:
-    """Refuse two related scripts with different nodes or processes."""
     worlds = [world_of(one.text, script_of(one, overrides)) for one in (script, other)]
     said = [_said(world) for world in worlds if world.num_gpus]
     if len(set(said)) > 1:
@@ -487,7 +471,6 @@ def _require_same_world(script: Source, other: Source, overrides: Overrides) -> 
 
 
 def _said(world: World) -> str:
-    """Return in words how many processes start."""
     if world.num_nodes and world.gpus_per_node:
         return f"{world.num_nodes} nodes of {world.gpus_per_node} processes"
     return f"{world.processes} processes"

@@ -88,7 +88,6 @@ class _Shell(Commands):
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _is(self, *which: str) -> bool:
-        """Return whether a keyword or operator comes next."""
         token = self._peek()
         return token is not None and (token.plain in which if token.kind == "word" else token.raw in which)
 
@@ -111,7 +110,6 @@ class _Shell(Commands):
         return status
 
     def _list(self) -> Status:
-        """Run commands joined by && and ||."""
         status = self._pipeline()
         while self._is("&&", "||"):
             and_too = self._is("&&")
@@ -142,7 +140,6 @@ class _Shell(Commands):
         return opposite(status) if negated else status
 
     def _command(self) -> Status:
-        """Run one command, simple or compound."""
         token = self._peek()
         word = token.plain if token is not None and token.kind == "word" else ""
         compound = {"if": self._if, "for": self._for, "select": self._for, "while": self._while,
@@ -182,7 +179,6 @@ class _Shell(Commands):
         self._live, self._left = live, left
 
     def _if(self) -> Status:
-        """Run ``if … then … elif … else … fi``."""
         branches: list[Values] = []
         live, start, line = self._live, dict(self._script.words), self._line()
         remaining: Status = True
@@ -210,7 +206,6 @@ class _Shell(Commands):
         known: tuple[Status, Status, Status],
         ends: Sequence[str],
     ) -> Status:
-        """Run a branch from the values before all of them; return whether later ones are reached."""
         live, remaining, condition = known
         self._live = both(live, both(remaining, condition))
         before = dict(self._script.words)
@@ -230,7 +225,6 @@ class _Shell(Commands):
     def _settle(
         self, branches: list[Values], start: Values, known: tuple[Status, Status], line: int
     ) -> None:
-        """Set the values after all branches."""
         live, remaining = known
         self._live = live
         if branches and live is not False:
@@ -385,13 +379,11 @@ class _Shell(Commands):
         return True
 
     def _next_pattern(self) -> bool:
-        """Go to the next pattern; return whether there is one."""
         while self._is("\n", ";;", ";&", ";;&", "("):
             self._at += 1
         return self._peek() is not None and not self._is("esac")
 
     def _matches(self, value: str) -> Status:
-        """Return whether one of the patterns before a bracket matches."""
         found: Status = False
         while (token := self._peek()) is not None and not self._is(")"):
             if token.kind == "word" and not self._dead:
@@ -422,7 +414,6 @@ class _Shell(Commands):
         return status
 
     def _double_bracket(self) -> Status:
-        """Run ``[[ … ]]``, with operators as words."""
         self._at += 1
         words: list[Word] = []
         while (token := self._peek()) is not None and not self._is("]]"):
@@ -450,7 +441,6 @@ class _Shell(Commands):
         return text
 
     def _defines(self) -> bool:
-        """Return whether ``name()`` comes next."""
         token, following = self._peek(), self._tokens[self._at + 1 : self._at + 3]
         return (
             token is not None
@@ -478,7 +468,6 @@ class _Shell(Commands):
         return True
 
     def _expanded_until(self, *ends: str) -> list[Word]:
-        """Return the words up to an operator."""
         found: list[Word] = []
         while (token := self._peek()) is not None and not self._is(*ends):
             if token.kind == "word" and not self._dead:

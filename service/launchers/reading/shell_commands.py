@@ -70,7 +70,6 @@ class Commands(Variables, ABC):
 
     @property
     def _dead(self) -> bool:
-        """Whether the next commands are skipped."""
         return self._live is False or bool(self._script.stopped) or self._jump is not None
 
     @abstractmethod
@@ -215,7 +214,6 @@ class Commands(Variables, ABC):
         self._script.exported.setdefault(name, len(self._script.commands))
 
     def _calculate(self, name: str, line: int) -> None:
-        """Set a variable to the value of its arithmetic text."""
         number, unknown = self.number("".join(self._script.variables.get(name, ())))
         text = unknown_value(unknown or name) if number is None else str(number)
         self.store(f"{name}=", [Word(text, line)], line)
@@ -247,7 +245,6 @@ class Commands(Variables, ABC):
         return status
 
     def _leave(self, words: Sequence[Word]) -> Status:
-        """Run ``break`` or ``continue``, perhaps for several loops."""
         if self._live is True and self._loops:
             loops = whole_number(words[1].text) if len(words) > 1 else 1
             self._jump = (words[0].text, min(max(loops or 1, 1), self._loops))
@@ -258,7 +255,6 @@ class Commands(Variables, ABC):
         return None if self._script.variables.get("@") else False
 
     def _source(self, words: Sequence[Word]) -> Status:
-        """Run a file of the same folder, or one that the script wrote."""
         base = words[1].text.rsplit("/", 1)[-1] if len(words) > 1 else ""
         text = self._script.files.get(base) if base in self._script.files else None
         if text is None and base and self._depth <= MAX_DEPTH:
@@ -275,7 +271,6 @@ class Commands(Variables, ABC):
         return status
 
     def _eval(self, words: Sequence[Word]) -> Status:
-        """Run a text as commands."""
         return self._run_text(" ".join(word.text for word in words[1:]), words[0].line)
 
     def _run_text(self, text: str, line: int) -> Status:
@@ -323,13 +318,11 @@ class Commands(Variables, ABC):
         return True
 
     def _shift(self, words: Sequence[Word]) -> Status:
-        """Run ``shift 2``."""
         count = whole_number(words[1].text) if len(words) > 1 else 1
         self._position(list(self._script.variables.get("@", ()))[1 if count is None else max(count, 0) :])
         return True
 
     def _position(self, texts: Sequence[str]) -> None:
-        """Set ``$1``, ``$2``, … and ``$@``."""
         variables = self._script.variables
         for name in [name for name in variables if name.isdecimal()]:
             del variables[name]
@@ -337,7 +330,6 @@ class Commands(Variables, ABC):
         variables |= {str(place): (text,) for place, text in enumerate(texts, start=1)}
 
     def _call(self, words: Sequence[Word]) -> Status:
-        """Call a function with positional parameters of its own."""
         variables = self._script.variables
         outside = {name: value for name, value in variables.items() if name == "@" or name.isdecimal()}
         self._position([word.text for word in words[1:]])
@@ -414,7 +406,6 @@ def _output_of(words: Sequence[Word], given: str | None) -> str | None:
 
 
 def _named(token: Token) -> str:
-    """Return the name in an assignment."""
     return re.split(r"[\[+=]", token.raw, maxsplit=1)[0]
 
 

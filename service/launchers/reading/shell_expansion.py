@@ -56,7 +56,6 @@ def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _closed(pieces: Sequence[_Piece], start: int) -> int | None:
-    """Return the index at which the brace at ``start`` closes."""
     depth = 0
     for at in range(start, len(pieces)):
         depth += (pieces[at] == "{") - (pieces[at] == "}")
@@ -210,7 +209,6 @@ def changed(text: str, rest: str) -> str | None:
 
 
 def _cut(text: str, pattern: str, mark: str) -> str:
-    """Remove the shortest or longest matching beginning or end."""
     back = mark.startswith("%")
     places = range(len(text) + 1)
     for place in places if mark in ("%%", "#") else reversed(places):
@@ -266,7 +264,6 @@ def formatted(form: str, rest: Sequence[str]) -> str | None:
 
 
 def _field(found: re.Match[str], values: list[str]) -> str:
-    """Return one field of a form, filled with the next value."""
     if found[2] is None:
         return "%"
     text = values.pop(0)

@@ -211,7 +211,6 @@ class Variables:
         return found
 
     def _pieced(self, parts: Sequence[Part], line: int) -> list[Word]:
-        """Expand a word of several parts."""
         done: list[str] = [""]
         any_quoted, each = False, any(part.expands and _LISTS.fullmatch(part.text) for part in parts)
         for part in parts:
@@ -237,7 +236,6 @@ class Variables:
         return " " if said is None else said[:1]
 
     def _split(self, text: str) -> list[str]:
-        """Split an unquoted value into words."""
         signs = self._separators()
         if signs is None:
             return split_words(text)
@@ -350,7 +348,6 @@ class Variables:
         return tuple(str(place) for place in range(len(variables.get(name, ()))))
 
     def _element(self, name: str, index: str, depth: int) -> tuple[str, ...] | None:
-        """Return an array's element by index or key; None without such an array."""
         variables = self._script.variables
         if name in self._script.keyed:
             key = self.substituted(index, max(depth, 1))
@@ -489,7 +486,6 @@ def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> 
 
 
 def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
-    """Return flags with the words that follow them."""
     found: dict[str, tuple[str, ...]] = {}
     flag = ""
     for piece in (piece for word in words for piece in split_words(word.text)):
@@ -502,7 +498,6 @@ def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
 
 
 def _outside(words: Sequence[Word], joined: str) -> int | None:
-    """Return the index of a word between two conditions, outside brackets; None if there is none."""
     depth = 0
     for at, word in enumerate(words):
         depth += (word.text == "(") - (word.text == ")")

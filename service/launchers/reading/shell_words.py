@@ -183,7 +183,6 @@ class _Lexer:
         self._at += count
 
     def _add(self, part: Part) -> None:
-        """Add a part to the word, or begin one."""
         if self._word is None:
             self._word = Token("word", self._line, joined=not self._blank)
         self._word.parts.append(part)
@@ -195,7 +194,6 @@ class _Lexer:
             self._word = None
 
     def _escape(self) -> None:
-        """Take a backslash outside quotes: join lines, or take the next character literally."""
         following = self._text[self._at + 1 : self._at + 2]
         if following == "\r" and self._text[self._at + 2 : self._at + 3] == "\n":
             self._move(3)
@@ -266,13 +264,11 @@ class _Lexer:
         return self._taken(length)
 
     def _taken(self, length: int) -> str:
-        """Take the next characters."""
         found = self._text[self._at : self._at + length]
         self._move(length)
         return found
 
     def _balanced(self, start: int) -> int:
-        """Return the index after the bracket that closes the one at ``start``."""
         opens = self._text[start]
         closes, depth = _PAIRS[opens], 0
         for at in range(start, len(self._text)):

@@ -346,7 +346,6 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
 def _configuration(
     fields: Fields, known: Known, model: ModelSpec, *, is_module: bool
 ) -> tuple[Configuration, int]:
-    """Return the configuration and the global batch."""
     mesh = _mesh(fields, known)
     dp = mesh.replicate * mesh.shard
     micro, count = _batch(fields, known, mesh, dp)
@@ -449,7 +448,6 @@ def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int
 
 
 def _schedule(fields: Fields, pp: int) -> str:
-    """Return the pipeline's schedule; 1F1B is the default."""
     name = "parallelism.pipeline_parallel_schedule"
     titan = fields.word(name, "1F1B")
     if pp == 1:
@@ -460,7 +458,6 @@ def _schedule(fields: Fields, pp: int) -> str:
 
 
 def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
-    """Return the parts of FSDP2's CPUOffloadPolicy: weights, gradients and states."""
     name = "training.enable_cpu_offload"
     away = fields.flag(name, default=False)
     if away and (zero != 3 or mesh.pp > 1):  # noqa: PLR2004 - ZeRO-3
@@ -481,7 +478,6 @@ def _zero(fields: Fields, mesh: _Mesh) -> int:
 
 
 def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Workload:
-    """Return batch, sequence and precision, with AdamW."""
     dtype = fields.word("training.mixed_precision_param", "bfloat16")
     if dtype not in _DTYPES:
         fields.fault("training.mixed_precision_param", "is not priced", allowed="bfloat16")
@@ -520,10 +516,6 @@ _GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # ex
 
 
 def _recipe(fields: Fields) -> str:
-    """Return the recipe of 8-bit linear layers; empty for 16 bits.
-
-    torchtitan 0.2.2, config/job_config.py:738: without a name one scale for each tensor.
-    """
     said = fields.raw("model.converters")
     given = said.split(",") if isinstance(said, str) else said if isinstance(said, list) else []
     linear = "float8" if given == ["float8"] else FLOAT8  # its name, and its section's, before 0.2

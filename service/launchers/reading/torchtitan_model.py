@@ -26,7 +26,6 @@ _FLAVORS = {
 
 
 def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> _Shape:
-    """Return a dense Qwen3 of torchtitan 0.2.2, models/qwen3/__init__.py."""
     return {
         "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "num_kv_heads": kv_heads,
         "ffn_hidden_size": ffn, "head_dim": 128, "vocab_size": 151_936, "rotary_base": 1_000_000,
@@ -36,7 +35,6 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tie
 
 
 def _llama2(hidden: int, layers: int, heads: int, ffn: int) -> _Shape:
-    """Return a Llama 2 of torchtitan before 0.2."""
     return {
         "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
         "vocab_size": 32_000, "rotary_base": 10_000, "norm_epsilon": 1e-5, "max_position_embeddings": 4096,
@@ -187,11 +185,6 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
 
 
 def _shape(fields: Fields) -> ModelSpec:
-    """Return a shape in torchtitan's own names.
-
-    Raises:
-        InvalidProblemError: a size is missing, or the shape is not priced.
-    """
     for name in _NEEDED:
         fields.expect(SHAPE + name)
     fields.stop()

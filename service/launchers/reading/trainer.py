@@ -253,7 +253,6 @@ def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
 
 
 def _configuration(command: Command) -> Word | None:
-    """Return the YAML that ``--config`` names (TRL's TrlParser)."""
     for option, following in pairwise((*command.words, Word("", 0))):
         name, equals, value = option.text.partition("=")
         text = value if equals else following.text
@@ -414,7 +413,6 @@ def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
 
 
 def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
-    """Note the assumed type of plain replicas' weights if no argument sets it."""
     said = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
     if said and fields.raw(said) == "auto":
         fields.note(f"{said} auto: the weights' own type, taken for bfloat16")
@@ -426,7 +424,6 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
 
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
-    """Return the supplied model, or the one that the arguments name."""
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
@@ -456,7 +453,6 @@ def _is_known(command: Command, count: int) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether a word is an argument of transformers' Trainer."""
     name = text.partition("=")[0]
     return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
@@ -491,7 +487,6 @@ _ABBREVIATED = 12  # letters: shorter ones are names of other programs
 
 
 def _whole(name: str) -> str:
-    """Return the argument that a name abbreviates; argparse accepts prefixes."""
     meant = {one for one in _DECIDING if one.startswith(name)}
     return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
 
@@ -507,7 +502,6 @@ def _supplied(fields: Fields, known: Known, name: str, found: int | None) -> int
 
 
 def _micro(fields: Fields, known: Known, tool: Tool) -> int:
-    """Return the sequences of a micro-batch, or the trainer's default."""
     own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
     micro = _supplied(fields, known, "micro_batch_size", own)
     whole = fields.raw("global_batch_size")
@@ -531,7 +525,6 @@ def _usual_count(tool: Tool, micro: int, world: int) -> int:
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
-    """Return the sequence length to which every micro-batch is padded or packed."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
     parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
     if name is None and parts:
@@ -597,7 +590,6 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
 
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:
-    """Return whether every layer recomputes."""
     said = fields.has("gradient_checkpointing")  # LLaMA-Factory has a switch of its own
     if tool is LLAMA_FACTORY or (tool is _FORK and not said):
         return not fields.flag("disable_gradient_checkpointing", default=False)

@@ -239,7 +239,6 @@ def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found
 
 
 def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchFile:
-    """Return the run of DeepSpeed's file, with ``auto`` filled from the arguments."""
     key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
     if fields.has_section(key):  # the file's content in place of its name
         inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
@@ -343,7 +342,6 @@ def _resolved(values: Mapping[str, Found], overrides: Overrides) -> dict[str, ob
 
 
 def _filled(overrides: Overrides) -> dict[str, int | str | bool]:
-    """Return the values for DeepSpeed's keys from the trainer's arguments."""
     found = {key: overrides.values[name] for key, name in _NAMES.items()}
     return found | {key: found[key] == key.partition(".")[0] for key in _FILLED}
 
@@ -363,7 +361,6 @@ def _require_same(
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Convert values by dotted name to a tree."""
     tree: dict[str, object] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
@@ -419,7 +416,6 @@ def starts_processes(command: Command) -> bool:
 
 
 def _has(command: Command, programs: Collection[str]) -> bool:
-    """Return whether the command is started by one of the programs."""
     return any(word.text.rsplit("/", 1)[-1] in programs for word in command.before)
 
 

@@ -35,10 +35,10 @@ from meshwright.service.launchers.reading.adapters import (
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import (
     commands_beside,
+    file_of_commands,
     files_named,
     holds_file,
     program_of,
-    require_beside,
     script_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
@@ -91,9 +91,9 @@ class TrlReader:
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
-        _require_own_file(source)
+        named = file_of_commands(source, _named_files(source))
         files = [source, *documents_beside(known_of(source, overrides).source)]
-        sft = _named_file(source) or next((one for one in files if _is_sft(one)), None)
+        sft = named or next((one for one in files if _is_sft(one)), None)
         shares = _shares(source, files, sft, overrides)
         known = known_of(source if shares is None else shares.source, overrides)
         over = _of_sft_command(sft, overrides) if sft else {}
@@ -174,7 +174,6 @@ def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, Found]:
 
 
 def _precision(fields: Fields) -> str:
-    """Return the compute type; TrainingArguments takes one (SFTConfig: bf16 unless fp16 is on)."""
     half = fields.flag("fp16", default=False)
     brain = fields.flag("bf16", default=not half)
     if half and brain:
@@ -185,7 +184,6 @@ def _precision(fields: Fields) -> str:
 
 
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
-    """Return the type of loaded weights; ``frozen``: whether they stay unchanged under adapters."""
     name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
     said = fields.word(name, "float32", allowed=("auto", "bfloat16", "float16", "float32"))
     if said == "float16" and precision == "fp16" and not frozen:
@@ -215,7 +213,6 @@ def _peft(fields: Fields) -> dict[str, Any]:
 
 
 def _is_sft(source: Source) -> bool:
-    """Return whether a YAML has names of SFTConfig, and none that other readers know better."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
     others = any(name in names for name in _OTHERS_NAMES)
@@ -243,7 +240,6 @@ def _starts_trl(source: Source) -> bool:
 
 
 def _starts(words: Sequence[Word]) -> bool:
-    """Return whether a command starts TRL's supervised fine-tuning."""
     command = program_of(words)
     return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 
@@ -274,19 +270,6 @@ def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
             name, equals, value = option.text.partition("=")
             if name == "--config":
                 yield script, Word(value, option.line) if equals else following
-
-
-def _require_own_file(source: Source) -> None:
-    """Refuse a command with a missing ``--config`` file."""
-    for script, value in _named_files(source):
-        require_beside(source, script, value)
-
-
-def _named_file(source: Source) -> Source | None:
-    """Return the YAML that a command next to a file trains with; the file itself goes first."""
-    names = {value.text.rpartition("/")[2] for _, value in _named_files(source)}
-    found = names if len(names) == 1 or source.name not in names else {source.name}
-    return source.at(*found) if len(found) == 1 else None
 
 
 def documents_beside(source: Source) -> Iterator[Source]:

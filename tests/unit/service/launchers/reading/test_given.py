@@ -16,7 +16,7 @@ from meshwright.service.launchers.reading.shell_values import Word
 @pytest.mark.parametrize("text", ["--micro-batch-size -1", "--micro-batch-size 0", "--micro-batch-size"])
 def test_a_size_begins_at_1_whatever_is_wrong_with_it(text: str) -> None:
     with pytest.raises(InvalidProblemError) as caught:
-        given_flags([Word(word, 1) for word in text.split()])
+        given_flags([Word(word, 1) for word in text.split()], Overrides())
     assert (caught.value.errors[0].allowed or "").startswith("1 to ")
 
 
