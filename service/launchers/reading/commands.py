@@ -126,6 +126,17 @@ def script_of(source: Source, overrides: Overrides) -> Script:
     return found
 
 
+def readable_script(source: Source, overrides: Overrides | None = None) -> Script:
+    """Return a script's commands and variables, or an empty script.
+
+    It is empty for other files, and for a script that cannot be read, which its own reader reports.
+    """
+    try:
+        return script_of(source, overrides or Overrides()) if source.is_script else Script()
+    except InvalidProblemError:
+        return Script()
+
+
 @lru_cache(maxsize=16)
 def _read(
     text: str, variables: _Texts, beside: _Texts, include: Include, environment: _Texts
@@ -242,11 +253,7 @@ def commands_beside(
 ) -> Iterator[tuple[Source, tuple[Word, ...]]]:
     """Yield the commands of all scripts given with a file; scripts that cannot be read yield none."""
     for script in source.scripts():
-        try:
-            commands = script_of(script, overrides or Overrides()).commands
-        except InvalidProblemError:
-            continue
-        yield from ((script, words) for words in commands)
+        yield from ((script, words) for words in readable_script(script, overrides).commands)
 
 
 def commands_of(script: Script) -> list[Command]:

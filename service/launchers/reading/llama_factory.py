@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
@@ -28,6 +27,7 @@ from meshwright.service.launchers.reading.commands import (
     commands_of,
     file_of_commands,
     program_of,
+    readable_script,
     script_of,
     world_of,
 )
@@ -168,11 +168,7 @@ def _on_one_node(world: World) -> World:
 
 def _on_core(source: Source, overrides: Overrides) -> Command | None:
     """Return the command with ``--use_mca`` in a script: the adapter's own arguments."""
-    try:
-        commands = commands_of(script_of(source, overrides)) if source.is_script else []
-    except InvalidProblemError:
-        return None  # its own reader reports it
-    for command in commands:
+    for command in commands_of(readable_script(source, overrides)):
         said = {word.text.lower() for word in command.words}
         following = dict(pairwise(word.text.lower() for word in command.words)).get("--use_mca", "--")
         on = following.startswith("--") or following in _ON

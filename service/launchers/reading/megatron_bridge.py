@@ -28,6 +28,7 @@ from meshwright.service.launchers.reading.commands import (
     best,
     chosen,
     commands_of,
+    readable_script,
     require_beside,
     script_of,
     world_of,
@@ -352,12 +353,9 @@ class MegatronBridgeReader:
     def recognises(self, source: Source) -> bool:
         """Return whether there are overrides of a recipe."""
         if source.is_script:
-            try:
-                commands = commands_of(script_of(source, Overrides()))
-                named = any(_names_recipe(command) for command in commands)
-                return named or best(commands, _is_override)[1] >= _LEAST_NAMES
-            except InvalidProblemError:
-                return False
+            commands = commands_of(readable_script(source))
+            named = any(_names_recipe(command) for command in commands)
+            return named or best(commands, _is_override)[1] >= _LEAST_NAMES
         if source.suffix not in (".yaml", ".yml"):
             return False
         found = sum(_is_override(f"{name}=") for name in looks_like_document(source))

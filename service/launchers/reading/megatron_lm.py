@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.megatron_names import FLAGS, FROM_CHECKPOINT
@@ -18,6 +17,7 @@ from meshwright.service.launchers.reading.commands import (
     best,
     chosen,
     commands_of,
+    readable_script,
     require_training,
     script_of,
     started_gpus,
@@ -58,12 +58,7 @@ class MegatronLmReader:
 
     def recognises(self, source: Source) -> bool:
         """Return whether a script has flags of Megatron-LM."""
-        if not source.is_script:
-            return False
-        try:
-            return _count(source, Overrides()) >= _LEAST_FLAGS
-        except InvalidProblemError:
-            return False
+        return best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS
 
     def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that a script starts.
@@ -242,10 +237,6 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
         given.note(f"--gas {count} micro-batches of each replica are {batch}")
         return
     given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
-
-
-def _count(source: Source, overrides: Overrides) -> int:
-    return best(commands_of(script_of(source, overrides)), _is_flag)[1]
 
 
 def _is_flag(text: str) -> bool:

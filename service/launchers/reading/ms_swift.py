@@ -23,6 +23,7 @@ from meshwright.service.launchers.reading.commands import (
     chosen,
     commands_of,
     environment_of,
+    readable_script,
     require_training,
     script_of,
     world_of,
@@ -76,12 +77,7 @@ class MsSwiftReader:
 
     def recognises(self, source: Source) -> bool:
         """Return whether a script has Megatron's names in snake case."""
-        if not source.is_script:
-            return False
-        try:
-            return best(commands_of(script_of(source, Overrides())), _is_name)[1] >= _LEAST_NAMES
-        except InvalidProblemError:
-            return False
+        return best(commands_of(readable_script(source)), _is_name)[1] >= _LEAST_NAMES
 
     def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that a script starts.

@@ -38,6 +38,7 @@ from meshwright.service.launchers.reading.commands import (
     other_gpus_note,
     other_use,
     program_of,
+    readable_script,
     require_job,
     require_options,
     script_of,
@@ -151,9 +152,8 @@ def _with_written(source: Source, overrides: Overrides) -> Source:
     """Return the source with the files that its scripts write, which replace older ones by their names."""
     written: dict[str, str] = {}
     for script in source.scripts():
-        with suppress(InvalidProblemError):
-            texts = script_of(script, overrides).files
-            written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
+        texts = readable_script(script, overrides).files
+        written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
     return replace(source, files={**source.files, **written}) if written else source
 
 
@@ -199,7 +199,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
 
 
 def _of_its_own(source: Source) -> str:
-    commands = commands_of(script_of(source, Overrides())) if source.is_script else []
+    commands = commands_of(readable_script(source))
     first = next((one for one in commands if one.program and one.before), None)
     if first is None:
         return ""
@@ -242,10 +242,7 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
     """
     if not (starter.is_script and started.is_script):
         return {}
-    try:
-        script = script_of(starter, Overrides())
-    except InvalidProblemError:
-        return {}
+    script = readable_script(starter)
     starts = []
     for words, at, shared in _starts(script, started.name):
         given = {name: " ".join(value) for name, value in sorted(shared.items())}
@@ -330,12 +327,7 @@ def _text_of(source: Source, name: str) -> str | None:
 
 
 def _named(source: Source) -> list[Word]:
-    if not source.is_script:
-        return []
-    try:
-        return _others(source, files_named(script_of(source, Overrides())))
-    except InvalidProblemError:
-        return []  # its own reader reports it
+    return _others(source, files_named(readable_script(source)))
 
 
 def _others(source: Source, words: Iterable[Word]) -> list[Word]:

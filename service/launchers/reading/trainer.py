@@ -41,6 +41,7 @@ from meshwright.service.launchers.reading.commands import (
     commands_of,
     environment_of,
     other_gpus_note,
+    readable_script,
     require_beside,
     require_training,
     script_of,
@@ -151,10 +152,7 @@ class TrainerReader:
     def recognises(self, source: Source) -> bool:
         """Return whether there are names of TrainingArguments."""
         if source.is_script:
-            try:
-                return _is_known(*best(_commands(script_of(source, Overrides())), _is_name))
-            except InvalidProblemError:
-                return False
+            return _is_known(*best(_commands(readable_script(source)), _is_name))
         names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
         return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
