@@ -324,17 +324,12 @@ class ModelSpec:
         """Return the weights of one norm over ``width`` elements; over the hidden size when not given."""
         return (self.hidden_size if width is None else width) * _VECTORS[self.normalization]
 
-    @cached_property
-    def norms_per_layer(self) -> int:
-        """Return the number of norms of one layer over the hidden size."""
-        return 1 if self.shared_norm else _NORMS[self.norm_position]
-
     def norms_of(self, kind: LayerKind) -> int:
         """Return the norms of one layer of a kind over the hidden size, those of experts included."""
         further = int(self.layer_embedding_size > 0) + 2 * int(self.streams is not None)
         if kind == "moe" and self.moe is not None:
             further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
-        return self.norms_per_layer + further
+        return further + (1 if self.shared_norm else _NORMS[self.norm_position])
 
     def layer_embedding_parameters(self) -> int:
         """Return the weights of one layer's gate of its own embeddings, and of their projection."""
@@ -362,12 +357,9 @@ class ModelSpec:
     def norm_parameters(self, kind: LayerKind) -> int:
         """Return the weights of all norms of one layer that every tensor-parallel rank holds whole."""
         outer = self.norms_of(kind) * self.norm_weights()
+        inner = self.norm_weights(self.inner_norm_width(kind))
         index = 2 * self.chooser.head_dim if self.chooser else 0  # a LayerNorm whatever the others are
-        return outer + index + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
-
-    def inner_norm_parameters(self, kind: LayerKind) -> int:
-        """Return the weights of the norms inside attention and the MLP of one layer; experts have none."""
-        return self.norm_weights(self.inner_norm_width(kind))
+        return outer + index + self.query_key_norm_parameters() + inner
 
     def inner_norm_width(self, kind: LayerKind) -> int:
         """Return the elements of a token that the norms inside attention and the MLP of one layer read."""
