@@ -146,7 +146,7 @@ def require_address(fields: Fields, known: Known, given: Arguments) -> None:
     fields.fault(
         "num_machines",
         f"{machines}, but no {_ADDRESS}: every machine would wait for others at its own address",
-        allowed=f"{_ADDRESS} in the file, or --{_ADDRESS} of the command, given beside it",
+        allowed=f"{_ADDRESS} in the file, or --{_ADDRESS} of the command, given next to it",
         nearest=_ADDRESS,
     )
 
@@ -220,7 +220,7 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     name = fields.word(PLUGIN_FILE)
     text = source.other(name) if name else None
     if text is None:
-        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not beside the file; give it too')
+        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not next to the file; give it too')
     machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
     fields.stop()
     base = name.rsplit("/", 1)[-1]
@@ -280,7 +280,9 @@ def _deepspeed_configuration(
     layers = known.model().num_layers
     (zero, offload), recompute = kept, recomputes(given, known)
     micro = known.required(
-        "micro_batch_size", number(given, MICRO_BATCH), f"--{MICRO_BATCH} of the training script, beside it"
+        "micro_batch_size",
+        number(given, MICRO_BATCH),
+        f"--{MICRO_BATCH} of the training script, next to it",
     )
     count = number(given, ACCUMULATION)
     own = None if fields.raw(PLUGIN_COUNT) == "auto" else fields.optional(PLUGIN_COUNT)
@@ -455,7 +457,7 @@ def _configuration(
     hybrid = _hybrid(fields, known, world) if sharded else None
     shard, replicas = hybrid or (shard, replicas)
     micro, count = (
-        known.required(name, number(given, key), f"--{key} of the training script, beside it")
+        known.required(name, number(given, key), f"--{key} of the training script, next to it")
         for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
     )
     zero = _zero(fields) if sharded and world > 1 else 0
@@ -501,7 +503,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
         return tp, cp, whole, 1
     shard, replicas = shard or 1, replicas or 1
     if tp > 1 and replicas > 1 and shard == 1:
-        why = "tensor ranks beside replicas that share nothing: accelerate refuses them"
+        why = "tensor ranks next to replicas that share nothing: accelerate refuses them"
         fields.fault(f"{_MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
     if tp * cp * shard * replicas != world:
         fields.fault(

@@ -71,7 +71,7 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
     text = source.other(path.text)
     if text is None or not path.text.endswith((".yaml", ".yml", ".json")):
         raise refused(
-            f"line {path.line} of {shown(source.name)}: {shown(path.text)} is not beside it",
+            f"line {path.line} of {shown(source.name)}: {shown(path.text)} is not next to it",
             allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
         )
     base = path.text.replace("\\", "/").rsplit("/", 1)[-1]

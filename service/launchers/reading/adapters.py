@@ -69,7 +69,7 @@ def adapters_of(
         return 0, ATTENTION_TARGETS
     if fields.raw("lora_config"):
         fields.fault(
-            "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
+            "lora_config", "adapters in a file of their own are not read", allowed="lora_r next to it"
         )
     refuse_uncounted(fields)
     fastchats = _FASTCHATS.search(program) is not None
@@ -78,14 +78,14 @@ def adapters_of(
     said = supplied or fields.has("lora_rank") or fields.has("lora_r")
     if strange and not fastchats and not said:
         why = "is not given, and what the script takes then is not known"
-        fields.fault("lora_r", why, allowed="lora_r, in the script or beside it (--set lora_rank=…)")
+        fields.fault("lora_r", why, allowed="lora_r, in the script or next to it (--set lora_rank=…)")
     if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
         fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
     if strange and not fastchats and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
         why = (
             "is not given, and scripts on weights of few bits often adapt all linear layers, not peft's two"
         )
-        fields.fault("lora_target_modules", why, allowed="it beside lora_r")
+        fields.fault("lora_target_modules", why, allowed="it next to lora_r")
     _note_continued(fields)
     return rank, adapted(fields, pefts=pefts)
 
@@ -96,7 +96,7 @@ UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
     r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
 )
-WHY_UNCOUNTED = "changes which weights are trained beside a rank and targets, and is not priced"
+WHY_UNCOUNTED = "changes which weights are trained next to a rank and targets, and is not priced"
 
 
 def refuse_uncounted(fields: Fields) -> None:
@@ -225,7 +225,7 @@ def of_trainer(
     if more := of_linear_experts(model, rank):
         fields.note(
             "all linear layers are those of transformers 5, whose experts are none; under transformers 4 "
-            f"adapters stand beside each expert, too: {more} weights more, which are not priced"
+            f"adapters stand next to each expert, too: {more} weights more, which are not priced"
         )
     return linear_names(model)
 

@@ -154,7 +154,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     """
     for name in ("tensor", "context"):
         if fields.integer(f"{name}_parallel_size", 1) > 1:
-            fields.fault(f"{name}_parallel_size", "beside DeepSpeed is not read", allowed="1", nearest="1")
+            fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     recompute, micro = _recomputes(fields), fields.integer("micro_batch_size", 1)
     count, options = _count(fields, micro), _kernels(fields, known.model(), micro)
@@ -230,7 +230,7 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
         fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
     elif other and own:
         right = next(name for name, switch in _QUANTISED.items() if switch == other)
-        message = f"beside adapter {kind} Axolotl 0.19 does not look at it, older ones do"
+        message = f"next to adapter {kind} Axolotl 0.19 does not look at it, older ones do"
         fields.fault(other, message, allowed=f"false, or adapter: {right}", nearest="false")
     elif other:
         fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
@@ -443,6 +443,6 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
         fields.fault(
             "dp_shard_size",
             f"replicate {replicas} × shard {shard} × cp {cp} × tp {tp} is {sizes} ranks; {world} start",
-            allowed=f"sizes whose product is {world}",
+            allowed=f"sizes with the product {world}",
         )
     return tp, cp, shard, replicas

@@ -333,7 +333,7 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
         lines = ", ".join(str(one.words[0].line) for one in runs[:8])
         message = f"{base[:64]} is given to {len(runs)} commands that differ (lines {lines})"
         raise refused(message, allowed="a script with one of them")
-    require_training(runs[0], f"a script beside {base}")
+    require_training(runs[0], f"a script next to {base}")
     return runs[0]
 
 
@@ -514,7 +514,7 @@ def require_beside(source: Source, script: Source, word: Word) -> None:
         raise InvalidProblemError([unknown_fault("the file of arguments", unknown, word.line)])
     if source.other(word.text) is None:
         where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
-        raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")
+        raise refused(f"{where}: {name} is not next to it", allowed="give that file too, or its folder")
 
 
 def file_of_commands(source: Source, named: Iterable[tuple[Source, Word]]) -> Source | None:

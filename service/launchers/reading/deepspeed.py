@@ -194,7 +194,7 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             nearest = allowed.split(",", maxsplit=1)[0]
             fields.fault(switches[part], message, allowed=allowed, nearest=nearest)
         if devices[part] == "nvme" and fields.raw(path) is None:
-            fields.fault(path, f"is missing beside device nvme: DeepSpeed keeps {part} in files there")
+            fields.fault(path, f"is missing next to device nvme: DeepSpeed keeps {part} in files there")
     ratio = "zero_optimization.offload_optimizer.ratio"
     if fields.number(ratio, 1.0) < 1.0:
         fields.fault(ratio, "cannot be read: states are offloaded as a whole", allowed="1.0", nearest="1.0")
@@ -252,7 +252,7 @@ def _configuration(
     if zero > _MAX_STAGE_WITH_PIPELINE and code.pipeline > 1:
         fields.fault(
             "zero_optimization.stage",
-            f"{zero} beside {code.pipeline} pipeline stages: PipelineEngine refuses it when it starts",
+            f"{zero} next to {code.pipeline} pipeline stages: PipelineEngine refuses it when it starts",
             allowed="0, 1",
             nearest="1",
         )

@@ -222,7 +222,7 @@ def _require_training(fields: Fields, program: str) -> None:
     if fields.has("do_train") and not fields.flag("do_train", default=True):
         fields.fault("do_train", "is off: it trains nothing", allowed="true", nearest="true")
     elif not fields.has("do_train") and (predicts or _ITS_EXAMPLES.search(program)):
-        where = " beside do_predict" if predicts else ""
+        where = " next to do_predict" if predicts else ""
         fields.fault("do_train", f"is not given{where}: it trains nothing", allowed="true")
 
 

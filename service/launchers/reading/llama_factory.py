@@ -317,7 +317,7 @@ def _take_defaults(given: Given) -> None:
     split = all(given.integer(f"{axis}-model-parallel-size", 1) > 1 for axis in ("tensor", "expert"))
     if split and not given.has("sequence-parallel"):  # models/model_config.py:368
         given.take("--sequence-parallel", Value((), 0), called="sequence_parallel")
-        given.note("sequence_parallel is on: the adapter has it beside experts and tensor ranks")
+        given.note("sequence_parallel is on: the adapter has it next to experts and tensor ranks")
     if given.word("recompute-granularity") == "full" and not given.has("recompute-method"):
         for name, value in (("recompute-method", "uniform"), ("recompute-num-layers", "1")):
             given.take(f"--{name}", Value((value,), 0), called=name.replace("-", "_"))

@@ -239,7 +239,7 @@ def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, l
         raise InvalidProblemError.of(
             "--recipe",
             f"line {word.line}: {shown(word.text)} is no recipe of Megatron-Bridge that is known",
-            allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model beside the overrides",
+            allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model next to the overrides",
             nearest=near[0] if near else None,
         )
     adapters = "" if not found.adapts else found.name

@@ -122,7 +122,7 @@ def _both_modes(given: Given, cp: int) -> str:
     if len(sizes) != 2 or prod(sizes) != cp:  # noqa: PLR2004 - sizes of the all-to-all and of the rings
         given.fault(
             name if sizes else "cp-comm-type",
-            f"a2a+p2p needs two sizes in --{name} whose product is context-parallel-size {cp}",
+            f"a2a+p2p needs two sizes in --{name} with the product context-parallel-size {cp}",
             allowed=", ".join(f"{one} {cp // one}" for one in HIERARCHICAL.values() if cp % one == 0),
         )
         return "ring"

@@ -285,12 +285,12 @@ def _experts(given: Given) -> None:
     if all(text == "1" for text in said.texts):
         return
     if given.other("mlp-type") not in ("", "standard"):
-        message = "cannot be read: an MLP beside its experts is not priced"
+        message = "cannot be read: an MLP next to its experts is not priced"
         given.fault_of("--mlp-type", given.others["--mlp-type"], message, allowed="standard")
         return
     if given.integer("tensor-model-parallel-size", 1) > 1:
         message = (
-            "cannot be read: DeepSpeed's experts beside tensor ranks, which repeat them, are not priced"
+            "cannot be read: DeepSpeed's experts next to tensor ranks, which repeat them, are not priced"
         )
         given.fault_of("--num-experts", said, message, allowed="--tensor-model-parallel-size 1")
         return
@@ -347,14 +347,14 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) ->
         why, step = why_unknown(name.split(UNKNOWN)[1])
         given.fault_of(flag, given.others[flag], why, allowed=step)
     elif found is None and not said and name:
-        message = f"{shown(base)} is not beside the file, and no --zero-stage says what it would"
+        message = f"{shown(base)} is not next to the file, and no --zero-stage says what it would"
         given.fault_of(flag, given.others[flag], message, allowed="that file too, or its folder")
     elif text is None and "--cpu-optimizer" in given.others:
-        message = f"the states lie where {shown(base)} says, which is not beside the file"
+        message = f"the states lie where {shown(base)} says, which is not next to the file"
         given.fault_of("--cpu-optimizer", given.others["--cpu-optimizer"], message, allowed="that file too")
     elif found is None:
         given.note(
-            f"ZeRO stage {said or 0}: of --zero-stage, {base[:60] or 'a configuration'} is not beside it"
+            f"ZeRO stage {said or 0}: of --zero-stage, {base[:60] or 'a configuration'} is not next to it"
         )
     elif said and said != found:
         line = given.others["--zero-stage"].line
@@ -364,10 +364,10 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) ->
     stages = given.integer("pipeline-model-parallel-size", 1)
     if found.isdecimal() and int(found) > _MAX_STAGE_WITH_PIPELINE and stages > 1:
         given.fault(
-            "pipeline-model-parallel-size", f"{stages} stages beside ZeRO {found}: DeepSpeed refuses it"
+            "pipeline-model-parallel-size", f"{stages} stages next to ZeRO {found}: DeepSpeed refuses it"
         )
     elif not (found.isdecimal() and int(found) <= 3):  # noqa: PLR2004 - ZeRO's stages
-        given.fault("pipeline-model-parallel-size", f"beside ZeRO stage {found[:20]}, which there is not")
+        given.fault("pipeline-model-parallel-size", f"next to ZeRO stage {found[:20]}, which there is not")
 
 
 _PLACEHOLDER = "ZERO_STAGE"  # of Megatron-DeepSpeed's templates (examples_deepspeed/rebase)

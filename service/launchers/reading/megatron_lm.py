@@ -111,7 +111,7 @@ def _require_started(script: Script, given: Given, name: str) -> None:
         if _DEGREE.fullmatch(variable) and value.isdecimal() and value != "1" and value not in taken:
             raise refused(
                 f"line {words[0].line} of {name[:64]}: {variable} is {value}, and no command here takes it",
-                allowed="the script that starts the program, with this file beside it",
+                allowed="the script that starts the program, with this file next to it",
             )
 
 

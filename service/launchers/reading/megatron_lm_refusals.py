@@ -113,7 +113,7 @@ def _overlapped_experts(given: Given, model: ModelSpec) -> None:
     full = given.word("recompute-granularity") == "full"
     for broken, needed in (
         (given.integer("expert-model-parallel-size", 1) == 1, "needs --expert-model-parallel-size > 1"),
-        (stages and not chunked, "needs virtual stages beside pipeline stages"),
+        (stages and not chunked, "needs virtual stages next to pipeline stages"),
         (full or given.has("recompute-method"), "contradicts full recomputation"),
         (given.word("moe-token-dispatcher-type", "allgather") not in ("alltoall", "flex"),
          "needs --moe-token-dispatcher-type alltoall or flex"),

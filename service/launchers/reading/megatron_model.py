@@ -119,8 +119,8 @@ def _vocabulary(given: Given, include: Include) -> int:
             called = f"the tokenizer {kind or names[0] or 'of the command'}"[:60].replace(UNKNOWN, "$")
             given.fault(
                 "vocab-size",
-                f"is not given, and {called} is not one whose size is known",
-                allowed="--set vocab_size=…, --model, or tokenizer.json beside the file",
+                f"is not given, and {called} is not one with a known size",
+                allowed="--set vocab_size=…, --model, or tokenizer.json next to the file",
             )
             return 0
         size, whose = found

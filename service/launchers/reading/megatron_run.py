@@ -106,8 +106,10 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     elif sum(split) != num_layers:
         given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
     elif _misplaced(stages):
-        why = "has multi-token prediction neither beside the loss nor alone in the stage before: not priced"
-        given.fault(name, why, allowed="…m|L with no layer beside m or L, or …mL")
+        why = (
+            "has multi-token prediction neither next to the loss nor alone in the stage before: not priced"
+        )
+        given.fault(name, why, allowed="…m|L with no layer next to m or L, or …mL")
     elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):
         given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
     else:
@@ -495,7 +497,7 @@ def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
         given.refuse(
             "num_gpus",
             "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes)",
-            allowed="--cluster with --num-nodes, or --set num_gpus=… beside the file",
+            allowed="--cluster with --num-nodes, or --set num_gpus=… next to the file",
         )
         return 1
     if world % model_gpus:

@@ -97,7 +97,7 @@ class MsSwiftReader:
                 f"line {line} of {shown(source.name)} starts Megatron-Bridge's {shown(program)}, which"
             )
             raise refused(
-                f"{message} takes a recipe and its settings from the checkout beside it",
+                f"{message} takes a recipe and its settings from the checkout next to it",
                 allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
             )
         if _OTHERS.search(program):

@@ -179,7 +179,7 @@ def module_values(source: Source, config: str = "") -> dict[str, Found]:
         listed = [name for name in sorted(makers) if not name.startswith("_")][:_LISTED]
         raise refused(
             f"{shown(source.name)}: {len(makers)} configurations are in it, {said}",
-            allowed=f"a script beside it with --config of {', '.join(listed)}",
+            allowed=f"a script next to it with --config of {', '.join(listed)}",
         )
     several = len(makers) > 1
     found = _made(makers, config, names, 0) if several else _values(tree, names)

@@ -204,7 +204,7 @@ def _of_its_own(source: Source) -> str:
     if first is None:
         return ""
     program = shown(first.program.rpartition("/")[2])
-    return f": line {first.before[0].line} starts {program}, whose arguments are its own"
+    return f": line {first.before[0].line} starts {program}, which has arguments of its own"
 
 
 def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
@@ -346,7 +346,7 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
                 where = f"line {word.line} of {shown(source.name)}"
                 yield FieldError(
                     pointer=WHOLE_FILE,
-                    message=f"{where}: {shown(word.text)} is not beside it",
+                    message=f"{where}: {shown(word.text)} is not next to it",
                     allowed="give that file too, or its folder",
                 )
 

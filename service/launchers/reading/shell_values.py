@@ -548,7 +548,7 @@ def why_unknown(name: str) -> tuple[str, str]:
     if name.startswith(("$(", "`")) and not name.startswith("$(("):
         return f"it is what {shown(name)} prints, which is not run", capture
     why = f"the value depends on ${shown(name)}, which the script does not set"
-    beside = f"a value in the script, or beside it ({option}), or {capture}"
+    beside = f"a value in the script, or next to it ({option}), or {capture}"
     return why, beside if re.fullmatch(r"\w+", name) else capture
 
 

@@ -191,8 +191,8 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
         raise InvalidProblemError.of(
             "--config",
             f"line {named.line}: {shown(named.config)} is no configuration of torchtitan 0.3, "
-            f"and {shown(named.module)}.py is not beside it",
-            allowed=f"one of its names, or its {_REGISTRY} beside the script",
+            f"and {shown(named.module)}.py is not next to it",
+            allowed=f"one of its names, or its {_REGISTRY} next to the script",
             nearest=near[0] if near else None,
         )
     return {name: Found(value, named.line) for name, value in _recipes()[named.config].items()}

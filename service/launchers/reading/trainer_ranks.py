@@ -171,7 +171,7 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
         return fields.section("fsdp_config")
     text = name if name.lstrip().startswith("{") else source.other(name)
     if text is None:
-        fields.fault("fsdp_config", f"{shown(name)} is not beside the file", allowed="give that file too")
+        fields.fault("fsdp_config", f"{shown(name)} is not next to the file", allowed="give that file too")
     values = document_of(Source(name="fsdp.json", text=text)) if text else {}
     return {key: one.value for key, one in values.items()}
 
@@ -312,7 +312,7 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
     match = _BUILT_IN.fullmatch(base)
     if match is None:
         fields.fault(
-            key, f"{shown(base)} is not beside the file", allowed="give that file too, or its folder"
+            key, f"{shown(base)} is not next to the file", allowed="give that file too, or its folder"
         )
         return {}
     fields.note(

@@ -61,7 +61,7 @@ def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(b
 
 
 def of_llama_factory(**changes: object) -> Source:
-    """LLaMA-Factory's own example of LoRA (examples/train_lora), beside accelerate's of FSDP."""
+    """LLaMA-Factory's own example of LoRA (examples/train_lora), next to accelerate's of FSDP."""
     own = {
         "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True,
         "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "dataset": "identity",
@@ -136,7 +136,7 @@ def test_trl_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) 
 
 def test_weights_of_4_bits_are_not_cut_by_fsdp() -> None:
     assert files(tuned("trl", SHARDS))
-    with pytest.raises(RefusedExportError, match="does not run 3 beside the others"):
+    with pytest.raises(RefusedExportError, match="does not run 3 next to the others"):
         files(tuned("trl", SHARDS, base_precision="nf4"))
 
 
@@ -287,7 +287,7 @@ def test_what_is_trained_whole_is_written_under_each_trainers_name_of_it_and_pri
             for problem in (found.problem, alone)
         ]
         weights = 2 * found.problem.model.vocab_size * found.problem.model.hidden_size
-        # 2 + 2 + 4 bytes in bf16, as peft copies; 4 + 4 + 8 where LLaMA-Factory casts up; beside gradients
+        # 2 + 2 + 4 bytes in bf16, as peft copies; 4 + 4 + 8 where LLaMA-Factory casts up; next to gradients
         # as much again in the buckets that eight replicas reduce; of FSDP2's shards an eighth, but for
         # gradients, which add up whole over 16 micro-batches
         each = {"trl": 10, "llama-factory-accelerate": 20, "axolotl": 2 / 8 + 2 + 4 / 8}[launcher]

@@ -55,7 +55,7 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
         ("ms-swift", STAGES, "padding_to_longest", ["--packing false", "--padding_free false"]),
         ("llama-factory", STAGES, "padding_to_longest", [
             "packing: false",
-            # else a rank pads all micro-batches of a step alike; its arguments refuse it beside allgather
+            # else a rank pads all micro-batches of a step alike; its arguments refuse it next to allgather
             "variable_seq_lengths: true", "moe_token_dispatcher_type: alltoall"]),
         ("accelerate", SHARDS, "padding_to_longest", ["to the longest of its micro-batch alone"]),
         ("accelerate", SHARDS, "packing", ["must pack whole documents into sequences of 8192"]),

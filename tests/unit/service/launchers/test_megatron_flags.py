@@ -18,7 +18,7 @@ from tests.launchers.cases import CASES
 FLAG = "--overlap-moe-expert-parallel-comm"
 PLANNED = CASES["mixtral-8x7b-overlapped"]
 PLAIN = replace(PLANNED.config, virtual_pipeline_size=1, pipeline_schedule="1f1b", stage_layers=(16, 16))
-# What TransformerConfig.__post_init__ refuses beside the flag (Megatron-Core 0.16.1, lines 1857 to 1879).
+# What TransformerConfig.__post_init__ refuses next to the flag (Megatron-Core 0.16.1, lines 1857 to 1879).
 REFUSED = {
     "plain stages": PLAIN,
     "full recomputation": replace(PLANNED.config, recompute_granularity="full", recompute_layers=32),

@@ -42,8 +42,8 @@ OPTIONS: dict[str, tuple[Target, Options]] = {
     "a fused loss": (LLAMA, {"loss_fused": True}),
     "dropout": (LLAMA, {"dropout": True}),
     "reduction after the step": (LLAMA, {"overlap_gradients": False}),
-    "collectives beside products": (LLAMA, {"overlap_tensor": False}),
-    "transfers beside computing": (LLAMA, {"overlap_transfer": False}),
+    "collectives next to products": (LLAMA, {"overlap_tensor": False}),
+    "transfers next to computing": (LLAMA, {"overlap_transfer": False}),
 }
 LAUNCHERS = ("megatron-lm", "megatron-bridge", "ms-swift", "llama-factory")
 # What a launcher has no name for; its file says so in a warning.
@@ -53,7 +53,7 @@ LACKING = {
 }  # fmt: skip
 REFUSED = (
     ("llama-factory", "gradients in 2 bytes"),  # training_args.py: bf16 accumulates in fp32
-    ("ms-swift", "tokens gathered"),  # its sequences may differ, which Megatron-Core refuses beside them
+    ("ms-swift", "tokens gathered"),  # its sequences may differ, which Megatron-Core refuses next to them
     # whose own training loops capture no graphs; Megatron-LM's does
     *(
         (launcher, f"graphs of {what}")

@@ -1,4 +1,4 @@
-"""What launchers lack: the smallest plan taken beside the smallest refused, and all mutants."""
+"""What launchers lack: the smallest plan taken next to the smallest refused, and all mutants."""
 
 from __future__ import annotations
 

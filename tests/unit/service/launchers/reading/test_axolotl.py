@@ -91,9 +91,9 @@ def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
     }
     found = read_launch_files(Source(name="a.yml", text=text, files=files), Overrides(num_gpus=8))
     assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
-    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: beside"):
+    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: next to"):
         read(f"{text}tensor_parallel_size: 2\n", Overrides(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not beside the file"):
+    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not next to the file"):
         read(text.replace("zero3_bf16", "mine"), Overrides(num_gpus=8), "a.yml")
 
 
@@ -105,7 +105,7 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
     assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
     assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
     for line, cause in (
-        ("load_in_8bit: true", "load_in_8bit: line 12: beside adapter qlora Axolotl 0.19 does not look"),
+        ("load_in_8bit: true", "load_in_8bit: line 12: next to adapter qlora Axolotl 0.19 does not look"),
         ("deepspeed: zero3.json", "load_in_4bit: line 9: weights of 4 bits cut over ranks"),
         ("fsdp: [full_shard]", "load_in_4bit: line 9: weights of 4 or 8 bits cut"),
         ("lora_modules_to_save: [q_norm]", "lora_modules_to_save: line 12: q_norm trained whole is not"),
@@ -145,7 +145,7 @@ def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
     assert found.workload.precision == "fp16"
     for line, cause in (
         ("gradient_accumulation_steps: 6", "batch_size: line 4: Axolotl takes it or"),
-        ("load_in_4bit: true", "load_in_4bit: line 12: beside adapter lora"),
+        ("load_in_4bit: true", "load_in_4bit: line 12: next to adapter lora"),
         ("activation_offloading: true", "activations on the host"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):

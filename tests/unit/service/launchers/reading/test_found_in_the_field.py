@@ -122,7 +122,7 @@ def test_a_text_that_an_unknown_condition_extends_keeps_what_it_held() -> None:
 
 def test_data_that_a_script_names_are_no_launch_files_that_are_missing() -> None:
     script = "python train.py --data_path a/alpaca.json --vocab-file=b/vocab.json --config c/own.json\n"
-    with pytest.raises(InvalidProblemError, match=r"own.json is not beside it") as caught:
+    with pytest.raises(InvalidProblemError, match=r"own.json is not next to it") as caught:
         read(script)
     assert not re.search(r"(alpaca|vocab).json", str(caught.value))
 
@@ -486,8 +486,8 @@ def test_every_other_layer_of_megatron_deepspeed_has_experts_with_room_for_their
     dropless = read(f"{start}{experts}--global-batch-size 16 --disable-moe-token-dropping --topk 2\n")
     assert "moe_capacity_factor" not in dropless.workload.framework_options
     for more, what in (
-        ("--mlp-type residual", "--mlp-type: line 1: cannot be read: an MLP beside its experts"),
-        ("--tensor-model-parallel-size 2", "beside tensor ranks, which repeat them"),
+        ("--mlp-type residual", "--mlp-type: line 1: cannot be read: an MLP next to its experts"),
+        ("--tensor-model-parallel-size 2", "next to tensor ranks, which repeat them"),
         ("--num-experts 8 16", "takes one value, not 2 by layer"),
     ):
         with pytest.raises(InvalidProblemError, match=what):

@@ -122,9 +122,11 @@ def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it()
         InvalidProblemError, match=r"c\.yaml is given to 2 commands that differ \(lines 1, 2\)"
     ):
         found(f"{train}\n{train} --per_device_train_batch_size 2")
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a script beside c\.yaml: eval\.py evaluates"):
+    with pytest.raises(
+        InvalidProblemError, match=r"line 1 of a script next to c\.yaml: eval\.py evaluates"
+    ):
         found("python eval.py c.yaml")
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not next to it"):
         found(f"{train.replace('c.yaml', 'd.yaml')} {WORDS}", "a.sh")
 
 

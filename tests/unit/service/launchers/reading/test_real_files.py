@@ -176,7 +176,7 @@ def test_a_trainer_without_a_strategy_runs_replicas_and_without_a_type_is_refuse
 
 def test_an_accelerate_configuration_that_is_not_there_is_asked_for() -> None:
     text = TRAINER.replace("torchrun --nproc_per_node 8", "accelerate launch --config_file fsdp.json")
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: fsdp.json is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: fsdp.json is not next to it"):
         read(text + "\n")
 
 

@@ -274,8 +274,8 @@ def test_a_script_that_starts_two_others_which_train_otherwise_is_refused() -> N
 
 def test_what_nobody_reads_is_said_by_the_program_that_starts_or_the_file_that_is_missing() -> None:
     for text, says in (
-        ("A=1\ntorchrun --nproc_per_node 8 my_train.py --a b\n", "line 2 starts my_train.py, whose"),
-        ("bash job.sh 3\n", r"^launch file: line 1 of a.sh: job.sh is not beside it[^;]*$"),
+        ("A=1\ntorchrun --nproc_per_node 8 my_train.py --a b\n", "line 2 starts my_train.py, which"),
+        ("bash job.sh 3\n", r"^launch file: line 1 of a.sh: job.sh is not next to it[^;]*$"),
     ):
         with pytest.raises(InvalidProblemError, match=says):
             read_launch_files(Source(name="a.sh", text=text), Overrides())

@@ -156,7 +156,7 @@ def test_run_train_of_0_2_starts_the_toml_that_config_file_names() -> None:
     found = read_launch_files(source, Overrides())
     assert (found.model.name, found.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
     assert found.configuration.micro_batch_size == 2
-    with pytest.raises(InvalidProblemError, match=r"line 1 of go\.sh: llama3_70b\.toml is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of go\.sh: llama3_70b\.toml is not next to it"):
         read_launch_files(Source(name="go.sh", text=text), Overrides())
 
 

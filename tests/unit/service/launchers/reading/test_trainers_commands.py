@@ -1,4 +1,4 @@
-"""What a trainer's command says beside its files: who is started, on which GPUs, by which engine."""
+"""What a trainer's command says next to its files: who is started, on which GPUs, by which engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_TWO = "accelerate launch --num_processes 2 sft.py --config sft.yaml --model_n
 def test_a_file_that_config_names_stands_behind_what_the_command_says() -> None:
     # its recomputation and length were lost where the command said two more names
     words = f"{ON_TWO} --per_device_train_batch_size 3 --bf16 true --max_length 4096\n"
-    with pytest.raises(InvalidProblemError, match="sft\\.yaml is not beside it"):
+    with pytest.raises(InvalidProblemError, match="sft\\.yaml is not next to it"):
         read(words)
     found = read_launch_files(Source(name="a.sh", text=words, files={"a.sh": words, "sft.yaml": SFT_YAML}))
     assert (found.configuration.recompute_granularity, found.workload.seq_length) == ("full", 4096)
@@ -246,7 +246,7 @@ ARGUMENTS = (
         ("llava/train/train_mem.py", "", r"trains what sees or hears \(llava\)"),
         ("run_clm.py", "--do_eval", "do_train: is not given: it trains nothing"),
         ("train.py", "--do_train False", "do_train: line 1: is off: it trains nothing"),
-        ("train.py", "--do_predict", "do_train: is not given beside do_predict"),
+        ("train.py", "--do_predict", "do_train: is not given next to do_predict"),
         ("train.py", "--no_cuda", "no_cuda: line 1: cannot be read: it runs on no GPU"),
         ("train.py", "--max_length 512", "model_max_length: line 1: 2048, but max_length is 512"),
         ("train.py", "--optimizer galore", "optimizer: line 1: galore is not priced"),
@@ -422,7 +422,7 @@ def test_accelerates_file_of_a_script_that_is_given_trls_is_asked_for() -> None:
     run = "accelerate launch --config_file zero3.yaml src/open_r1/sft.py --config sft.yaml\n"
     text = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\nbf16: true\n"
     files = {"a.sh": run, "sft.yaml": text}
-    with pytest.raises(InvalidProblemError, match=r"zero3\.yaml is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"zero3\.yaml is not next to it"):
         read_launch_files(Source(name="a.sh", text=run, files=files), Overrides())
     mesh = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
     found = read_launch_files(

@@ -232,7 +232,7 @@ def test_trl_runs_on_accelerates_plugin_of_deepspeed(json: str) -> None:
     plugin = "deepspeed_config_file: z.json" if json else "zero_stage: 2"
     config = f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  {plugin}\n"
     found = shared(config, words, own__yaml=own, z__json=json)
-    # DeepSpeed keeps weights in fp32 beside those that are loaded in bf16
+    # DeepSpeed keeps weights in fp32 next to those that are loaded in bf16
     assert (found.launcher, found.workload.optimizer) == ("deepspeed", "adamw")
     assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (2, 8)
     assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (64, "full")
@@ -275,7 +275,7 @@ def test_llama_factory_reads_accelerates_file_as_every_trainer_does(
     assert (found.launcher, found.configuration.zero_stage, found.workload.optimizer) == expected
     assert (found.workload.global_batch_size, found.num_nodes, found.gpus_per_node) == (64, 1, 8)
     del files["a.yaml"]
-    with pytest.raises(InvalidProblemError, match=r"line 1 of run.sh: conf/a.yaml is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of run.sh: conf/a.yaml is not next to it"):
         read_launch_files(Source(name="run.sh", text=script, files=files), Overrides())
 
 
@@ -309,7 +309,7 @@ def test_the_stage_that_a_script_fills_into_deepspeeds_template_is_read() -> Non
     files["ds_TEMPLATE.json"] = '{"fp16": {"enabled": true}, "zero_optimization": {"stage": ZERO_STAGE}}'
     with pytest.raises(InvalidProblemError, match="but --bf16 on line 2 of the script"):
         read_launch_files(Source(name="a.sh", text=DEEP, files=files), overrides)
-    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not beside the file, and no --z"):
+    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not next to the file, and no --z"):
         read(DEEP.partition("\n")[2], overrides)
 
 

@@ -79,7 +79,7 @@ def test_the_file_that_a_bridge_command_names_stands_before_its_recipe() -> None
     found = read(text, o__yaml=f"{values}  micro_batch_size: 4\n")
     assert (found.configuration.tensor_parallel_size, found.workload.global_batch_size) == (4, 64)
     assert found.configuration.micro_batch_size == 2
-    with pytest.raises(InvalidProblemError, match=r"o\.yaml is not beside it"):
+    with pytest.raises(InvalidProblemError, match=r"o\.yaml is not next to it"):
         read(text)
     with pytest.raises(InvalidProblemError, match=r"peft.dim: line 6: trains adapters"):
         read(text, o__yaml=f"{values}peft:\n  dim: 8\n")

@@ -42,7 +42,7 @@ NANOTRON = (
     "  tp_mode: REDUCE_SCATTER\ntokens:\n  batch_accumulation_per_replica: 16\n  micro_batch_size: 2\n"
     "  sequence_length: 4096\n  train_steps: 10\n"
 )
-# By launcher: the script, and the files beside it.
+# By launcher: the script, and the files next to it.
 SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
     "megatron-lm": (
         (
