@@ -56,11 +56,15 @@ def modules() -> dict[Path, str]:
     return found
 
 
-def annotated(file: Path) -> set[tuple[int, int]]:
-    """Return the positions inside annotations: nothing evaluates them, so a change has no effect."""
+def silent(file: Path) -> set[tuple[int, int]]:
+    """Return the positions where a change has no effect on a right program.
+
+    Nothing evaluates annotations, and ``strict=True`` of ``zip`` only catches what must not happen.
+    """
     found = set[tuple[int, int]]()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         marks = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        marks += [node.value] if isinstance(node, ast.keyword) and node.arg == "strict" else []
         for mark in (mark for mark in marks if isinstance(mark, ast.expr)):
             for line in range(mark.lineno, (mark.end_lineno or mark.lineno) + 1):
                 start = mark.col_offset if line == mark.lineno else 0
@@ -80,14 +84,24 @@ def draw(areas: Sequence[str], count: int, seed: int) -> list[WorkItem]:
     for area in areas:
         places = defaultdict[tuple[str, tuple[int, int]], list[WorkItem]](list)
         for file in (file for file, of in files.items() if of == area):
-            silent = annotated(ROOT / file)
+            quiet = silent(ROOT / file)
             for item in _all_work_items([file], {}):
                 one = item.mutations[0]
-                if tuple(one.start_pos) not in silent and not BITWISE.search(one.operator_name):
+                if tuple(one.start_pos) not in quiet and not BITWISE.search(one.operator_name):
                     places[str(file), one.start_pos].append(item)
         for place in chance.sample(sorted(places), min(len(places), count // len(areas))):
-            drawn.append(chance.choice(sorted(places[place], key=_order)))
+            items = sorted(places[place], key=_order)
+            drawn += [item for item in chance.sample(items, len(items)) if _is_python(item)][:1]
     return drawn
+
+
+def _is_python(item: WorkItem) -> bool:
+    """Return whether a mutant can be read: a ``*`` between parameters counts as an operator, too."""
+    try:
+        ast.parse(mutated(item.mutations[0]))
+    except SyntaxError:
+        return False
+    return True
 
 
 def _order(item: WorkItem) -> tuple[str, int]:
@@ -156,10 +170,15 @@ def name_of(mutation: MutationSpec) -> str:
 def change_of(mutation: MutationSpec) -> str:
     """Return the changed line."""
     code = (ROOT / mutation.module_path).read_text()
-    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-    changed = mutate_code(code, operator, mutation.occurrence) or code
-    pairs = zip(code.splitlines(), changed.splitlines(), strict=False)
+    pairs = zip(code.splitlines(), mutated(mutation).splitlines(), strict=False)
     return next((new.strip() for old, new in pairs if old != new), "")
+
+
+def mutated(mutation: MutationSpec) -> str:
+    """Return the code of the changed file."""
+    code = (ROOT / mutation.module_path).read_text()
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    return mutate_code(code, operator, mutation.occurrence) or code
 
 
 def main() -> int:
