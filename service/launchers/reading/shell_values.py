@@ -182,7 +182,7 @@ class Variables:
 
     def merge(self, branches: Sequence[Values], line: int) -> None:
         """Merge the variables after branches when only a running shell knows which one ran."""
-        names = {name for one in branches for name in one}
+        names = dict.fromkeys(name for one in branches for name in one)
         merged = {name: _merged(name, [one.get(name) for one in branches], line) for name in names}
         self.restore(merged)
 

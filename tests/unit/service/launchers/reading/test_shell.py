@@ -61,6 +61,12 @@ def test_what_hangs_on_a_file_is_in_doubt_and_what_both_branches_agree_on_is_not
     assert [word.text for word in script.commands[-1]] == ["run", f"{UNKNOWN}A@2{UNKNOWN}", "3"]
 
 
+def test_variables_in_doubt_keep_their_order() -> None:
+    names = [f"V{place}" for place in range(20)]  # faults name the first of them
+    script = read_script(f"if [ -f x ]; then {'=1; '.join(names)}=1; fi\nrun")
+    assert [name for name in script.words if name in names] == names
+
+
 def test_a_value_in_doubt_is_refused_with_its_line_and_the_next_step() -> None:
     text = (
         "TP=1\nif [ -d /data ]; then\n TP=8\nfi\n"
