@@ -178,7 +178,8 @@ def mutated(mutation: MutationSpec) -> str:
     """Return the code of the changed file."""
     code = (ROOT / mutation.module_path).read_text()
     operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-    return mutate_code(code, operator, mutation.occurrence) or code
+    changed: str = mutate_code(code, operator, mutation.occurrence) or code
+    return changed
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ form of the plan it starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise, product
 
@@ -212,11 +212,11 @@ class Alternative:
     heaviest_stage: int
     largest_term: str  # of that stage's memory
     place: str = ""  # of that stage, where GPUs differ: `` on l40s``
+    is_feasible: bool = field(init=False)  # it is legal and fits
 
-    @property
-    def stands(self) -> bool:
-        """Return whether it is legal and fits."""
-        return not self.broken and not self.short_bytes
+    def __post_init__(self) -> None:
+        """Note whether the configuration is feasible."""
+        object.__setattr__(self, "is_feasible", not self.broken and not self.short_bytes)
 
 
 def alternatives_of(

@@ -60,7 +60,7 @@ class _AdviceStart:
         able = [
             one
             for one in self.moves
-            if one.stands
+            if one.is_feasible
             and one.move.configuration.global_batch_size == batch
             and sign * (getattr(one.move.configuration, name) - getattr(own, name)) > 0
             and all(getattr(one.move.configuration, field) == getattr(own, field) for field in keep)
@@ -271,7 +271,7 @@ class _Start:
         able = [
             one
             for one in self.others
-            if one.stands
+            if one.is_feasible
             and one.start_waterfall_s[term] - one.waterfall_s[term] > _LOWERED * one.start_waterfall_s[term]
         ]
         return sorted(able, key=lambda one: one.step_s)[:_TRIED]

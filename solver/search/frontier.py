@@ -420,7 +420,8 @@ class Frontier:
         """Solve the next rows by bound and queue them under the bound of their candidates."""
         batch, aside = list[int](), list[tuple[float, int]]()
         most = max(_BATCH, (len(self.solved) - _SOON) // 2)
-        while len(batch) < most and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
+        latest_s = min(self._unseen_s, self.cutoff_s)
+        while len(batch) < most and self._heap and self._heap[0][0] <= latest_s:
             entry = heapq.heappop(self._heap)
             if entry[1] in self.solved:
                 aside.append(entry)

@@ -415,7 +415,7 @@ class Bounded:
 
     def __len__(self) -> int:
         """Return the number of families."""
-        return len(self.families)
+        return len(self.step_s)
 
     def take(self, index: IntArray) -> Bounded:
         """Return some families, in that order."""

@@ -46,7 +46,7 @@ class Rows:
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self.columns)
+        return len(self.columns.zero_stage)
 
     def take(self, index: IntArray | list[int]) -> Rows:
         """Return the rows at ``index``, in that order."""
@@ -129,7 +129,7 @@ class Rows:
         later = self.phi[row] * replay + np.maximum(own.max(), own + share * replay)
         return int(later.argmin())
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Return whether all layers are of one kind."""
         return self.layout.num_kinds == 1

@@ -286,7 +286,7 @@ class _Bomb:
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(_Bomb())])
 def test_a_file_that_is_no_metadata_is_refused_and_runs_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".metadata").write_bytes(content)
-    with pytest.raises(InvalidProblemError, match="not a .metadata file"):
+    with pytest.raises(InvalidProblemError, match=r"not a \.metadata file"):
         read_checkpoint(tmp_path)
 
 

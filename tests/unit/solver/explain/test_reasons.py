@@ -68,7 +68,7 @@ def test_a_change_that_is_offered_is_legal_fits_and_has_the_price_that_is_told()
         assert plan.why is not None
         for loss in plan.why.losses:
             if loss.change is not None:
-                move = next(one for one in moves if one.move.words == loss.change and one.stands)
+                move = next(one for one in moves if one.move.words == loss.change and one.is_feasible)
                 assert list(violations(problem, profile, move.move.configuration)) == []
                 step = predict(problem, profile, move.move.configuration).step_time_s
                 assert loss.step_change_s == pytest.approx(step - plan.prediction.step_time_s)
