@@ -247,10 +247,12 @@ class Configuration:
     @cached_property
     def stage_gpus(self) -> tuple[int, ...]:
         """Return the GPUs of every stage of all its replicas, class by class."""
-        if self.is_placed:
-            return tuple(stage.num_gpus for one in self.classes for stage in one.stage_groups)
-        each = self.tensor_parallel_size * self.context_parallel_size * self.data_parallel_size
-        return (each,) * self.pipeline_parallel_size
+        found = list[int]()
+        for one in self.classes:
+            each = one.tensor_parallel_size * one.context_parallel_size * one.data_parallel_size
+            placed = [stage.num_gpus for stage in one.stage_groups]
+            found += placed or [each] * one.pipeline_parallel_size
+        return tuple(found)
 
     @cached_property
     def num_gpus(self) -> int:
