@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +61,18 @@ _EXCHANGING = np.array([1, MAX_SIZE, *HIERARCHICAL.values()])  # by mode, but no
 RANK_ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
 
 
+# What two configurations are that differ in a variable: of two meshes of GPUs; of two layouts of one mesh,
+# which are ranked apart; or one layout run in two ways, of which the better represents it.
+Scope = Literal["mesh", "layout", "run"]
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """One variable of a configuration."""
 
     meaning: str  # in one sentence
     _: KW_ONLY
+    scope: Scope
     name: str = ""  # of its field in ``Configuration``
     off: int | str | bool = 1  # value that does nothing: the field's default
     short: str = ""  # ``tp``; empty: people write the name out
@@ -103,18 +109,28 @@ class Configuration:
     tensor_parallel_size: Annotated[
         int,
         Variable(
-            "Tensor parallel size: GPUs that split every layer's matrices", short="tp", in_tables=True
+            "Tensor parallel size: GPUs that split every layer's matrices",
+            short="tp",
+            in_tables=True,
+            scope="mesh",
         ),
     ] = 1
     sequence_parallel: Annotated[
         bool,
         Variable(
-            "Tensor-parallel ranks split the tokens between their products", part_of="tensor_parallel_size"
+            "Tensor-parallel ranks split the tokens between their products",
+            part_of="tensor_parallel_size",
+            scope="run",
         ),
     ] = False
     pipeline_parallel_size: Annotated[
         int,
-        Variable("Pipeline parallel size: stages that hold consecutive layers", short="pp", in_tables=True),
+        Variable(
+            "Pipeline parallel size: stages that hold consecutive layers",
+            short="pp",
+            in_tables=True,
+            scope="mesh",
+        ),
     ] = 1
     virtual_pipeline_size: Annotated[
         int,
@@ -123,6 +139,7 @@ class Configuration:
             short="vpp",
             in_tables=True,
             uniform_only=True,
+            scope="run",
         ),
     ] = 1
     context_parallel_size: Annotated[
@@ -132,6 +149,7 @@ class Configuration:
             short="cp",
             in_tables=True,
             needs="context_parallel",
+            scope="mesh",
         ),
     ] = 1
     expert_parallel_size: Annotated[
@@ -141,6 +159,7 @@ class Configuration:
             short="ep",
             in_tables=True,
             needs="expert_parallel",
+            scope="mesh",
         ),
     ] = 1
     expert_tensor_parallel_size: Annotated[
@@ -151,6 +170,7 @@ class Configuration:
             part_of="expert_parallel_size",
             needs="expert_tensor_parallel",
             uniform_only=True,
+            scope="mesh",
         ),
     ] = 1
     data_parallel_size: Annotated[
@@ -160,6 +180,7 @@ class Configuration:
             short="dp",
             in_tables=True,
             follows=True,
+            scope="mesh",
         ),
     ] = 1
     zero_stage: Annotated[
@@ -170,22 +191,27 @@ class Configuration:
             in_tables=True,
             least=0,
             most=3,
+            scope="layout",
         ),
     ] = 0
     zero_shard_size: Annotated[
-        int, Variable("Ranks that share one set of shards; 1 for ZeRO stage 0", follows=True)
+        int, Variable("Ranks that share one set of shards; 1 for ZeRO stage 0", follows=True, scope="run")
     ] = 1
     micro_batch_size: Annotated[
         int,
         Variable(
-            "Micro-batch size: sequences that pass the pipeline together", short="mbs", in_tables=True
+            "Micro-batch size: sequences that pass the pipeline together",
+            short="mbs",
+            in_tables=True,
+            scope="layout",
         ),
     ] = 1
     num_microbatches: Annotated[
-        int, Variable("Micro-batches of every pipeline in one step", follows=True)
+        int, Variable("Micro-batches of every pipeline in one step", follows=True, scope="layout")
     ] = 1
     pipeline_schedule: Annotated[
-        str, Variable("Order in which a stage works off its passes", words=SCHEDULES, follows=True)
+        str,
+        Variable("Order in which a stage works off its passes", words=SCHEDULES, follows=True, scope="run"),
     ] = "none"
     recompute_granularity: Annotated[
         str,
@@ -193,6 +219,7 @@ class Configuration:
             "What is computed again instead of kept: nothing, core attention (selective), whole layers",
             words=RECOMPUTE,
             column="recompute",
+            scope="run",
         ),
     ] = "none"
     recompute_layers: Annotated[
@@ -201,11 +228,17 @@ class Configuration:
             "Leading layers of each chunk that are recomputed; the number of all layers: every one",
             least=0,
             part_of="recompute_granularity",
+            scope="run",
         ),
     ] = 0
     offload: Annotated[
         str,
-        Variable("What is kept in host memory, or on its NVMe drives", words=OFFLOAD, uniform_only=True),
+        Variable(
+            "What is kept in host memory, or on its NVMe drives",
+            words=OFFLOAD,
+            uniform_only=True,
+            scope="run",
+        ),
     ] = "none"
     context_parallel_mode: Annotated[
         str,
@@ -215,6 +248,7 @@ class Configuration:
             words=CONTEXT_MODES,
             part_of="context_parallel_size",
             uniform_only=True,
+            scope="run",
         ),
     ] = "ring"
     rank_order: Annotated[
@@ -223,6 +257,7 @@ class Configuration:
             "Mesh axes, fastest first: which of them crosses which link",
             words=RANK_ORDERS,
             uniform_only=True,
+            scope="run",
         ),
     ] = "tp-cp-dp-pp"
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
@@ -330,9 +365,8 @@ SHORT_NAMES = {one.name: one.short for one in VARIABLES.values() if one.short}
 PLACED_ONLY = {one.name: one.off for one in VARIABLES.values() if one.uniform_only}
 
 
-# Sizes that lay GPUs out; plans that have all of them in common are of one mesh.
-_OF_A_MESH = ("virtual_pipeline_size", "zero_shard_size", "micro_batch_size", "num_microbatches")
-MESH = tuple(name for name in SIZES if name not in _OF_A_MESH)
+# Sizes that plans of one mesh have in common.
+MESH = tuple(one.name for one in VARIABLES.values() if one.scope == "mesh")
 
 
 def mesh_of(config: Configuration) -> tuple[object, ...]:
@@ -346,13 +380,18 @@ def mesh_of(config: Configuration) -> tuple[object, ...]:
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
     """Return a stable name: 12 hex digits of SHA-256 over problem and configuration."""
-    values = {name: v for name, v in asdict(config).items() if name not in _LATER or v != _DEFAULTS[name]}
+    values = {name: v for name, v in asdict(config).items() if name in _NAMED or v != _DEFAULTS[name]}
     text = problem_digest + json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-# What was added to configurations later is part of their name only where it is used.
-_LATER = ("context_parallel_mode", "rank_order", "stage_groups", "replicas")
+# Fields of the first release are part of every name; a field that was added since counts where it is used.
+_NAMED = (
+    "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_pipeline_size",
+    "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size",
+    "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "pipeline_schedule",
+    "recompute_granularity", "recompute_layers", "offload", "stage_layers", "stage_recompute_layers",
+)  # fmt: skip
 _DEFAULTS = asdict(Configuration())
 
 

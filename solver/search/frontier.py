@@ -16,7 +16,14 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from meshwright.solver.clock import OutOfTime, look
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
+from meshwright.solver.configuration import (
+    VARIABLE_OF,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+    distinct,
+)
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
@@ -40,10 +47,7 @@ from meshwright.solver.space.factored import Crossing
 
 
 _NS = 1e9
-INNER = (
-    "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
-    "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
-)  # fmt: skip
+INNER = tuple(name for name, variable in VARIABLE_OF.items() if variable.scope == "run")
 LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
 Layout = tuple[object, ...]
 Rank = tuple[int, int, int, int, int, int]
