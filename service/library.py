@@ -31,10 +31,10 @@ from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.report.beyond import OBJECTIVE_NAMES
-from meshwright.service.report.comparison import Ranked, reading_lines, render_comparison
+from meshwright.service.report.comparison import ComparedObjective, reading_lines, render_comparison
 from meshwright.service.report.page import render_page
 from meshwright.service.report.terminal import render_answer, render_prediction
-from meshwright.service.reporting import Asked, prediction_page, report_of
+from meshwright.service.reporting import ReportOptions, prediction_page, report_of
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
@@ -127,11 +127,13 @@ class PlanResult(Result):
 
     def to_html(self) -> str:
         """Return the report as one self-contained HTML page."""
-        return render_page(report_of(self.answer, self.problem, self.profile, Asked(what_if="none")))
+        return render_page(
+            report_of(self.answer, self.problem, self.profile, ReportOptions(what_if="none"))
+        )
 
     def _repr_html_(self) -> str:
         """Return the report, in a frame of its own."""
-        asked = Asked(detailed=1, what_if="none")
+        asked = ReportOptions(detailed=1, what_if="none")
         return _framed(render_page(report_of(self.answer, self.problem, self.profile, asked)))
 
     def render(self, width: int) -> RenderableType:
@@ -201,7 +203,7 @@ class ExplainResult(Result):
     configuration: Configuration
     breaks: tuple[str, ...]
     comparison: Comparison
-    ranked_by: Ranked | None  # what plans are ranked by, of both; None: the step time
+    ranked_by: ComparedObjective | None  # what plans are ranked by, of both; None: the step time
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -588,14 +590,14 @@ def _ranked(
     profile: Profile,
     pair: tuple[Configuration, Configuration],
     found: Comparison,
-) -> Ranked | None:
+) -> ComparedObjective | None:
     """Return the objective that ranks plans, of both sides; None if that is the step time."""
     name = problem.options.objective
     if name == "step_time":
         return None
     sides = zip(pair, (found.first, found.second), strict=True)
     values = tuple(natural_objective(problem, profile, one, seen) for one, seen in sides)
-    return Ranked(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
+    return ComparedObjective(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
 
 
 def _document(source: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ _OTHER_COSTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReportOptions:
     """The contents requested for a report."""
 
     chosen: str = ""  # plan_id to show first; the best plan where it is empty
@@ -40,7 +40,9 @@ class Asked:
     verdicts: Mapping[str, str] = field(default_factory=dict)  # what launchers made of plans, by plan_id
 
 
-def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked | None = None) -> Document:
+def report_of(
+    answer: Answer, problem: Problem, profile: Profile, asked: ReportOptions | None = None
+) -> Document:
     """Return the report of an answer.
 
     Args:
@@ -49,7 +51,7 @@ def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked |
         profile: what prices it.
         asked: what the report is to hold.
     """
-    wish = asked or Asked()
+    wish = asked or ReportOptions()
     left_out = len(answer.plans) > MOST_LISTED
     if left_out:
         answer = replace(answer, plans=_listed(answer.plans, wish))
@@ -123,7 +125,7 @@ def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tu
     return name, bundle.files, tuple(bundle.warnings)
 
 
-def _listed(plans: Sequence[Plan], wish: Asked) -> tuple[Plan, ...]:
+def _listed(plans: Sequence[Plan], wish: ReportOptions) -> tuple[Plan, ...]:
     """Return the best plans, and the chosen one."""
     behind = [plan for plan in plans[MOST_LISTED:] if plan.plan_id == wish.chosen]
     return (*plans[:MOST_LISTED], *behind)
@@ -134,7 +136,7 @@ def only(answer: Answer, plan: Plan) -> Answer:
     return replace(answer, plans=(plan,), pareto=None, baseline=None)
 
 
-def _shown(plans: Sequence[Plan], wish: Asked) -> list[Plan]:
+def _shown(plans: Sequence[Plan], wish: ReportOptions) -> list[Plan]:
     """Return the chosen plan first, then the best of the others."""
     first = [plan for plan in plans if plan.plan_id == wish.chosen]
     others = [plan for plan in plans if plan.plan_id != wish.chosen]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
 from meshwright.service.db.database import DATABASE_AWAY
-from meshwright.service.stores.verifications import Asked, Verifications, not_built
+from meshwright.service.stores.verifications import ClaimedPlan, Verifications, not_built
 from meshwright.workers.outage import OUTAGE
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def verify_next(
 
 
 @contextmanager
-def _kept(store: Verifications, asked: Asked, lost: threading.Event) -> Iterator[None]:
+def _kept(store: Verifications, asked: ClaimedPlan, lost: threading.Event) -> Iterator[None]:
     """Renew the claim three times a lease until this ends; ``lost`` is set when it is another worker's.
 
     A database that is away is asked again.

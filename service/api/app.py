@@ -24,12 +24,12 @@ from meshwright.service.api.routes import (
     profiles,
     reports,
 )
-from meshwright.service.api.watch import Watch
+from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.answers import version_of
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import queue_for
 from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
@@ -82,7 +82,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
     queue = queue_for(settings.redis_url)
-    limits = Limits(
+    limits = TenantLimits(
         max_queued_jobs=settings.max_queued_jobs,
         max_submits_per_minute=settings.max_submits_per_minute,
         idempotency_ttl_s=settings.idempotency_ttl_s,
@@ -102,5 +102,5 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         verifications=Verifications(
             database, use_cases, queue, lease_s=settings.lease_s, max_attempts=settings.verify_attempts
         ),
-        watch=Watch(database, is_stopping=is_stopping),
+        watch=EventWatch(database, is_stopping=is_stopping),
     )

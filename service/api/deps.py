@@ -25,7 +25,7 @@ from meshwright.service.api.errors import (
     UnsupportedMediaTypeError,
 )
 from meshwright.service.api.metrics import Metrics
-from meshwright.service.api.watch import Watch
+from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access, Caller
 from meshwright.service.db.database import Database
 from meshwright.service.db.records import Origin
@@ -66,7 +66,7 @@ class Service:
     definitions: Definitions
     measurements: Measurements
     verifications: Verifications
-    watch: Watch  # of jobs, for long polls and event streams
+    watch: EventWatch  # of jobs, for long polls and event streams
     problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
     documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DOCUMENTS))
 

@@ -32,7 +32,7 @@ class _Waiter:
     events: asyncio.Future[list[EventRecord]]
 
 
-class Watch:
+class EventWatch:
     """Waiters of one event loop; the database is not asked while no client waits.
 
     However many connections follow a job, its events are read once, on one thread.
@@ -105,7 +105,7 @@ MAX_DIGITS = 18  # of an event's id: below 2**63
 class EventStream:
     """One connection that follows one job."""
 
-    watch: Watch
+    watch: EventWatch
     tenant: str
     job_id: str
     heartbeat_s: float  # between two comments that keep proxies from closing a silent connection

@@ -13,7 +13,7 @@ from meshwright.service.cli.predict import FROM_ARGS_HELP, IGNORE_HELP, RUN_HELP
 from meshwright.service.cli.problem_options import (
     OF_A_RANKING,
     PROFILE_HELP,
-    Asked,
+    ConfigurationOptions,
     Request,
     own_of,
     with_request,
@@ -54,7 +54,7 @@ def explain(
                 "--plan is a whole question with its answer: nothing else goes with it"
             )
         raise typer.Exit(run_explain_plan(plan, as_json=json_output))
-    asked = Asked(
+    asked = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
@@ -68,7 +68,11 @@ explain_options = with_request(explain, left_out=OF_A_RANKING)
 
 
 def run_explain(
-    request: Request, asked: Asked, *, as_json: bool, calibration: Sequence[Path] | None = None
+    request: Request,
+    asked: ConfigurationOptions,
+    *,
+    as_json: bool,
+    calibration: Sequence[Path] | None = None,
 ) -> int:
     """Search, compare, print; the exit code, which is the search's where it finds no plan.
 

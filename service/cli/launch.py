@@ -12,7 +12,7 @@ import typer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.service.cli.terminal import (
     INFEASIBLE,
-    MissingExtraError,
+    MissingServiceError,
     require_above_0,
     say_error,
     say_warnings,
@@ -67,7 +67,7 @@ def launch(
         from meshwright_client.nodes import detect  # noqa: PLC0415 - the same
     except ModuleNotFoundError as fault:
         message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
-        raise MissingExtraError(message) from None
+        raise MissingServiceError(message) from None
     require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())
     try:

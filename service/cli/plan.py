@@ -48,7 +48,7 @@ from meshwright.service.report.points import points_to_csv, render_points
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
-from meshwright.service.reporting import Asked, report_of
+from meshwright.service.reporting import ReportOptions, report_of
 from meshwright.service.requests.jobs import Sweep, read_job_request
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
@@ -151,7 +151,9 @@ def run_plan(
         console = screen()
         console.print(measure_line(worth, width=console.width))
     if save_dir:
-        page = render_page(report_of(answer, problem, profile, Asked(verdicts=verdicts_of(answer.plans))))
+        page = render_page(
+            report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
+        )
         _save(save_dir, answer, problem, document, page=page, force=force)
     return code_of(answer, cancelled=cancelled)
 

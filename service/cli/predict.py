@@ -15,7 +15,7 @@ from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import (
     OF_A_SEARCH,
     PROFILE_HELP,
-    Asked,
+    ConfigurationOptions,
     Request,
     own_of,
     with_request,
@@ -64,7 +64,7 @@ def predict_command(
         if request or config or assign or from_args or variable or ignored or run:
             raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
         raise typer.Exit(run_predict_plan(plan, as_json=json_output, calibration=profile))
-    asked = Asked(
+    asked = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
@@ -79,7 +79,7 @@ predict_options = with_request(predict_command, left_out=OF_A_SEARCH)
 
 def run_predict(
     request: Request,
-    asked: Asked,
+    asked: ConfigurationOptions,
     *,
     as_json: bool,
     calibration: Sequence[Path] | None = None,

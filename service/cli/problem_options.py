@@ -551,7 +551,7 @@ def _beside(path: Path) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ConfigurationOptions:
     """Where the configuration comes from, as options that may be absent say it."""
 
     config: Path | None = None
@@ -562,7 +562,7 @@ class Asked:
     run: int | None = None  # of several that a script starts
 
 
-def own_of(request: Request, asked: Asked) -> Own:
+def own_of(request: Request, asked: ConfigurationOptions) -> Own:
     """The problem and the configuration of the user.
 
     Raises:

@@ -19,7 +19,7 @@ from meshwright.service.cli.saved_plans import KeptPlan, keep
 from meshwright.service.cli.terminal import (
     FOUND,
     NO_PLAN,
-    MissingExtraError,
+    MissingServiceError,
     print_json,
     say_warnings,
     screen,
@@ -174,7 +174,7 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
         )
     except ModuleNotFoundError as fault:
         message = f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
-        raise MissingExtraError(message) from None
+        raise MissingServiceError(message) from None
     if scheduler not in SCHEDULERS:
         raise UnknownNameError.among("--cluster-from", scheduler, SCHEDULERS)
     try:

@@ -20,7 +20,7 @@ from meshwright.service.cli.terminal import service_packages_for, write_file
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import render_page
 from meshwright.service.report.trace import trace_of
-from meshwright.service.reporting import Asked, checked_timelines, report_of, settled_for
+from meshwright.service.reporting import ReportOptions, checked_timelines, report_of, settled_for
 from meshwright.service.what_if.grid import Method
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def report(
     if (plan_or_job is None) == (source is None):
         raise typer.BadParameter("give an id, or --from with an answer's file")
     run_report(
-        Wanted(name=plan_or_job or "", source=source, rank=rank, url=url, profile=profile, what_if=what_if),
+        ReportRequest(
+            name=plan_or_job or "", source=source, rank=rank, url=url, profile=profile, what_if=what_if
+        ),
         out=out,
         open_it=open_it,
         timeline=timeline,
@@ -65,7 +67,7 @@ WHAT_IF_BUDGET_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReportRequest:
     """Which answer, and what its report shall hold."""
 
     name: str  # of a plan, or of a job where there is a ``url``
@@ -76,7 +78,7 @@ class Wanted:
     what_if: Method = "none"
 
 
-def run_report(wanted: Wanted, *, out: Path | None, open_it: bool, timeline: Path | None) -> None:
+def run_report(wanted: ReportRequest, *, out: Path | None, open_it: bool, timeline: Path | None) -> None:
     """Write the page, or the timeline.
 
     Raises:
@@ -94,7 +96,7 @@ def run_report(wanted: Wanted, *, out: Path | None, open_it: bool, timeline: Pat
         webbrowser.open(path.resolve().as_uri())
 
 
-def timeline_of(wanted: Wanted) -> dict[str, Any]:
+def timeline_of(wanted: ReportRequest) -> dict[str, Any]:
     """The step of one plan in the Trace Event Format.
 
     Raises:
@@ -120,16 +122,16 @@ def _service_at(url: str) -> ServiceClient:
     return ServiceClient(url)
 
 
-def _kept_answer(wanted: Wanted) -> KeptAnswer:
+def _kept_answer(wanted: ReportRequest) -> KeptAnswer:
     return answer_of_file(wanted.source, wanted.rank) if wanted.source else find_answer(wanted.name)
 
 
-def _page(wanted: Wanted) -> tuple[str, str]:
+def _page(wanted: ReportRequest) -> tuple[str, str]:
     if wanted.url is not None:
         with _service_at(wanted.url) as service:
             return service.report(wanted.name), wanted.name[:8]
     kept = _kept_answer(wanted)
-    asked = Asked(
+    asked = ReportOptions(
         chosen=kept.plan_id,
         what_if=wanted.what_if,
         what_if_budget_s=WHAT_IF_BUDGET_S,

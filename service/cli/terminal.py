@@ -88,7 +88,7 @@ _OPTIONS = {
 }
 
 
-class MissingExtraError(PlannerError):
+class MissingServiceError(PlannerError):
     """A command needs the service's packages, and only the planner is installed."""
 
     code = "missing_extra"
@@ -111,7 +111,7 @@ def service_packages_for(command: str) -> Iterator[None]:
             f"meshwright {command} needs the packages of the service ({package} is not installed): "
             "pip install 'meshwright[service]'"
         )
-        raise MissingExtraError(message) from None
+        raise MissingServiceError(message) from None
 
 
 def require_above_0(option: str, value: float) -> None:

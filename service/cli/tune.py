@@ -28,7 +28,7 @@ from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.tuning.decide import (
     Begun,
-    Standing,
+    TuningState,
     believed,
     held,
     keep_runs,
@@ -39,7 +39,7 @@ from meshwright.service.tuning.decide import (
     short_list,
     standing,
 )
-from meshwright.service.tuning.runs import Measured, Start, run_plan
+from meshwright.service.tuning.runs import RunOptions, RunResult, run_plan
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
@@ -80,7 +80,7 @@ def tune(
     plans = short_list(kept.problem, costs, kept.answer.plans, top)
     if not plans:
         raise InvalidProblemError.of("plan", "the answer holds no plan to run")
-    start = Start(command=command or (), steps=steps, limit_s=run_limit_s)
+    start = RunOptions(command=command or (), steps=steps, limit_s=run_limit_s)
     tuning = _Tuning(kept.problem, costs, plans, name, start, save_dir)
     now, why = tuning.tuned(confidence, budget_gpu_minutes)
     if json_output:
@@ -98,10 +98,10 @@ class _Tuning:
     profile: Profile
     plans: tuple[Plan, ...]
     launcher: str
-    start: Start
+    start: RunOptions
     folder: Path
 
-    def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
+    def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[TuningState, str]:
         """Run until the best is decided or the budget is used up; return what is known, and which it was.
 
         Report and profile are written before another tuning may work in the folder.
@@ -111,13 +111,13 @@ class _Tuning:
             _save(now, why, self.plans, self.folder)
         return now, why
 
-    def _decided(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
+    def _decided(self, confidence: float, budget_gpu_minutes: float) -> tuple[TuningState, str]:
         plans = {plan.plan_id: plan for plan in self.plans}
         kept = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in plans]
         runs = [believed(self.problem, plans[one.plan_id], one) for one in kept]
         measured_before = any(one.outcome == "measured" for one in runs)
         # The first run of this start, if it failed: for what it alone lacks, or all do by now.
-        doubted: list[Measured] = []
+        doubted: list[RunResult] = []
         while True:
             now = standing(self.problem, self.profile, self.plans, runs)
             plan = next_plan(self.problem, self.profile, now, confidence)
@@ -133,7 +133,7 @@ class _Tuning:
             self._export(plan, folder)
             sys.stderr.write(f"run {len(runs) + 1}: {plan.plan_id} {configuration_words(plan.config)}\n")
             left_s = (budget_gpu_minutes - spent) * 60.0 / plan.config.num_gpus
-            start = Start(
+            start = RunOptions(
                 command=self.start.command, steps=self.start.steps, limit_s=min(self.start.limit_s, left_s)
             )
             begun = Begun(plan_id=plan.plan_id, num_gpus=plan.config.num_gpus, at_s=time.time())
@@ -164,7 +164,7 @@ class _Tuning:
             raise InvalidProblemError.of("--save-dir", fault.strerror or "cannot be written") from None
 
 
-def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
+def _save(now: TuningState, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
     write_text(folder / REPORT_FILE, report_of(now, _names(plans), why))
     if now.calibration is not None:
         text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
@@ -177,7 +177,7 @@ def _names(plans: tuple[Plan, ...]) -> dict[str, str]:
     return {plan.plan_id: configuration_words(plan.config) for plan in plans}
 
 
-def _document(now: Standing, why: str) -> dict[str, object]:
+def _document(now: TuningState, why: str) -> dict[str, object]:
     best = now.best
     return {
         "why": why,

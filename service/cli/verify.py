@@ -26,7 +26,7 @@ from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S, make
-from meshwright.service.verify.verify import BUILDERS, Quantity, Verification, verify
+from meshwright.service.verify.verify import BUILDERS, Verification, VerifiedQuantity, verify
 
 _EXIT = {"verified": FOUND, "partly verified": FOUND, "differs": NO_PLAN, "not built": NO_PLAN}
 
@@ -106,7 +106,7 @@ def verification_lines(found: Verification) -> list[str]:
     return lines
 
 
-def _line(one: Quantity) -> str:
+def _line(one: VerifiedQuantity) -> str:
     said = {True: "exact", False: "differs", None: ""}[one.exact]
     if one.exact is None and one.error is not None:
         said = f"{100 * one.error:+.1f} %"

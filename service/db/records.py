@@ -227,7 +227,7 @@ def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class QuestionHeading:
     """The part of a question that a list shows."""
 
     model: str
@@ -235,7 +235,7 @@ class Heading:
     num_nodes: int  # of the first group
 
 
-def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, Heading]:
+def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, QuestionHeading]:
     """Return the headings of some of this tenant's jobs, by id, without reading their bodies."""
     question = jobs.c.request
     query = select(
@@ -245,7 +245,9 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
         question[("cluster", "groups", 0, "num_nodes")].as_integer().label("num_nodes"),
     ).where(jobs.c.tenant == tenant, jobs.c.id.in_(job_ids))
     return {
-        row.id: Heading(model=row.model or "", cluster=row.cluster or "", num_nodes=row.num_nodes or 0)
+        row.id: QuestionHeading(
+            model=row.model or "", cluster=row.cluster or "", num_nodes=row.num_nodes or 0
+        )
         for row in connection.execute(query)
     }
 

@@ -27,7 +27,7 @@ from meshwright.service.db.tables import jobs
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
-from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, Sweep
+from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
 
 
 class JobEngine:
@@ -145,7 +145,7 @@ class JobEngine:
         """Return whether ``worker`` is the one that sweeps now; it stays so for ``lease_s``."""
         return sweeping.leads(self._database, worker, lease_s)
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> QueueCleanup:
         """End expired leases, expire unclaimed jobs, and list queued jobs to publish again."""
         with self._database.write() as connection:
             return sweeping.sweep(connection)

@@ -83,7 +83,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TenantLimits:
     """Limits of one tenant; exact up to the requests in flight and shares of other processes (``room``)."""
 
     max_queued_jobs: int = 10_000
@@ -91,7 +91,7 @@ class Limits:
     idempotency_ttl_s: float = 86_400.0  # then a key may be used again
 
 
-_NO_LIMITS_SET = Limits()
+_NO_LIMITS_SET = TenantLimits()
 WINDOW_S = 60.0
 MAX_EVENTS = 500  # read at once
 MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
@@ -109,7 +109,7 @@ class Jobs:
         queue: WakeUpQueue,
         *,
         queue_timeout_s: float,
-        limits: Limits = _NO_LIMITS_SET,
+        limits: TenantLimits = _NO_LIMITS_SET,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -170,7 +170,7 @@ class Jobs:
             found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before, state=state)
         return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
-    def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.Heading]:
+    def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.QuestionHeading]:
         """Return the headings of some jobs, by id."""
         with self._database.read() as connection:
             return records.headings_of(connection, tenant, job_ids)

@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class QueueCleanup:
     """The changes made by one sweep."""
 
     requeued: int = 0

@@ -41,7 +41,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SweepPart:
     """The question of one point of a sweep."""
 
     values: Mapping[str, object]
@@ -50,27 +50,27 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class StoredSubmission:
     """A submission in the form that is stored, and what its answer may be reused under."""
 
     request: Mapping[str, object]
     cache_key: str
-    parts: tuple[Part, ...] = ()  # of a sweep
+    parts: tuple[SweepPart, ...] = ()  # of a sweep
 
 
-def question_of(tenant: str, submission: Submission) -> Question:
+def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     """Return the canonical question of a submission."""
     request, key = _canonical(tenant, submission.problem)
     sweep = submission.sweep
     if sweep is None:
-        return Question(request=request, cache_key=key)
+        return StoredSubmission(request=request, cache_key=key)
     parts = []
     for point, problem in zip(sweep.points, sweep.problems, strict=True):
         own, own_key = _canonical(tenant, problem)
-        parts.append(Part(values=point.values, request=own, cache_key=own_key))
+        parts.append(SweepPart(values=point.values, request=own, cache_key=own_key))
     whole = {**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}}
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
-    return Question(request=whole, cache_key=key, parts=tuple(parts))
+    return StoredSubmission(request=whole, cache_key=key, parts=tuple(parts))
 
 
 def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
@@ -79,7 +79,11 @@ def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequenc
 
 
 def add(
-    connection: Connection, tenant: str, submission: Submission, question: Question, timeout_s: float
+    connection: Connection,
+    tenant: str,
+    submission: Submission,
+    question: StoredSubmission,
+    timeout_s: float,
 ) -> JobRecord:
     """Add the job of a submission, inside the transaction that binds its key."""
     new = NewJob(

@@ -28,7 +28,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import MOVED, keep_found
 from meshwright.service.db.tables import jobs, leaders
-from meshwright.service.jobs.states import MAX_ATTEMPTS, Sweep
+from meshwright.service.jobs.states import MAX_ATTEMPTS, QueueCleanup
 from meshwright.service.jobs.sweep_jobs import is_sweep
 
 ROLE = "sweeper"
@@ -50,10 +50,10 @@ def leads(database: Database, name: str, lease_s: float) -> bool:
         return connection.execute(held.values(_lease(name, lease_s))).rowcount == 1
 
 
-def sweep(connection: Connection) -> Sweep:
+def sweep(connection: Connection) -> QueueCleanup:
     """Return one sweep."""
     ended = _end_leases(connection)
-    return Sweep(
+    return QueueCleanup(
         cancelled=ended["cancelled"],
         poisoned=ended["failed"],
         requeued=ended["queued"],

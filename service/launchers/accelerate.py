@@ -19,7 +19,7 @@ from meshwright.profiles.requirements import (
 )
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
-    Start,
+    StartCommand,
     bundled,
     common_warnings,
     compiled_facts,
@@ -148,7 +148,7 @@ class Accelerate:
             target,
             product=PRODUCT,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program=accelerate_command(target),
                 needs=NEEDS,
                 packages=(*trainer_packages(target), *tensor_packages(target)),

@@ -15,7 +15,7 @@ from meshwright.service.launchers.accelerate import (
 )
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
-    Start,
+    StartCommand,
     bundled,
     common_warnings,
     model_is_in_the_script,
@@ -213,7 +213,7 @@ def offload_devices(offload: str) -> dict[str, str]:
 
 
 PRODUCT = "DeepSpeed 0.19.8"
-START = Start(
+START = StartCommand(
     program=f'"${{TRAIN_SCRIPT}}" --deepspeed --deepspeed_config "${{here}}/{JSON_FILE}"',
     needs=(("TRAIN_SCRIPT", f"a script that takes the arguments of DeepSpeed and reads {CODE_FILE}"),),
 )

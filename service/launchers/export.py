@@ -334,7 +334,7 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class EnvironmentVariable:
     """An environment variable that the run needs."""
 
     name: str
@@ -344,14 +344,14 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartCommand:
     """The command that starts one node's processes."""
 
     program: str  # program for torchrun, in Bash, or the whole command with ``command``
     needs: Sequence[tuple[str, str]] = ()  # variables that the user sets, with their meaning
     takes: Sequence[tuple[str, str]] = ()  # optional variables, with their meaning
     follows: str = ""  # required arguments after the command
-    environment: Sequence[Variable] = ()
+    environment: Sequence[EnvironmentVariable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
     assignments: bool = False  # arguments may be ``name=value``
@@ -360,7 +360,7 @@ class Start:
     packages: Sequence[Requirement] = ()  # packages that the plan needs and the script checks
 
 
-def launch_script(head: str, target: Target, start: Start) -> str:
+def launch_script(head: str, target: Target, start: StartCommand) -> str:
     """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
     values = {
         "SOURCE": _source(start),
@@ -379,7 +379,7 @@ def launch_script(head: str, target: Target, start: Start) -> str:
     return "#!/usr/bin/env bash\n" + head + text
 
 
-def _needs(start: Start) -> str:
+def _needs(start: StartCommand) -> str:
     if not start.needs:
         return ""
     lines = [required(name, f"set it to {hint}") for name, hint in start.needs]
@@ -436,20 +436,20 @@ def _remedy(requirement: Requirement) -> str:
     return f"{requirement.install}, or plan with {requirement.instead}"
 
 
-def _command(start: Start) -> str:
+def _command(start: StartCommand) -> str:
     command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
     return f"{start.before}\n{command}" if start.before else command
 
 
-def _source(start: Start) -> str:
+def _source(start: StartCommand) -> str:
     if not start.has_arguments:
         return ""
     return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
 
 
-def common_environment(target: Target) -> Iterator[Variable]:
+def common_environment(target: Target) -> Iterator[EnvironmentVariable]:
     """Yield the variables for any program of torch's, unless the user has set them."""
-    yield Variable(
+    yield EnvironmentVariable(
         name="PYTORCH_CUDA_ALLOC_CONF",
         # The older of two names: every torch reads it, and before the newer one, which a user may have set.
         value='"${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"',
@@ -458,10 +458,10 @@ def common_environment(target: Target) -> Iterator[Variable]:
     )
     if target.workload.framework_options.get("launch_blocking"):
         reason = "The plan was priced with a CPU that waits for every kernel."
-        yield Variable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
+        yield EnvironmentVariable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
 
 
-def environment_lines(variables: Sequence[Variable]) -> str:
+def environment_lines(variables: Sequence[EnvironmentVariable]) -> str:
     """Return each variable under its reason."""
     if not variables:
         return "# This plan needs no environment variable."
@@ -493,7 +493,7 @@ def bundled(
     target: Target,
     *,
     product: str,
-    start: Start,
+    start: StartCommand,
     warnings: Iterable[str],
     own: OwnFiles,
     shape: bool = False,
@@ -515,7 +515,7 @@ def bundled(
 
 
 def with_readme(
-    target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
+    target: Target, files: Mapping[str, str], *, product: str, start: StartCommand, warnings: Sequence[str]
 ) -> ExportBundle:
     """Return the files with a README."""
     defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which follows the dry start
@@ -546,7 +546,7 @@ _ID = 8  # digits of a plan's id that suffice
 
 
 def readme(
-    target: Target, *, product: str, start: Start, files: Iterable[str], warnings: Sequence[str]
+    target: Target, *, product: str, start: StartCommand, files: Iterable[str], warnings: Sequence[str]
 ) -> str:
     """Return the plan, its reasons, how to start it, and what to send back, as Markdown."""
     plan, config = target.plan, target.config
@@ -623,7 +623,7 @@ def _reasons(target: Target) -> list[str]:
     return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
 
 
-def _packages(start: Start) -> Iterator[str]:
+def _packages(start: StartCommand) -> Iterator[str]:
     """Yield the packages that the plan needs, the reason, and the case that works without them."""
     if not start.packages:
         return
@@ -637,7 +637,7 @@ def _packages(start: Start) -> Iterator[str]:
     yield ""
 
 
-def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
+def _steps(start: StartCommand, nodes: int, gpus: int) -> Iterator[str]:
     if start.needs:
         yield "What the plan does not decide, and the script asks for:"
         yield ""

@@ -13,8 +13,8 @@ import yaml
 from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
-    Start,
-    Variable,
+    EnvironmentVariable,
+    StartCommand,
     bundled,
     common_warnings,
     model_is_in_the_script,
@@ -66,7 +66,7 @@ OWN_RULES = (
     experts_with_tensor_ranks_need_sequence_parallel,
     lengths_differ_where_tokens_are_exchanged,
 )
-USE_MCA = Variable(
+USE_MCA = EnvironmentVariable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
 
@@ -87,7 +87,7 @@ class LlamaFactory:
             target,
             product=PRODUCT,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
                 needs=LLAMA_FACTORY_NEEDS,
                 packages=megatron_packages(target, megatron_facts(target)),

@@ -15,7 +15,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     ARGUMENTS_FILE,
-    Start,
+    StartCommand,
     arguments_file,
     bundled,
     common_warnings,
@@ -435,7 +435,7 @@ class MegatronBridge:
         return bundled(
             target,
             product=PRODUCT,
-            start=Start(
+            start=StartCommand(
                 program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
                 before=RUN,
                 needs=NEEDS,

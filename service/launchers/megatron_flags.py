@@ -145,7 +145,7 @@ SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class MegatronFlag:
     """A flag with its values; a switch has none."""
 
     name: str
@@ -157,18 +157,18 @@ class Section:
     """Flags that belong together, under one comment."""
 
     title: str
-    flags: tuple[Flag, ...]
+    flags: tuple[MegatronFlag, ...]
 
 
-def flag(name: str, *values: object) -> Flag:
+def flag(name: str, *values: object) -> MegatronFlag:
     """Return ``--name value …``, or a switch without a value."""
-    return Flag(f"--{name}", tuple(str(value) for value in values))
+    return MegatronFlag(f"--{name}", tuple(str(value) for value in values))
 
 
 _OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-LM's flags
 
 
-def flags_of(values: Values) -> list[Flag]:
+def flags_of(values: Values) -> list[MegatronFlag]:
     """Return fields of Megatron-Core as flags: true is a switch, false its opposite."""
     found = []
     for field, value in values.items():
@@ -205,7 +205,7 @@ def padded_vocabulary(target: Target) -> int:
     return -(-target.model.vocab_size // unit) * unit
 
 
-def _parallel(target: Target) -> list[Flag]:
+def _parallel(target: Target) -> list[MegatronFlag]:
     config = target.config
     flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
     if config.sequence_parallel and config.tensor_parallel_size > 1:
@@ -222,7 +222,7 @@ def _parallel(target: Target) -> list[Flag]:
     return flags
 
 
-def _split(target: Target) -> list[Flag]:
+def _split(target: Target) -> list[MegatronFlag]:
     config = target.config
     flags = []
     if not is_even(config.stage_layers):
@@ -239,7 +239,7 @@ def _split(target: Target) -> list[Flag]:
     return flags
 
 
-def _expert_ranks(target: Target) -> list[Flag]:
+def _expert_ranks(target: Target) -> list[MegatronFlag]:
     if target.model.moe is None:
         return []
     return [
@@ -248,7 +248,7 @@ def _expert_ranks(target: Target) -> list[Flag]:
     ]
 
 
-def _batch(target: Target) -> list[Flag]:
+def _batch(target: Target) -> list[MegatronFlag]:
     return [
         flag("micro-batch-size", target.config.micro_batch_size),
         flag("global-batch-size", target.workload.global_batch_size),
@@ -257,7 +257,7 @@ def _batch(target: Target) -> list[Flag]:
     ]
 
 
-def _data_parallel(target: Target) -> list[Flag]:
+def _data_parallel(target: Target) -> list[MegatronFlag]:
     config = target.config
     overlap = facts(target).overlap_gradients
     flags = [flag("overlap-grad-reduce")] if overlap else []
@@ -290,7 +290,7 @@ def shard_instances(target: Target) -> int:
     return target.shard_ranks // target.config.zero_shard_size
 
 
-def _recompute(target: Target) -> list[Flag]:
+def _recompute(target: Target) -> list[MegatronFlag]:
     config = target.config
     if config.recompute_granularity == "selective":
         modules = [flag("recompute-modules", *facts(target).recomputed)]
@@ -306,7 +306,7 @@ def _recompute(target: Target) -> list[Flag]:
     ]
 
 
-def _precision(target: Target) -> list[Flag]:
+def _precision(target: Target) -> list[MegatronFlag]:
     known = facts(target)
     flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
     if known.precision_recipe == FP4_RECIPE:
@@ -336,7 +336,7 @@ def _precision(target: Target) -> list[Flag]:
     return [*flags, flag("optimizer", "adam")]
 
 
-def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
+def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
     flags = [
         flag("num-layers", model.num_layers),
         flag("hidden-size", model.hidden_size),
@@ -362,7 +362,7 @@ def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
     return flags + _window(model)
 
 
-def _activation(model: ModelSpec) -> list[Flag]:
+def _activation(model: ModelSpec) -> list[MegatronFlag]:
     flags = []
     if model.gated_mlp:
         flags.append(flag("quick-geglu" if model.mlp_activation == "quick_gelu" else "swiglu"))
@@ -377,13 +377,13 @@ def _activation(model: ModelSpec) -> list[Flag]:
     return flags
 
 
-def _biases(model: ModelSpec) -> list[Flag]:
+def _biases(model: ModelSpec) -> list[MegatronFlag]:
     if model.mlp_bias:
         return []
     return [flag("disable-bias-linear"), *([flag("add-qkv-bias")] if model.qkv_bias else [])]
 
 
-def _norms(model: ModelSpec) -> list[Flag]:
+def _norms(model: ModelSpec) -> list[MegatronFlag]:
     flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
     if model.norm_epsilon is not None:
         flags.append(flag("norm-epsilon", model.norm_epsilon))
@@ -394,7 +394,7 @@ def _norms(model: ModelSpec) -> list[Flag]:
     return flags
 
 
-def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
+def _positions(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
     rows = (model.max_position_embeddings or 0) + model.learned_position_offset
     flags = [
         flag("position-embedding-type", positions_of(model)),
@@ -456,7 +456,7 @@ def _layers_without_positions(model: ModelSpec) -> str:
     return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
 
 
-def _rotary_scaling(model: ModelSpec) -> list[Flag]:
+def _rotary_scaling(model: ModelSpec) -> list[MegatronFlag]:
     """Return the scaling flags; MLA defaults to YaRN (Megatron-Core ``MLATransformerConfig``)."""
     scaling = model.rotary_scaling
     if model.mla is not None:
@@ -486,7 +486,7 @@ def _rotary_scaling(model: ModelSpec) -> list[Flag]:
     return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]
 
 
-def _window(model: ModelSpec) -> list[Flag]:
+def _window(model: ModelSpec) -> list[MegatronFlag]:
     if model.sliding_window is None:
         return []
     # (left, right) neighbours besides the token itself.
@@ -498,7 +498,7 @@ def _window(model: ModelSpec) -> list[Flag]:
     return flags
 
 
-def _experts(target: Target) -> list[Flag]:
+def _experts(target: Target) -> list[MegatronFlag]:
     model, moe = target.model, target.model.moe
     if moe is None:
         return []
@@ -513,7 +513,7 @@ def _experts(target: Target) -> list[Flag]:
     return flags + _router(moe)
 
 
-def _router(moe: MoeSpec) -> list[Flag]:
+def _router(moe: MoeSpec) -> list[MegatronFlag]:
     flags = []
     if moe.shared_expert_gate:
         flags.append(flag("moe-shared-expert-gate"))
@@ -533,7 +533,7 @@ def _router(moe: MoeSpec) -> list[Flag]:
     return flags + flags_of(balance_values(moe))
 
 
-def _latent_attention(mla: MlaSpec | None) -> list[Flag]:
+def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:
     if mla is None:
         return []
     flags = [flag("multi-latent-attention")]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from meshwright.service.launchers.export import (
     SLURM_FILE,
     TORCHRUN_FILE,
-    Start,
+    StartCommand,
     common_environment,
     environment_lines,
     guard,
@@ -212,7 +212,7 @@ class MegatronLm:
             SLURM_FILE: slurm_script(head, target),
         }
         kept = (("CHECKPOINTS", "checkpoints in this folder"),)
-        start = Start(program="pretrain_gpt.py", needs=needs(target), takes=kept, packages=packages)
+        start = StartCommand(program="pretrain_gpt.py", needs=needs(target), takes=kept, packages=packages)
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 

@@ -12,7 +12,7 @@ from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.requirements import Requirement
-from meshwright.service.launchers.export import Variable
+from meshwright.service.launchers.export import EnvironmentVariable
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import HIERARCHICAL, Configuration, predicts_alone
 from meshwright.solver.cost.packages import may_overlap_experts, packages_of
@@ -354,30 +354,30 @@ def megatron_packages(target: Target, facts: FrameworkFacts) -> tuple[Requiremen
     return packages_of(target.problem.launcher, facts, target.model, target.config)
 
 
-def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
+def environment(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVariable]:
     """Yield the variables that Megatron-Core and Transformer Engine read for this plan."""
     yield from _queues(target, facts)
     if facts.cuda_graph != "none":
         reason = "Megatron-LM asks for it beside CUDA graphs where the allocator's blocks grow in place."
-        yield Variable(name="NCCL_GRAPH_REGISTER", value="0", reason=reason)
+        yield EnvironmentVariable(name="NCCL_GRAPH_REGISTER", value="0", reason=reason)
     if "activations" in target.config.offload:
         reason = "Or Transformer Engine 2.10 would send weights to the host beside the named activations."
-        yield Variable(name="NVTE_CPU_OFFLOAD_V1", value="1", reason=reason)
+        yield EnvironmentVariable(name="NVTE_CPU_OFFLOAD_V1", value="1", reason=reason)
 
 
-def _queues(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
+def _queues(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVariable]:
     config = target.config
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if config.zero_stage > 1:
         reason = "Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one."
-        yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=None, reason=reason)
+        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=None, reason=reason)
     elif overlapped(target, facts):
-        yield Variable(
+        yield EnvironmentVariable(
             name="CUDA_DEVICE_MAX_CONNECTIONS", value=MANY_CONNECTIONS, reason=MANY_CONNECTIONS_REASON
         )
     elif split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
         reason = "Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs."
-        yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)
+        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)
 
 
 def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:

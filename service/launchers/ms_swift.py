@@ -13,7 +13,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     ARGUMENTS_FILE,
-    Start,
+    StartCommand,
     arguments_file,
     bundled,
     common_warnings,
@@ -90,7 +90,7 @@ class MsSwift:
             target,
             product=PRODUCT,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program=PROGRAM,
                 before=RUN,
                 needs=NEEDS,

@@ -12,7 +12,13 @@ import yaml
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import NANOTRONS_FLASH_ATTENTION
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings, printable
+from meshwright.service.launchers.export import (
+    EnvironmentVariable,
+    StartCommand,
+    bundled,
+    common_warnings,
+    printable,
+)
 from meshwright.service.launchers.target import ExportBundle, Target
 
 # --------------------------------------------------------------------------------------------------
@@ -124,12 +130,12 @@ def _model(target: Target) -> dict[str, object]:
 
 PRODUCT = "nanotron (repository, April 2026)"
 CONFIG_FILE = "nanotron.yaml"
-ONE_QUEUE = Variable(
+ONE_QUEUE = EnvironmentVariable(
     name="CUDA_DEVICE_MAX_CONNECTIONS",
     value="1",
     reason="nanotron's trainer asks for one hardware queue, so that communication keeps its order.",
 )
-START = Start(
+START = StartCommand(
     program=f'"${{NANOTRON_DIR}}/run_train.py" --config-file "${{here}}/{CONFIG_FILE}"',
     needs=(("NANOTRON_DIR", "a checkout of huggingface/nanotron"),),
     packages=(NANOTRONS_FLASH_ATTENTION,),

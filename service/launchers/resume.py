@@ -48,7 +48,7 @@ done)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
+class _ResumeOptions:
     """A launcher's way to resume from a checkpoint."""
 
     folder: str  # of a step, in Bash
@@ -59,9 +59,9 @@ class _Start:
     sharded: str = ""  # saves and loads states as the distributed optimizer does
 
 
-_STARTS: Mapping[str, _Start] = {
+_STARTS: Mapping[str, _ResumeOptions] = {
     # Megatron-Core 0.19, training/checkpointing.py and config/training_config.py.
-    "megatron-lm": _Start(
+    "megatron-lm": _ResumeOptions(
         folder='iter_$(printf %07d "${step:-0}")', names="iter_0*",
         loads=(
             "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
@@ -70,7 +70,7 @@ _STARTS: Mapping[str, _Start] = {
         sharded="--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable",
     ),
     # Megatron-Bridge 0.3.1, training/config.py (CheckpointConfig) and checkpointing.py.
-    "megatron-bridge": _Start(
+    "megatron-bridge": _ResumeOptions(
         folder='iter_$(printf %07d "${step:-0}")', names="iter_0*",
         loads=(  # quoted for Hydra, too
             """checkpoint.load="'${CHECKPOINTS}'\"""", """checkpoint.save="'${CHECKPOINTS}'\"""",
@@ -82,14 +82,14 @@ _STARTS: Mapping[str, _Start] = {
     ),
     # ms-swift 4.6.0, megatron/utils/megatron_lm_utils.py (load_mcore_checkpoint), trainers/base.py: a
     # folder for each step, with Megatron-Core's in it; it resumes its data unless it fine-tunes.
-    "ms-swift": _Start(
+    "ms-swift": _ResumeOptions(
         folder='checkpoint-${step:-0}/iter_$(printf %07d "${step:-0}")', names="checkpoint-",
         loads=("--mcore_model", '"${CHECKPOINTS}/checkpoint-${step}"', "--finetune", "false"),
         file=ARGUMENTS_FILE,
         sharded="--use_distributed_optimizer true --dist_ckpt_optim_fully_reshardable true",
     ),
     # torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
-    "torchtitan": _Start(
+    "torchtitan": _ResumeOptions(
         folder="step-${step:-0}", names="step-",
         loads=(
             "--checkpoint.enable", "--checkpoint.folder", '"${CHECKPOINTS}"', "--checkpoint.load_step",
@@ -199,7 +199,9 @@ def with_resume_files(
     return ExportBundle(files=files, warnings=warnings)
 
 
-def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after: Configuration) -> str:
+def _as_it_was_saved(
+    arguments: str, start: _ResumeOptions, before: Configuration, after: Configuration
+) -> str:
     """Give a single replica, which shards nothing, the distributed optimizer if the checkpoint has it."""
     if not before.zero_stage or after.zero_stage:
         return arguments
@@ -207,7 +209,7 @@ def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after
     return f"{body}\n    # As the checkpoint was saved\n    {start.sharded}{end}{rest}"
 
 
-def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
+def _script(start: _ResumeOptions, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
     arguments = (*start.loads, *(start.in_parts if checkpoint_format.startswith("torch_dist") else ()))
     newest = _NEWEST.replace("@NAMES@", start.names)
     values = {

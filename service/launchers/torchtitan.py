@@ -12,7 +12,13 @@ from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import TORCHAO_PRODUCTS
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings, compiled_facts
+from meshwright.service.launchers.export import (
+    EnvironmentVariable,
+    StartCommand,
+    bundled,
+    common_warnings,
+    compiled_facts,
+)
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.service.launchers.torchtitan_model import (
     LLAMA,
@@ -292,7 +298,7 @@ def flavor_file(head: str, target: Target) -> str:
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
 NEWER_ALONE = "torchtitan 0.3.0"
-_BESIDE = Variable(
+_BESIDE = EnvironmentVariable(
     name="PYTHONPATH",
     value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
     reason="torchtitan imports the plan's module by its name.",
@@ -318,14 +324,16 @@ NEEDS = (
     ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
 )
 _ASKED = tuple(
-    Variable(name=name, value=f'"${{{name}}}"', reason="The plan's module reads it.", is_expression=True)
+    EnvironmentVariable(
+        name=name, value=f'"${{{name}}}"', reason="The plan's module reads it.", is_expression=True
+    )
     for name, _ in NEEDS
 )
 
 
-def start(target: Target, version: str, *, both: bool) -> Start:
+def start(target: Target, version: str, *, both: bool) -> StartCommand:
     """Return the start of a node; ``version`` is its release, unless TORCHTITAN_VERSION selects another."""
-    return Start(
+    return StartCommand(
         program='"${program[@]}"',
         needs=NEEDS,
         packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),

@@ -15,7 +15,7 @@ from meshwright.service.launchers.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TorchtitanModelNames:
     """Names of one of torchtitan's models."""
 
     name: str
@@ -24,12 +24,14 @@ class Family:
     adapter: str
 
 
-LLAMA = Family("llama3", "Llama3", "parallelize_llama", "Llama3StateDictAdapter")
-QWEN = Family("qwen3", "Qwen3", "parallelize_qwen3", "Qwen3StateDictAdapter")
-DEEPSEEK = Family("deepseek_v3", "DeepSeekV3", "parallelize_deepseekv3", "DeepSeekV3StateDictAdapter")
+LLAMA = TorchtitanModelNames("llama3", "Llama3", "parallelize_llama", "Llama3StateDictAdapter")
+QWEN = TorchtitanModelNames("qwen3", "Qwen3", "parallelize_qwen3", "Qwen3StateDictAdapter")
+DEEPSEEK = TorchtitanModelNames(
+    "deepseek_v3", "DeepSeekV3", "parallelize_deepseekv3", "DeepSeekV3StateDictAdapter"
+)
 
 
-def family_of(model: ModelSpec) -> Family:
+def family_of(model: ModelSpec) -> TorchtitanModelNames:
     """Return the family with the model's layers; Llama 3's have neither norms of queries nor experts."""
     if model.mla is not None:
         return DEEPSEEK

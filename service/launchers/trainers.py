@@ -37,7 +37,7 @@ from meshwright.service.launchers.accelerate import (
     trainer_packages,
 )
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, bundled, model_is_in_the_script
+from meshwright.service.launchers.export import StartCommand, bundled, model_is_in_the_script
 from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
 
 Values = dict[str, object]
@@ -172,7 +172,7 @@ class Axolotl:
             target,
             product=AXOLOTL,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program='-m axolotl.cli.train "${joined}"',
                 needs=AXOLOTL_NEEDS,
                 packages=_axolotl_packages(target),
@@ -302,7 +302,7 @@ class Trl:
             target,
             product=TRL,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
                 needs=TRL_NEEDS,
                 packages=_trl_packages(target, values),
@@ -437,7 +437,7 @@ class LlamaFactoryAccelerate:
             target,
             product=LLAMA_FACTORY,
             shape=True,
-            start=Start(
+            start=StartCommand(
                 program="\n".join([*accelerate_launch(target), program]),
                 needs=LLAMA_FACTORY_NEEDS,
                 packages=_llama_factory_packages(target, values),

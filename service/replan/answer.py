@@ -9,7 +9,7 @@ from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.resume import with_resume_files
 from meshwright.service.launchers.target import ExportBundle
-from meshwright.service.replan.finish import Kind, Layout, Replan, Way
+from meshwright.service.replan.finish import FinishOption, Kind, Layout, Replan
 from meshwright.service.replan.request import Changed
 from meshwright.service.report import formatting as figures
 from meshwright.solver.configuration import Configuration
@@ -57,9 +57,9 @@ class WayAnswer:
     afterwards: LayoutAnswer | None  # what the job goes back to once its nodes are repaired
 
     @classmethod
-    def of(cls, way: Way, rank: int) -> WayAnswer:
+    def of(cls, way: FinishOption, rank: int) -> WayAnswer:
         """Return one way."""
-        figures_of = {field.name for field in fields(Way)} - {"layout", "afterwards"}
+        figures_of = {field.name for field in fields(FinishOption)} - {"layout", "afterwards"}
         return cls(
             rank=rank,
             layout=LayoutAnswer.of(way.layout),
@@ -123,7 +123,7 @@ def first_files(found: Replan, job: Changed) -> ExportBundle | None:
         return None
 
 
-def way_of(found: Replan, rank: int) -> Way:
+def way_of(found: Replan, rank: int) -> FinishOption:
     """Return the way of that rank (1 is the soonest).
 
     Raises:
@@ -180,7 +180,7 @@ def _in_a_line(row: tuple[str, ...], width: int) -> str:
     return figures.wrapped(f"{rank}. {way}: {words}", width, hang=3).plain
 
 
-def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
+def _row(way: FinishOption, rank: int, best: FinishOption | None) -> tuple[str, ...]:
     config, prediction = way.layout.config, way.layout.prediction
     later_s = way.finish_s - (best.finish_s if best else 0.0)
     still_s = way.waiting_s + way.restart_s + way.resharding_s

@@ -31,7 +31,7 @@ _BOUND = "dp_group_idx"  # Megatron-Core 0.19, DistributedOptimizer: states as b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint."""
 
     format: str
@@ -45,7 +45,7 @@ class Found:
         return {"format": self.format, "num_parameters": self.num_parameters, **layers}
 
 
-def read_checkpoint(folder: Path) -> Found:
+def read_checkpoint(folder: Path) -> FoundCheckpoint:
     """Read a checkpoint, or the newest one in a folder.
 
     Raises:
@@ -65,7 +65,7 @@ def read_checkpoint(folder: Path) -> Found:
     }
     if not weights:
         raise InvalidProblemError.of("--checkpoint", f"{shown_path(path)} holds no weights")
-    return Found(
+    return FoundCheckpoint(
         format=_format(path, tensors), step=_step(path),
         num_parameters=sum(map(prod, weights.values())), num_layers=_layers(weights),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.replan.request import Changed
 from meshwright.service.replan.resharding import Moved, exchange_s, load_s, moved, positions_of
-from meshwright.service.what_if.changes import Question, with_groups
+from meshwright.service.what_if.changes import WhatIfQuestion, with_groups
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch
@@ -63,7 +63,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class FinishOption:
     """One way to go on, and when the run ends."""
 
     kind: Kind
@@ -85,7 +85,7 @@ class Way:
 class Replan:
     """All ways to finish a job, the soonest first."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[FinishOption, ...]
     saved_step: int
     lost_steps: int
     remaining_steps: int  # of the run, those that are lost not among them
@@ -122,7 +122,7 @@ def replanned(job: Changed, profile: Profile) -> Replan:
     )  # fmt: skip
 
 
-def _listed(ways: Sequence[Way], most: int) -> tuple[Way, ...]:
+def _listed(ways: Sequence[FinishOption], most: int) -> tuple[FinishOption, ...]:
     """Return the soonest ways, and of every other kind the soonest, so that none is out of sight."""
     first = {way.kind: way for way in reversed(ways)}
     return tuple(way for at, way in enumerate(ways) if at < most or first[way.kind] is way)
@@ -176,7 +176,7 @@ class _Timing:
             names = ", ".join(sorted(job.keeps))
             yield f"checkpoints of the format {job.format.name} are loaded under the same {names} alone"
 
-    def as_it_is(self, refused: list[str]) -> Iterator[Way]:
+    def as_it_is(self, refused: list[str]) -> Iterator[FinishOption]:
         """Yield the layout that runs, continued at the pace of the slowest node."""
         job = self.job
         if not job.planned:
@@ -188,7 +188,7 @@ class _Timing:
         layout = _at_pace(job, self.profile, pace)
         yield self.way("as it is", layout, restarts=0)
 
-    def same_layout(self, refused: list[str]) -> Iterator[Way]:
+    def same_layout(self, refused: list[str]) -> Iterator[FinishOption]:
         """Yield the layout that ran, on spare nodes or on the repaired ones."""
         job = self.job
         gone = sum(job.lost) or len(job.slow)
@@ -201,7 +201,7 @@ class _Timing:
             refused.append(f"spare nodes: {gone} needed, {job.spares} idle")
         yield self.way("wait for repair", same, waiting_s=job.repair_s)
 
-    def until_repaired(self, layouts: Sequence[Layout]) -> Iterator[Way]:
+    def until_repaired(self, layouts: Sequence[Layout]) -> Iterator[FinishOption]:
         """Yield ways with another layout while nodes are missing, then the one that ran."""
         job = self.job
         if not (sum(job.lost) or job.slow) or not layouts:
@@ -231,7 +231,7 @@ class _Timing:
         }  # fmt: skip
         yield _summed("new layout until repaired", layout, parts, first.moved_bytes, afterwards=back)
 
-    def way(self, kind: Kind, layout: Layout, *, waiting_s: float = 0.0, restarts: int = 1) -> Way:
+    def way(self, kind: Kind, layout: Layout, *, waiting_s: float = 0.0, restarts: int = 1) -> FinishOption:
         """Return one way with one layout to the end."""
         resharding_s, found = 0.0, None
         if restarts:
@@ -286,13 +286,13 @@ def _summed(
     moved_bytes: float,
     *,
     afterwards: Layout | None = None,
-) -> Way:
+) -> FinishOption:
     """Return a way from its parts; what is computed moves with the ends of the step's interval."""
     known = layout.prediction
     computed = parts["lost_work_s"] + parts["steps_s"] + parts["interruptions_s"]
     total = sum(parts.values())
     low, high = (end / known.step_time_s - 1.0 for end in (known.step_time_low_s, known.step_time_high_s))
-    return Way(
+    return FinishOption(
         kind=kind, layout=layout, finish_s=total, finish_low_s=total + low * computed,
         finish_high_s=total + high * computed, moved_bytes=moved_bytes, afterwards=afterwards, **parts,
     )  # fmt: skip
@@ -317,10 +317,10 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
         changed = replace(gpu, peak_flops=peaks, hbm_bytes_per_s=pace * gpu.hbm_bytes_per_s)
         return replace(group, gpu=changed)
 
-    slow = with_groups(Question(problem=job.problem, profile=profile), slower)
+    slow = with_groups(WhatIfQuestion(problem=job.problem, profile=profile), slower)
     usual, prediction = (
         predict_all(one.problem, one.profile, [job.plan.config])[0]
-        for one in (Question(problem=job.problem, profile=profile), slow)
+        for one in (WhatIfQuestion(problem=job.problem, profile=profile), slow)
     )
     scale = prediction.step_time_s / usual.step_time_s
     return Layout(

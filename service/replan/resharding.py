@@ -40,7 +40,7 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldSlices:
     """The bytes that every rank of a layout holds."""
 
     stage: IntArray  # of each rank
@@ -59,7 +59,7 @@ class Moved:
     most_moved_bytes: float  # of one rank
 
 
-def held_by(config: Configuration) -> Held:
+def held_by(config: Configuration) -> HeldSlices:
     """Return the bytes that every rank holds under a layout that is one mesh."""
     c, ranks = config, np.arange(config.num_gpus)
     sizes = {
@@ -78,7 +78,7 @@ def held_by(config: Configuration) -> Held:
     experts = _slices(
         inner % c.expert_ranks, c.expert_ranks, inner // c.expert_ranks % copies, copies, c.zero_stage
     )
-    return Held(stage=place["pp"], parts=_parts(config), dense=dense, experts=experts)
+    return HeldSlices(stage=place["pp"], parts=_parts(config), dense=dense, experts=experts)
 
 
 def moved(
@@ -171,7 +171,9 @@ def _stage_of(config: Configuration, chunk: int) -> int:
     return 2 * stages - 1 - chunk if back else chunk % stages
 
 
-def _bytes(model: ModelSpec, here: Held, there: Held, ranks: tuple[IntArray, IntArray]) -> FloatArray:
+def _bytes(
+    model: ModelSpec, here: HeldSlices, there: HeldSlices, ranks: tuple[IntArray, IntArray]
+) -> FloatArray:
     """Return bytes that pairs of ranks hold alike, one of each layout."""
     mine, theirs = ranks
     dense, experts = _parameters(model)

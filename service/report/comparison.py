@@ -18,7 +18,7 @@ _NOTICEABLE = 0.002  # of the step: smaller parts of a difference are not named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+class ComparedObjective:
     """An objective other than the step time, of both sides."""
 
     name: str
@@ -32,7 +32,7 @@ def render_comparison(
     configurations: tuple[Configuration, Configuration],
     *,
     width: int,
-    ranked: Ranked | None = None,
+    ranked: ComparedObjective | None = None,
 ) -> RenderableType:
     """Return both sides, the differences in the order in which they were carried over, and both waterfalls.
 
@@ -65,7 +65,7 @@ def render_comparison(
     return Group(*lines)
 
 
-def _ranked(ranked: Ranked, names: tuple[str, str], width: int) -> Text:
+def _ranked(ranked: ComparedObjective, names: tuple[str, str], width: int) -> Text:
     """Return ``ranked by energy per token: yours 0.11 J/token, best 0.09 J/token, −18 %; their steps:``."""
     first, second = ranked.values
     values = ", ".join(

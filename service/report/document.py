@@ -15,7 +15,7 @@ from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, ro
 from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
 from meshwright.service.report.formatting import built_words, sentence_case
 from meshwright.service.report.rank_map import RankMap, rank_map
-from meshwright.service.report.sides import Comparison, comparison_of
+from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
 from meshwright.service.report.terminal import peak_words
 from meshwright.service.report.verdict import (
@@ -70,7 +70,7 @@ class RoofView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanView:
+class PlanDetails:
     """One plan in full."""
 
     plan_id: str
@@ -101,9 +101,9 @@ class Document:
     built: str  # what launchers made of the plans; empty: none was asked
     standings: Standings | None  # None: there are no plans
     pareto: Scatter | None
-    plans: tuple[PlanView, ...]
+    plans: tuple[PlanDetails, ...]
     chosen: str  # plan_id; empty without one
-    comparison: Comparison | None
+    comparison: ComparisonTable | None
     what_if: WhatIfs | None
     provenance: tuple[Fact, ...]
     warnings: tuple[str, ...]
@@ -116,7 +116,7 @@ class PredictionDocument:
 
     title: str
     question: tuple[Fact, ...]
-    plan: PlanView
+    plan: PlanDetails
     breaks: tuple[str, ...]  # rules of the search space
     warnings: tuple[str, ...]
 
@@ -171,12 +171,12 @@ def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
     return replace(found, note=f"{found.note} Plans behind #{answer.plans[-1].rank} are left out.")
 
 
-def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanView:
+def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanDetails:
     seen, step_s = plan.prediction, plan.prediction.step_time_s
     terms = plan.why.waterfall_s if plan.why else seen.time_breakdown_s
     losses, limits = reasons_of(plan)
     each = max(most_passes // max(len(details.timelines), 1), 1)
-    return PlanView(
+    return PlanDetails(
         plan_id=plan.plan_id,
         rank=plan.rank,
         words=figures.configuration_words(plan.config),

@@ -46,7 +46,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ComparisonTable:
     """All sides; ``first`` and ``second`` are compared where no script runs."""
 
     quantities: tuple[Quantity, ...]
@@ -86,7 +86,7 @@ class Comparison:
         return f"{'+' if change > 0 else '−'}{said}"
 
 
-def comparison_of(answer: Answer, chosen: str) -> Comparison | None:
+def comparison_of(answer: Answer, chosen: str) -> ComparisonTable | None:
     """Return the plans of a ranking and the client's configuration; None if there is only one side."""
     sides = [
         _side(
@@ -107,7 +107,7 @@ def comparison_of(answer: Answer, chosen: str) -> Comparison | None:
     first = next((side for side in sides if side.key == chosen), sides[0])
     others = [side for side in sides if side.key != first.key]
     second = others[-1] if answer.baseline is not None else others[0]
-    return Comparison(quantities=_quantities(sides), sides=tuple(sides), first=first, second=second)
+    return ComparisonTable(quantities=_quantities(sides), sides=tuple(sides), first=first, second=second)
 
 
 def _side(

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class ColumnHeading:
     """One column."""
 
     title: str
@@ -47,7 +47,7 @@ class Standing:
 class Standings:
     """The table, with the client's own configuration below."""
 
-    headings: tuple[Heading, ...]
+    headings: tuple[ColumnHeading, ...]
     rows: tuple[Standing, ...]
     baseline: str  # in a sentence; empty without one
     note: str
@@ -71,7 +71,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         for plan in answer.plans
     ]
     headings = [
-        Heading(
+        ColumnHeading(
             title=column.title.rstrip("*"),
             hint=COLUMNS.get(column.title.rstrip("*"), ""),
             is_words=column.left,

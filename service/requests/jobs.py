@@ -40,7 +40,7 @@ Axes = Mapping[str, Sequence[Value]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One problem of a sweep."""
 
     values: Mapping[str, bool | int | str]  # of every axis, as people read them
@@ -70,7 +70,7 @@ def axes_of(raw: object) -> Axes:
     return {name: raw[name] for name in AXES if name in raw}
 
 
-def points_of(request: Mapping[str, object], axes: Axes) -> list[Point]:
+def points_of(request: Mapping[str, object], axes: Axes) -> list[SweepPoint]:
     """Return every combination of the axes' values, put into ``request``."""
     found = []
     for places in product(*(range(len(values)) for values in axes.values())):
@@ -80,11 +80,13 @@ def points_of(request: Mapping[str, object], axes: Axes) -> list[Point]:
             value = axes[name][place]
             values[name] = _shown(name, value, place)
             whole = _with(whole, AXES[name], value)
-        found.append(Point(values=values, at=at, request=whole))
+        found.append(SweepPoint(values=values, at=at, request=whole))
     return found
 
 
-def problems_of(points: Sequence[Point], parse: Callable[[Mapping[str, object]], Problem]) -> list[Problem]:
+def problems_of(
+    points: Sequence[SweepPoint], parse: Callable[[Mapping[str, object]], Problem]
+) -> list[Problem]:
     """Return the problem of every point.
 
     Raises:
@@ -152,7 +154,7 @@ def _shown(name: str, value: Value, place: int) -> bool | int | str:
     return given if isinstance(given, str) and given else f"{name} {place + 1}"
 
 
-def _moved(error: FieldError, point: Point) -> FieldError:
+def _moved(error: FieldError, point: SweepPoint) -> FieldError:
     """Return a fault of one point; it points at the swept value where that is at fault."""
     for name, place in point.at.items():
         at = pointer(*AXES[name])
@@ -172,7 +174,7 @@ class Sweep:
     """The points of a sweep, and the problem of each."""
 
     axes: Axes
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     problems: tuple[Problem, ...]
 
 

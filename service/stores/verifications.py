@@ -29,7 +29,7 @@ from meshwright.solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class VerificationClaim:
     """The right of one worker to verify one plan, until its lease ends or the fence moves on."""
 
     tenant: str
@@ -38,7 +38,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(Claim):
+class ClaimedPlan(VerificationClaim):
     """One plan that a worker has claimed."""
 
     plan: Plan
@@ -112,13 +112,13 @@ class Verifications:
             rows = connection.execute(query).all()
         return {row.plan_id: (row.body or {}).get("verdict", row.state) for row in rows}
 
-    def claim(self) -> Asked | None:
+    def claim(self) -> ClaimedPlan | None:
         """Claim the plan that waits longest, for this worker alone; None: none waits.
 
         Plans that no launcher can build are settled on the way.
         """
         while (row := self._next()) is not None:
-            claim = Claim(tenant=row.tenant, plan_id=row.plan_id, fence=row.fence)
+            claim = VerificationClaim(tenant=row.tenant, plan_id=row.plan_id, fence=row.fence)
             if row.attempts > self._max_attempts:
                 lost = f"its worker was lost while its launcher built it, {row.attempts - 1} times"
                 self.settle(claim, not_built(lost))
@@ -131,7 +131,7 @@ class Verifications:
             except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version
                 self.settle(claim, not_built(f"its stored request or plan cannot be read: {fault}"))
             else:
-                return Asked(
+                return ClaimedPlan(
                     tenant=row.tenant, plan_id=row.plan_id, fence=row.fence, plan=plan, problem=problem
                 )
         return None
@@ -157,22 +157,22 @@ class Verifications:
             note_verified(connection, row.tenant, [row.plan_id])
         return row
 
-    def keep(self, claim: Claim) -> bool:
+    def keep(self, claim: VerificationClaim) -> bool:
         """Renew a claim during a build; return False if it was lost."""
         return self._write(claim, claimed_at_s=now_s())
 
-    def give_back(self, claim: Claim) -> bool:
+    def give_back(self, claim: VerificationClaim) -> bool:
         """Queue a claimed plan again, uncounted: this worker leaves first; False: the claim was lost."""
         uncounted = verifications.c.attempts - 1
         given = self._write(claim, state="queued", claimed_at_s=None, attempts=uncounted)
         self._queue.wake_verifier(claim.plan_id)
         return given
 
-    def settle(self, claim: Claim, found: Mapping[str, Any]) -> bool:
+    def settle(self, claim: VerificationClaim, found: Mapping[str, Any]) -> bool:
         """Keep the result, and the verdict with the plan; return False if the claim was lost."""
         return self._write(claim, state="done", body=dict(found))
 
-    def _write(self, claim: Claim, **values: object) -> bool:
+    def _write(self, claim: VerificationClaim, **values: object) -> bool:
         """Write some columns of a claimed plan, unless another worker has claimed it since."""
         held = (*_is(claim.tenant, claim.plan_id), verifications.c.fence == claim.fence)
         mine = update(verifications).where(*held, verifications.c.state == "running")

@@ -26,7 +26,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
 from meshwright.service.launchers.target import settled_problem
-from meshwright.service.tuning.runs import LOG_FILE, OUT, Measured, end_leftovers
+from meshwright.service.tuning.runs import LOG_FILE, OUT, RunResult, end_leftovers
 from meshwright.solver.answer import Odds, Plan, ranked_plans
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.fit import TIME_PROCESS
@@ -51,12 +51,12 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class TuningState:
     """The state of knowledge after some runs."""
 
     plans: tuple[Plan, ...]  # those still in the race, likeliest the fastest first
     calibration: Calibration | None  # None: no run has taught anything yet
-    runs: tuple[Measured, ...]
+    runs: tuple[RunResult, ...]
 
     @property
     def likeliest(self) -> Plan | None:
@@ -88,8 +88,8 @@ def short_list(problem: Problem, profile: Profile, plans: Sequence[Plan], most: 
 
 
 def standing(
-    problem: Problem, profile: Profile, plans: Sequence[Plan], runs: Sequence[Measured]
-) -> Standing:
+    problem: Problem, profile: Profile, plans: Sequence[Plan], runs: Sequence[RunResult]
+) -> TuningState:
     """Return the list after some runs: calibrated, priced and ranked anew.
 
     Args:
@@ -108,11 +108,11 @@ def standing(
     left = [plan for plan in plans if plan.plan_id not in out]
     seen = [predict(settled_problem(plan, problem), costs, plan.config) for plan in left]
     priced = [replace(plan, prediction=one) for plan, one in zip(left, seen, strict=True)]
-    now = Standing(plans=tuple(priced), calibration=found, runs=tuple(runs))
+    now = TuningState(plans=tuple(priced), calibration=found, runs=tuple(runs))
     return replace(now, plans=_ranked(problem, costs, now))
 
 
-def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]:
+def _ranked(problem: Problem, costs: Profile, now: TuningState) -> tuple[Plan, ...]:
     """Return the plans with their chances, likeliest first.
 
     A plan that was run is as fast as it was, but for the noise of runs; of the others the calibrated
@@ -137,7 +137,7 @@ def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]
     return tuple(found[at] for at in order)
 
 
-def noise_of(runs: Sequence[Measured]) -> float:
+def noise_of(runs: Sequence[RunResult]) -> float:
     """Return the spread of runs of one plan, as a share of the step time (deviation of its logarithm).
 
     What runs elsewhere showed, or what the steps of these runs let expect where that is more, and what
@@ -154,7 +154,7 @@ def noise_of(runs: Sequence[Measured]) -> float:
     return sqrt((_EXPECTED * expected**2 + squares) / (_EXPECTED + repeats))
 
 
-def next_plan(problem: Problem, profile: Profile, now: Standing, confidence: float) -> Plan | None:
+def next_plan(problem: Problem, profile: Profile, now: TuningState, confidence: float) -> Plan | None:
     """Return the plan to run next; None: the best is decided, or no run can add information.
 
     The likeliest is run before any other; then the one with the most decisive run, as often as
@@ -178,17 +178,17 @@ def next_plan(problem: Problem, profile: Profile, now: Standing, confidence: flo
     return (fresh or order)[0]
 
 
-def likely_gpu_minutes(now: Standing) -> float:
+def likely_gpu_minutes(now: TuningState) -> float:
     """Return the possible cost of the next run: the most so far; 0 before the first."""
     return max((one.gpu_minutes for one in now.runs), default=0.0)
 
 
-def _teaches(one: Measured) -> bool:
+def _teaches(one: RunResult) -> bool:
     """Return whether calibration learns from a run: a step time, or that memory ran out."""
     return one.outcome in ("measured", "out of memory")
 
 
-def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
+def believed(problem: Problem, plan: Plan, one: RunResult) -> RunResult:
     """The run; refused where its step cannot have been, without its peak where that cannot; and why."""
     if one.outcome != "measured":
         return one
@@ -207,7 +207,7 @@ def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
     return replace(one, outcome="refused", said=why, step_time_s=None, peak_memory_bytes=None)
 
 
-def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:
+def _observation(problem: Problem, plan: Plan, one: RunResult) -> Observation:
     settled = settled_problem(plan, problem)
     return Observation(
         name=one.plan_id, problem=settled, configuration=plan.config,
@@ -242,7 +242,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
+def kept_runs(folder: Path, problem: Problem) -> list[RunResult]:
     """Return the runs of an earlier start of the same question; none where the folder is new.
 
     A run during which the tuning was killed counts against the budget, and is ended if it still runs.
@@ -256,7 +256,7 @@ def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
     try:
         state: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         same = (state["format"], state["problem"]) == (FORMAT, problem_digest(problem))
-        runs = [Measured(**one) for one in state["runs"]]
+        runs = [RunResult(**one) for one in state["runs"]]
         begun = None if state.get("running") is None else Begun(**state["running"])
     except (OSError, ValueError, LookupError, TypeError):
         raise InvalidProblemError.of("--save-dir", f"{shown_path(path)} cannot be read") from None
@@ -266,18 +266,20 @@ def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
     return runs if begun is None else [*runs, _interrupted(folder, begun)]
 
 
-def _interrupted(folder: Path, begun: Begun) -> Measured:
+def _interrupted(folder: Path, begun: Begun) -> RunResult:
     """Return a run that was cut off: the machines were held until its last line, or until now."""
     log_file = folder / begun.plan_id / LOG_FILE
     ended_s = time.time() if end_leftovers(folder) or not log_file.exists() else log_file.stat().st_mtime
     seconds = max(ended_s - begun.at_s, 0.0)
-    return Measured(
+    return RunResult(
         plan_id=begun.plan_id, outcome="interrupted", seconds=seconds,
         gpu_minutes=seconds * begun.num_gpus / 60.0,
     )  # fmt: skip
 
 
-def keep_runs(folder: Path, problem: Problem, runs: Sequence[Measured], begun: Begun | None = None) -> None:
+def keep_runs(
+    folder: Path, problem: Problem, runs: Sequence[RunResult], begun: Begun | None = None
+) -> None:
     """Write all runs, and which one begins now; a reader sees those before or all of them."""
     state = {
         "format": FORMAT, "problem": problem_digest(problem), "runs": [asdict(one) for one in runs],
@@ -286,7 +288,7 @@ def keep_runs(folder: Path, problem: Problem, runs: Sequence[Measured], begun: B
     write_text(folder / STATE_FILE, json.dumps(state, indent=1, allow_nan=False) + "\n")
 
 
-def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
+def report_of(now: TuningState, names: Mapping[str, str], why: str) -> str:
     """Return the findings as Markdown: every plan with its measurements, and the calibration."""
     best, spent = now.best, sum(one.gpu_minutes for one in now.runs)
     lines = ["# Tuning", "", f"{why} {len(now.runs)} runs, {spent:.1f} GPU minutes.", ""]

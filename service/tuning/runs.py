@@ -54,7 +54,7 @@ _PERCENTILES, _MEDIAN = 2.0 * 1.2816, 1.2533
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RunResult:
     """The result of one run."""
 
     plan_id: str
@@ -80,7 +80,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class RunOptions:
     """The options with which runs are started."""
 
     command: Sequence[
@@ -91,8 +91,8 @@ class Start:
 
 
 def run_plan(
-    plan_id: str, config: Configuration, folder: Path, start: Start, *, others_ran: bool = False
-) -> Measured:
+    plan_id: str, config: Configuration, folder: Path, start: RunOptions, *, others_ran: bool = False
+) -> RunResult:
     """Run a plan with launch files in ``folder``, and read its measurements.
 
     ``others_ran``: other plans were measured here just now, so that what this one lacks is its own.
@@ -117,13 +117,13 @@ def run_plan(
         code = _code_within(child, folder, start.limit_s)
     seconds = time.monotonic() - began_s
     outcome, found, said = _read(log, code, others_ran=others_ran)
-    return Measured(
+    return RunResult(
         plan_id=plan_id, outcome=outcome, seconds=seconds, gpu_minutes=seconds * config.num_gpus / 60.0,
         said=said, **found,
     )  # fmt: skip
 
 
-def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
+def _words(start: RunOptions, config: Configuration, folder: Path) -> list[str]:
     if not start.command:
         return ["bash", _own_script(folder)]
     sizes = {name: getattr(config, name) for name in (*(f.name for f in fields(config)), "num_gpus")}
@@ -154,7 +154,7 @@ def _own_script(folder: Path) -> str:
     return "launch.sh"
 
 
-def _environment(start: Start, config: Configuration, folder: Path) -> dict[str, str]:
+def _environment(start: RunOptions, config: Configuration, folder: Path) -> dict[str, str]:
     """Return the variables of launch files and scripts: a dry start of so many steps, each logged."""
     known = {"TRAIN_ITERS": start.steps, "LOG_INTERVAL": 1, "SLURM_SUBMIT_DIR": folder,
              _MARK: folder, "MESHWRIGHT_STEPS": start.steps,

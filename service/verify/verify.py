@@ -78,7 +78,7 @@ BUILDERS: Mapping[str, Builder] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class VerifiedQuantity:
     """One figure of one rank, priced and built."""
 
     rank: int
@@ -106,7 +106,7 @@ class Verification:
     verdict: Verdict
     reasons: tuple[str, ...]  # why not all is verified, or what differs
     ranks: tuple[int, ...]  # that were built: one of each kind
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[VerifiedQuantity, ...]
     peak_memory_bytes: int | None  # the largest traced peak, with what is priced of no tensor
 
     def to_json(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _judged(
 
 def _compared(
     target: Target, seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]
-) -> Iterator[Quantity]:
+) -> Iterator[VerifiedQuantity]:
     """Yield every quantity of one rank."""
     rank, stage = seen["rank"], seen["stage"]
     terms = priced_bytes[stage]
@@ -333,10 +333,12 @@ def _compared(
             same = seen[name] == value
             if name in tolerance:
                 same = isclose(seen[name], value, rel_tol=tolerance[name])
-            yield Quantity(rank=rank, stage=stage, name=name, priced=value, built=seen[name], exact=same)
+            yield VerifiedQuantity(
+                rank=rank, stage=stage, name=name, priced=value, built=seen[name], exact=same
+            )
     if "peak_bytes" in seen:
         peak = seen["peak_bytes"]
-        yield Quantity(
+        yield VerifiedQuantity(
             rank=rank, stage=stage, name="peak_bytes", priced=terms["tensors"], built=peak, exact=None
         )
 

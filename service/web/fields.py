@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class FormField:
     """One field."""
 
     name: str
@@ -75,7 +75,7 @@ class Form:
         """Return whether a field must be fixed."""
         return bool(self.faults or self.others)
 
-    def opens(self, fields: Iterable[Field]) -> bool:
+    def opens(self, fields: Iterable[FormField]) -> bool:
         """Return whether a folded part must be seen: it has a fault, or something in it was changed."""
         return any(
             one.name in self.faults or list(one.values(self.values)) not in ([], [""], [one.default])
@@ -83,11 +83,11 @@ class Form:
         )
 
 
-def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
+def request_of(fields: Iterable[FormField], values: Values) -> dict[str, object]:
     """Return the request of a form; a later field replaces earlier values in the same place.
 
     Raises:
-        InvalidProblemError: some text cannot be read; see ``Field.read``.
+        InvalidProblemError: some text cannot be read; see ``FormField.read``.
     """
     request: dict[str, object] = {}
     for one in fields:
@@ -102,7 +102,7 @@ def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
     return request
 
 
-def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) -> Form:
+def faulty(fields: Sequence[FormField], values: Values, fault: InvalidProblemError) -> Form:
     """Return the form with its faults next to their fields."""
     placed: dict[str, list[FieldError]] = {}
     others: list[FieldError] = []
@@ -117,10 +117,10 @@ def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) 
     return Form(values=values, faults=placed, others=tuple(others))
 
 
-def _field_of(fields: Sequence[Field], values: Values, path: tuple[str, ...]) -> Field | None:
+def _field_of(fields: Sequence[FormField], values: Values, path: tuple[str, ...]) -> FormField | None:
     """Return the field of a place in the request: the nearest, preferably one with a value."""
 
-    def nearness(one: Field) -> tuple[bool, int]:
+    def nearness(one: FormField) -> tuple[bool, int]:
         return any(values.get(one.name, ())), len(one.at)
 
     holding = [one for one in fields if path[: len(one.at)] == one.at]

@@ -10,7 +10,7 @@ from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import WorkloadRequest
-from meshwright.service.web.fields import Field
+from meshwright.service.web.fields import FormField
 from meshwright.solver.configuration import RECOMPUTE, SCHEDULES, VARIABLES, Variable
 from meshwright.solver.problem import ALLOWED
 
@@ -47,7 +47,7 @@ _PRIORITIES: Choices = tuple(
     for number in range(MAX_PRIORITY + 1)
 )
 
-MODEL = Field(
+MODEL = FormField(
     name="model",
     at=("model", "name"),
     label="Model",
@@ -56,14 +56,14 @@ MODEL = Field(
     default="llama-3.1-70b",
     hint="a name of the catalog, or of your own",
 )
-CONFIG = Field(
+CONFIG = FormField(
     name="config",
     at=("model",),
     label="config.json of a model on Hugging Face",
     kind="json",
     hint="Drop the file, or paste it. It takes the place of the name above.",
 )
-CLUSTER = Field(
+CLUSTER = FormField(
     name="cluster",
     at=("cluster", "name"),
     label="Cluster",
@@ -72,8 +72,8 @@ CLUSTER = Field(
     default="dgx-h100",
     hint="node type",
 )
-NODES = Field(name="num_nodes", at=("cluster", "num_nodes"), label="Nodes", kind="number", default="16")
-BATCH = Field(
+NODES = FormField(name="num_nodes", at=("cluster", "num_nodes"), label="Nodes", kind="number", default="16")
+BATCH = FormField(
     name="batch",
     at=("workload", "global_batch_size"),
     label="Batch",
@@ -82,7 +82,7 @@ BATCH = Field(
     hint="sequences per step; several with commas",
     required=True,
 )
-SEQUENCE = Field(
+SEQUENCE = FormField(
     name="seq_length",
     at=("workload", "seq_length"),
     label="Sequence length",
@@ -92,7 +92,7 @@ SEQUENCE = Field(
     required=True,
 )
 DOCUMENTS = (
-    Field(
+    FormField(
         name="lengths",
         at=("workload", "lengths", "percentiles"),
         label="Tokens of a document",
@@ -100,7 +100,7 @@ DOCUMENTS = (
         placeholder="p50=900, p90=4000, p100=8192",
         hint="percentiles; p100, the longest, must be among them",
     ),
-    Field(
+    FormField(
         name="batching",
         at=("workload", "lengths", "batching"),
         label="Sequences are made by",
@@ -108,7 +108,7 @@ DOCUMENTS = (
         choices=(("", "full length"), *((word, word) for word in BATCHINGS)),
     ),
 )
-PRECISION = Field(
+PRECISION = FormField(
     name="precision",
     at=("workload", "precision"),
     label="Precision",
@@ -116,7 +116,7 @@ PRECISION = Field(
     default="bf16",
     choices=_words("precision"),
 )
-OPTIMIZER = Field(
+OPTIMIZER = FormField(
     name="optimizer",
     at=("workload", "optimizer"),
     label="Optimizer",
@@ -124,7 +124,7 @@ OPTIMIZER = Field(
     default="adamw",
     choices=_words("optimizer"),
 )
-LAUNCHER = Field(
+LAUNCHER = FormField(
     name="launcher",
     at=("launcher",),
     label="Launcher",
@@ -134,9 +134,9 @@ LAUNCHER = Field(
 )
 
 
-def _pin(variable: Variable) -> Field:
+def _pin(variable: Variable) -> FormField:
     """A variable with one value only, called as its meaning begins: "Tensor parallel size: GPUs that …"."""
-    return Field(
+    return FormField(
         name=f"pin-{variable.short}",
         at=("search", "pin", variable.name),
         label=variable.meaning.partition(":")[0].removesuffix(" size"),
@@ -147,14 +147,14 @@ def _pin(variable: Variable) -> Field:
 
 PINS = (
     *(_pin(one) for one in VARIABLES.values() if one.in_tables),
-    Field(
+    FormField(
         name="pin-recompute",
         at=("search", "pin", "recompute_granularity"),
         label="Recompute",
         kind="choice",
         choices=_open(RECOMPUTE),
     ),
-    Field(
+    FormField(
         name="pin-schedule",
         at=("search", "pin", "pipeline_schedule"),
         label="Schedule",
@@ -163,7 +163,7 @@ PINS = (
     ),
 )
 LIMITS = (
-    Field(
+    FormField(
         name="objective",
         at=("search", "objective"),
         label="Look for",
@@ -171,7 +171,7 @@ LIMITS = (
         default="step_time",
         choices=_OBJECTIVES,
     ),
-    Field(
+    FormField(
         name="top_k",
         at=("search", "top_k"),
         label="Plans",
@@ -179,7 +179,7 @@ LIMITS = (
         default="10",
         hint="how many are ranked",
     ),
-    Field(
+    FormField(
         name="time_limit_s",
         at=("search", "time_limit_s"),
         label="Time limit",
@@ -187,7 +187,7 @@ LIMITS = (
         default="30",
         hint="seconds of search",
     ),
-    Field(
+    FormField(
         name="certify",
         at=("search", "certify"),
         label="Certify",
@@ -196,7 +196,7 @@ LIMITS = (
         choices=_CERTIFY,
         hint="confirm the search's proof with a second solver",
     ),
-    Field(
+    FormField(
         name="risk",
         at=("search", "max_out_of_memory_probability"),
         label="Accepted risk",
@@ -204,7 +204,7 @@ LIMITS = (
         default="0.01",
         hint="chance to run out of memory, 0 to 1",
     ),
-    Field(
+    FormField(
         name="gpus",
         at=("search", "gpus"),
         label="GPUs",
@@ -212,7 +212,7 @@ LIMITS = (
         default="all",
         choices=(("all", "all of them"), ("fewest", "as few as can do it")),
     ),
-    Field(
+    FormField(
         name="allow",
         at=("search", "allow"),
         label="Also try",
@@ -221,7 +221,7 @@ LIMITS = (
         hint="in addition to the switches that a stock launcher runs; none: no switch but those named; "
         "switches: those that need a package, too",
     ),
-    Field(
+    FormField(
         name="constraints",
         at=("search", "constraints"),
         label="Constraints",
@@ -229,7 +229,7 @@ LIMITS = (
         hint="one on each line",
         placeholder="zero_stage == 3 => pipeline_parallel_size == 1",
     ),
-    Field(
+    FormField(
         name="pareto",
         at=("search", "pareto"),
         label="Time against memory too",
@@ -238,14 +238,14 @@ LIMITS = (
     ),
 )
 RUN = (
-    Field(
+    FormField(
         name="profile",
         at=("profile",),
         label="Profile",
         suggestions="profiles",
         hint="id of a calibration or a measured profile",
     ),
-    Field(
+    FormField(
         name="priority",
         at=("priority",),
         label="Priority",
@@ -254,7 +254,7 @@ RUN = (
         choices=_PRIORITIES,
         hint="among your own jobs",
     ),
-    Field(
+    FormField(
         name="deadline_s",
         at=("deadline_s",),
         label="Start within",
@@ -263,13 +263,13 @@ RUN = (
     ),
 )
 FIRST = (MODEL, CLUSTER, NODES, BATCH, SEQUENCE, PRECISION, OPTIMIZER, LAUNCHER)
-FRESH = Field(
+FRESH = FormField(
     name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if the answer is known"
 )
 QUESTION = (*FIRST, CONFIG, *DOCUMENTS, *PINS, *LIMITS, *RUN)
 
 # A launch file contains most of it.
-LAUNCH_FILE = Field(
+LAUNCH_FILE = FormField(
     name="launch_text",
     at=("launch_file", "text"),
     label="Launch file",
@@ -280,8 +280,8 @@ LAUNCH_FILE = Field(
 _READERS: Choices = (("", "recognise it"), *((name, name) for name in reader_names()))
 OWN_FILE = (
     LAUNCH_FILE,
-    Field(name="launch_name", at=("launch_file", "name"), label="Its name", default="train.sh"),
-    Field(
+    FormField(name="launch_name", at=("launch_file", "name"), label="Its name", default="train.sh"),
+    FormField(
         name="launch_launcher",
         at=("launch_file", "launcher"),
         label="Written for",
@@ -291,7 +291,7 @@ OWN_FILE = (
 )
 OWN_CLUSTER = (
     CLUSTER,
-    Field(
+    FormField(
         name="num_nodes",
         at=("cluster", "num_nodes"),
         label="Nodes",
@@ -300,7 +300,7 @@ OWN_CLUSTER = (
     ),
 )
 OWN_REST = tuple(
-    Field(
+    FormField(
         name=one.name,
         at=one.at,
         label=one.label,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.db.records import Heading, JobRecord, JobSummary
+from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
 from meshwright.service.report.formatting import seconds
-from meshwright.service.report.sides import Comparison, comparison_of
+from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
 from meshwright.service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
 from meshwright.service.requests.parse import parse_problem
@@ -64,7 +64,7 @@ class AnswerPage:
     question: tuple[Fact, ...]
     verdict: Verdict | None  # only of the page that begins with the first plan
     standings: Standings | None
-    comparison: Comparison | None
+    comparison: ComparisonTable | None
     pareto: Scatter | None
     warnings: tuple[str, ...]
     chosen: str
@@ -83,7 +83,7 @@ def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRo
     return [_row(job, headings.get(job.id)) for job in found]
 
 
-def _row(job: JobSummary, heading: Heading | None) -> JobRow:
+def _row(job: JobSummary, heading: QuestionHeading | None) -> JobRow:
     progress = job.progress or {}
     step_s = progress.get("incumbent_step_time_s")
     took_s = None

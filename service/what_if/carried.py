@@ -13,7 +13,7 @@ from math import gcd
 from operator import attrgetter
 
 from meshwright.profiles.errors import PlannerError
-from meshwright.service.what_if.changes import Question
+from meshwright.service.what_if.changes import WhatIfQuestion
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration, joined
@@ -23,25 +23,25 @@ from meshwright.solver.problem import Problem, with_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CarriedConfiguration:
     """A configuration with the parts of the question that it settles."""
 
     configuration: Configuration
     launcher: str
     workload: tuple[tuple[str, str], ...] = ()  # what is not as asked for, as a plan names it
 
-    def asks(self, question: Question) -> Question:
+    def asks(self, question: WhatIfQuestion) -> WhatIfQuestion:
         """Return the question as the candidate settles it."""
         workload = with_changes(question.problem.workload, dict(self.workload))
         problem = replace(question.problem, launcher=self.launcher, workload=workload)
-        return Question(problem=problem, profile=profile_of_variant(problem, question.profile))
+        return WhatIfQuestion(problem=problem, profile=profile_of_variant(problem, question.profile))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class WhatIfPlan:
     """The best plan of a changed question."""
 
-    candidate: Candidate
+    candidate: CarriedConfiguration
     prediction: Prediction
 
     @property
@@ -50,17 +50,19 @@ class Found:
         return self.prediction.tokens_per_s_per_gpu * self.candidate.configuration.num_gpus
 
 
-def candidate_of(plan: Plan, problem: Problem) -> Candidate:
+def candidate_of(plan: Plan, problem: Problem) -> CarriedConfiguration:
     """Return a listed plan."""
     launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
-    return Candidate(
+    return CarriedConfiguration(
         configuration=plan.config, launcher=launcher, workload=tuple(sorted(plan.workload.items()))
     )
 
 
-def carried_over(asked: Question, changed: Question, candidates: Iterable[Candidate]) -> Found | None:
+def carried_over(
+    asked: WhatIfQuestion, changed: WhatIfQuestion, candidates: Iterable[CarriedConfiguration]
+) -> WhatIfPlan | None:
     """Return the fastest candidate that the changed question allows; None where it allows none."""
-    scaled = dict[Candidate, None]()  # in their order, each once
+    scaled = dict[CarriedConfiguration, None]()  # in their order, each once
     for one in candidates:
         config = _scaled(one.configuration, asked.problem, changed.problem)
         if config is not None:
@@ -73,7 +75,7 @@ def carried_over(asked: Question, changed: Question, candidates: Iterable[Candid
     return None
 
 
-def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Found]:
+def _priced(changed: WhatIfQuestion, candidates: Sequence[CarriedConfiguration]) -> Iterator[WhatIfPlan]:
     """Yield candidates that can be priced; those that settle a question alike in one go."""
     settling = attrgetter("launcher", "workload")
     for _, some in groupby(sorted(candidates, key=settling), key=settling):
@@ -84,7 +86,8 @@ def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Foun
         except PlannerError:  # an option that this launcher lacks
             continue
         yield from (
-            Found(candidate=one, prediction=prediction) for one, prediction in zip(alike, seen, strict=True)
+            WhatIfPlan(candidate=one, prediction=prediction)
+            for one, prediction in zip(alike, seen, strict=True)
         )
 
 

@@ -18,7 +18,7 @@ SUBJECTS = ("GPUs", "memory", "network", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class WhatIfQuestion:
     """A problem with what prices it."""
 
     problem: Problem
@@ -26,23 +26,25 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WhatIfChange:
     """One changed question."""
 
     subject: str
     factor: float  # against the question as asked
     words: str
-    question: Question
+    question: WhatIfQuestion
 
 
-def settled(question: Question, plan: Plan) -> Question:
+def settled(question: WhatIfQuestion, plan: Plan) -> WhatIfQuestion:
     """Return the question with batch and GPUs as a plan has them, where they were left open."""
     problem, options = question.problem, question.problem.options
     workload = problem.workload
     if options.batch_sizes:
         workload = replace(workload, global_batch_size=plan.config.global_batch_size)
     closed = replace(options, batch_sizes=(), num_nodes=(), gpus="all", reserve_nodes=0)
-    found = Question(problem=replace(problem, workload=workload, options=closed), profile=question.profile)
+    found = WhatIfQuestion(
+        problem=replace(problem, workload=workload, options=closed), profile=question.profile
+    )
     open_nodes = options.num_nodes or options.reserve_nodes or options.gpus != "all"
     if not open_nodes or len(problem.cluster.groups) != 1:
         return found
@@ -50,33 +52,33 @@ def settled(question: Question, plan: Plan) -> Question:
     return with_groups(found, lambda group: replace(group, num_nodes=nodes))
 
 
-def changes_of(question: Question) -> Iterator[Change]:
+def changes_of(question: WhatIfQuestion) -> Iterator[WhatIfChange]:
     """Yield every changed question; halves and doubles of every subject before what goes further."""
     by_subject = [list(change(question)) for change in (gpus, _memory, network, batches)]
     for at in range(max(map(len, by_subject))):
         yield from (some[at] for some in by_subject if at < len(some))
 
 
-def gpus(question: Question) -> Iterator[Change]:
+def gpus(question: WhatIfQuestion) -> Iterator[WhatIfChange]:
     """Yield fewer and more nodes, of every group alike."""
     groups = question.problem.cluster.groups
     for factor in FACTORS:
         if all(is_whole(group.num_nodes * factor) for group in groups):
             changed = with_groups(question, partial(_more_nodes, factor))
             words = f"{figures.count(changed.problem.cluster.num_gpus)} GPUs"
-            yield Change(subject="GPUs", factor=factor, words=words, question=changed)
+            yield WhatIfChange(subject="GPUs", factor=factor, words=words, question=changed)
 
 
-def _memory(question: Question) -> Iterator[Change]:
+def _memory(question: WhatIfQuestion) -> Iterator[WhatIfChange]:
     sizes = {group.gpu.memory_bytes for group in question.problem.cluster.groups}
     for factor in _MEMORY_FACTORS:
         of_all = f"{figures.gib(min(sizes) * factor)} GiB a GPU"
         words = of_all if len(sizes) == 1 else f"memory of each GPU × {factor:g}"
         changed = with_groups(question, partial(_larger, factor))
-        yield Change(subject="memory", factor=factor, words=words, question=changed)
+        yield WhatIfChange(subject="memory", factor=factor, words=words, question=changed)
 
 
-def network(question: Question) -> Iterator[Change]:
+def network(question: WhatIfQuestion) -> Iterator[WhatIfChange]:
     """Yield a slower and a faster network between nodes; none with one island, or if it was measured."""
     cluster = question.problem.cluster
     alone = len(cluster.groups) == 1 and cluster.num_gpus <= cluster.groups[0].island_gpus
@@ -88,10 +90,10 @@ def network(question: Question) -> Iterator[Change]:
         words = of_all if len(rates) == 1 else f"network between nodes × {factor:g}"
         between = cluster.between_groups and _faster(factor, cluster.between_groups)
         changed = with_groups(question, partial(_wired, factor), between)
-        yield Change(subject="network", factor=factor, words=words, question=changed)
+        yield WhatIfChange(subject="network", factor=factor, words=words, question=changed)
 
 
-def batches(question: Question) -> Iterator[Change]:
+def batches(question: WhatIfQuestion) -> Iterator[WhatIfChange]:
     """Yield smaller and larger global batches."""
     problem = question.problem
     batch = problem.workload.global_batch_size
@@ -100,7 +102,7 @@ def batches(question: Question) -> Iterator[Change]:
             workload = replace(problem.workload, global_batch_size=round(batch * factor))
             changed = replace(question, problem=replace(problem, workload=workload))
             words = f"batch {round(batch * factor)}"
-            yield Change(subject="batch", factor=factor, words=words, question=changed)
+            yield WhatIfChange(subject="batch", factor=factor, words=words, question=changed)
 
 
 def is_whole(number: float) -> bool:
@@ -125,8 +127,8 @@ def _faster(factor: float, link: LinkSpec) -> LinkSpec:
 
 
 def with_groups(
-    question: Question, change: Callable[[NodeGroup], NodeGroup], between: LinkSpec | None = None
-) -> Question:
+    question: WhatIfQuestion, change: Callable[[NodeGroup], NodeGroup], between: LinkSpec | None = None
+) -> WhatIfQuestion:
     """Return other node groups, in the problem and in the profiles that price them."""
     problem, profile = question.problem, question.profile
     cluster: ClusterSpec = replace(
@@ -134,7 +136,7 @@ def with_groups(
         groups=tuple(map(change, problem.cluster.groups)),
         between_groups=between or problem.cluster.between_groups,
     )
-    return Question(
+    return WhatIfQuestion(
         problem=replace(problem, cluster=cluster),
         profile=replace(
             profile,

@@ -16,8 +16,8 @@ from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.what_if import WhatIf, WhatIfs
-from meshwright.service.what_if.carried import Candidate, Found, candidate_of, carried_over
-from meshwright.service.what_if.changes import SUBJECTS, Question, changes_of, settled
+from meshwright.service.what_if.carried import CarriedConfiguration, WhatIfPlan, candidate_of, carried_over
+from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes_of, settled
 from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
@@ -59,10 +59,10 @@ def what_ifs(
     if method == "none" or not answer.plans:
         return None
     watch, best = Watch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
-    asked = settled(Question(problem=problem, profile=profile), best)
+    asked = settled(WhatIfQuestion(problem=problem, profile=profile), best)
     others = answer.ranking or answer.plans  # a report of one plan may be about one that is not ranked
     listed = [candidate_of(plan, problem) for plan in others[:_CARRIED]]
-    now = Found(candidate=listed[0], prediction=best.prediction)
+    now = WhatIfPlan(candidate=listed[0], prediction=best.prediction)
     singles = [
         Single(change=change, outcome=_answered(asked, change.question, listed, method, watch))
         for change in changes_of(asked)
@@ -77,13 +77,13 @@ def what_ifs(
     tables = pairs.tables()
     return WhatIfs(
         rows=_rows(asked.problem, now, singles),
-        method=_method_words(method, Question(problem=problem, profile=profile), asked),
+        method=_method_words(method, WhatIfQuestion(problem=problem, profile=profile), asked),
         tables=tables,
         pair_method=PAIR_METHOD if tables else "",
     )
 
 
-def _method_words(method: Method, asked: Question, settled_to: Question) -> str:
+def _method_words(method: Method, asked: WhatIfQuestion, settled_to: WhatIfQuestion) -> str:
     problem = asked.problem
     placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
@@ -96,7 +96,11 @@ def _method_words(method: Method, asked: Question, settled_to: Question) -> str:
 
 
 def _answered(
-    asked: Question, changed: Question, listed: Sequence[Candidate], method: Method, watch: Watch
+    asked: WhatIfQuestion,
+    changed: WhatIfQuestion,
+    listed: Sequence[CarriedConfiguration],
+    method: Method,
+    watch: Watch,
 ) -> Outcome:
     """Return the best plan of a changed question; what is known where there is none."""
     outcome: Outcome = "late"
@@ -118,13 +122,13 @@ def _answered(
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the fastest plan of one question; without any, the first outcome with a reason, else None."""
-    found = [one for one in outcomes if isinstance(one, Found)]
+    found = [one for one in outcomes if isinstance(one, WhatIfPlan)]
     if found:
         return max(found, key=lambda one: one.rate)
     return next((one for one in outcomes if one is not None), None)
 
 
-def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
+def searched(changed: WhatIfQuestion, listed: Sequence[CarriedConfiguration] = ()) -> Outcome:
     """Return the fastest plan of the launchers, precisions and optimizers that the question leaves open.
 
     ``listed``: only those that one of these settled on; empty: all. One that is too large to be searched
@@ -142,12 +146,14 @@ def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
         if best is None or best == "unknown":
             found.append(best)
             continue
-        candidate = Candidate(configuration=best[0], launcher=variant.problem.launcher, workload=workload)
-        found.append(Found(candidate=candidate, prediction=best[1]))
+        candidate = CarriedConfiguration(
+            configuration=best[0], launcher=variant.problem.launcher, workload=workload
+        )
+        found.append(WhatIfPlan(candidate=candidate, prediction=best[1]))
     return _best(found)
 
 
-def _placed(changed: Question) -> Outcome:
+def _placed(changed: WhatIfQuestion) -> Outcome:
     from meshwright.solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
 
     options = replace(
@@ -158,11 +164,11 @@ def _placed(changed: Question) -> Outcome:
     if not answer.plans:
         return None if answer.status == "infeasible" else "late"
     best = answer.plans[0]
-    return Found(candidate=candidate_of(best, problem), prediction=best.prediction)
+    return WhatIfPlan(candidate=candidate_of(best, problem), prediction=best.prediction)
 
 
-def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
-    most = max([now.rate, *(one.outcome.rate for one in singles if isinstance(one.outcome, Found))])
+def _rows(problem: Problem, now: WhatIfPlan, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
+    most = max([now.rate, *(one.outcome.rate for one in singles if isinstance(one.outcome, WhatIfPlan))])
     ordered = sorted(
         singles, key=lambda one: SUBJECTS.index(one.change.subject)
     )  # factors keep their order
@@ -179,8 +185,8 @@ def _now(problem: Problem) -> str:
     return f"{gpus} GPUs, {memory} GiB, batch {problem.workload.global_batch_size}"
 
 
-def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
-    if not isinstance(found, Found):
+def _row(subject: str, change: str, found: Outcome, asked: WhatIfPlan, most: float) -> WhatIf:
+    if not isinstance(found, WhatIfPlan):
         return WhatIf(subject=subject, change=change, found=WORDS[found])
     return WhatIf(
         subject=subject,
@@ -193,7 +199,7 @@ def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -
     )
 
 
-def _words(candidate: Candidate, asked: Candidate) -> str:
+def _words(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> str:
     words = [figures.configuration_words(candidate.configuration)]
     words += [value for _, value in candidate.workload]
     words += [candidate.launcher] if candidate.launcher != asked.launcher else []

@@ -8,18 +8,21 @@ from typing import Literal
 
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.what_if import HeatCell, HeatTable
-from meshwright.service.what_if.carried import Candidate, Found, carried_over
-from meshwright.service.what_if.changes import Change, Question, batches, network
+from meshwright.service.what_if.carried import CarriedConfiguration, WhatIfPlan, carried_over
+from meshwright.service.what_if.changes import WhatIfChange, WhatIfQuestion, batches, network
 from meshwright.solver.clock import Watch
 
-Outcome = Found | Literal["late", "unknown"] | None  # None: nothing fits of what was asked
+Outcome = WhatIfPlan | Literal["late", "unknown"] | None  # None: nothing fits of what was asked
 LEVELS = 6  # of colour
 PAIR_METHOD = (
     "Two changes at once: tokens per second of all GPUs over those of the question as asked, and the step. "
     "The row and the column as asked are the lines above; every other cell carries their plans over, so "
     "that a search of that question may find a faster one."
 )
-_BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
+_BESIDE: Mapping[str, Callable[[WhatIfQuestion], Iterator[WhatIfChange]]] = {
+    "batch": batches,
+    "network": network,
+}
 _TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes"}
 WORDS: Mapping[Literal["late", "unknown"] | None, str] = {
     "late": "not computed: the time for it was over",
@@ -32,7 +35,7 @@ WORDS: Mapping[Literal["late", "unknown"] | None, str] = {
 class Single:
     """One changed question with its outcome."""
 
-    change: Change
+    change: WhatIfChange
     outcome: Outcome
 
 
@@ -40,10 +43,10 @@ class Single:
 class Pairs:
     """The inputs of pairs of changes."""
 
-    asked: Question
-    now: Found
+    asked: WhatIfQuestion
+    now: WhatIfPlan
     singles: Sequence[Single]
-    listed: Sequence[Candidate]  # the best plans of the question as asked
+    listed: Sequence[CarriedConfiguration]  # the best plans of the question as asked
     watch: Watch  # of all cells
 
     def tables(self) -> tuple[HeatTable, ...]:
@@ -60,7 +63,7 @@ class Pairs:
     def _table(self, subject: str, rows: Sequence[Single], columns: Sequence[Single]) -> HeatTable:
         lines, heads = _with_asked(rows), _with_asked(columns)
         outcomes = [[self._outcome(subject, row, column) for column in heads] for row in lines]
-        most = max(one.rate for line in outcomes for one in line if isinstance(one, Found))
+        most = max(one.rate for line in outcomes for one in line if isinstance(one, WhatIfPlan))
         return HeatTable(
             title=_TITLES[subject],
             columns=tuple(_title(one) for one in heads),
@@ -79,12 +82,14 @@ class Pairs:
         both = _BESIDE[subject](row.change.question)
         for change in both:
             if change.factor == column.change.factor:
-                single = [one.outcome.candidate for one in (row, column) if isinstance(one.outcome, Found)]
+                single = [
+                    one.outcome.candidate for one in (row, column) if isinstance(one.outcome, WhatIfPlan)
+                ]
                 return carried_over(self.asked, change.question, [*single, *self.listed])
         return row.outcome  # on one island there is no other network to take
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
-        if not isinstance(outcome, Found):
+        if not isinstance(outcome, WhatIfPlan):
             return HeatCell(text="–", title=WORDS[outcome] if outcome else "nothing carried over fits")
         return HeatCell(
             text=f"×{outcome.rate / self.now.rate:.2f}",

@@ -9,7 +9,7 @@ from meshwright.service.db.records import NewChild, NewJob, insert_sweep
 from meshwright.service.db.tables import jobs as job_table
 from meshwright.service.errors import NotFoundError, TooManyRequestsError
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.jobs.submission import Submission
@@ -41,8 +41,12 @@ def test_figures_of_all_jobs_are_read(database: Database, engine: JobEngine) -> 
     assert [bound for bound, now, then in steps if now > then] == [0.03, 0.1, 0.3, 1.0]
 
 
-@pytest.mark.parametrize("limits", [Limits(max_queued_jobs=2), Limits(max_submits_per_minute=2)])
-def test_a_tenant_gets_what_it_may_have(database: Database, engine: JobEngine, limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [TenantLimits(max_queued_jobs=2), TenantLimits(max_submits_per_minute=2)]
+)
+def test_a_tenant_gets_what_it_may_have(
+    database: Database, engine: JobEngine, limits: TenantLimits
+) -> None:
     jobs = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0, limits=limits)
     tenant = f"bounded-{limits.max_queued_jobs}"
     submission = Submission(problem=a_problem(), body={}, fresh=True)

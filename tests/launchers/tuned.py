@@ -21,7 +21,7 @@ from typing import Any
 
 from meshwright.service.launchers.registry import export
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.tuning.runs import Measured, Start, run_plan
+from meshwright.service.tuning.runs import RunOptions, RunResult, run_plan
 from meshwright.solver.answer import plan_from_json
 from tests.launchers.cpu_training import MEGATRON_LM, TORCHTITAN, OnCpu
 
@@ -87,11 +87,11 @@ def found_of(launcher: OnCpu, processes: int, plans: int, out: Path) -> Found:
     return Found(launcher.launcher, processes, times, cost, json.loads(tuned))
 
 
-def sweep(launcher: OnCpu, answer: dict[str, Any], out: Path) -> list[Measured]:
+def sweep(launcher: OnCpu, answer: dict[str, Any], out: Path) -> list[RunResult]:
     """Every plan of an answer three times, in turns."""
     problem = parse_problem(answer["problem"])
     plans = [plan_from_json(one) for one in answer["plans"]]
-    start = Start(command=launcher.command, steps=STEPS, limit_s=LIMIT_S)
+    start = RunOptions(command=launcher.command, steps=STEPS, limit_s=LIMIT_S)
     runs = []
     for plan in plans:
         folder = out / plan.plan_id

@@ -29,7 +29,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.capture import Captured
 from meshwright.service.cli.main import app
 from meshwright.service.cli.terminal import report, report_usage
-from meshwright.service.tuning.runs import Measured, Start
+from meshwright.service.tuning.runs import RunOptions, RunResult
 from meshwright.service.verify.verify import Verification
 from meshwright.solver.answer import Plan, Why
 from meshwright.solver.configuration import Configuration
@@ -122,9 +122,11 @@ class Outside:
         self.record("device", kind, dtype, index)
         return kind
 
-    def _run(self, plan_id: str, config: Configuration, _: Path, start: Start, **__: object) -> Measured:
+    def _run(
+        self, plan_id: str, config: Configuration, _: Path, start: RunOptions, **__: object
+    ) -> RunResult:
         self.record("run", config, start)
-        return Measured(
+        return RunResult(
             plan_id=plan_id, outcome="measured", seconds=6.0, gpu_minutes=0.1, noise=0.01,
             step_time_s=0.1 + 0.001 * config.micro_batch_size,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.page import render_page
-from meshwright.service.reporting import Asked, report_of
+from meshwright.service.reporting import ReportOptions, report_of
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
@@ -27,8 +27,8 @@ def small_answer(top_k: int = 3) -> tuple[Problem, Answer]:
 
 
 def page_of(answer: Answer, problem: Problem, **asked: object) -> str:
-    """The page of an answer; other keywords are ``Asked``'s."""
-    wish = replace(Asked(what_if="none"), **asked)  # type: ignore[arg-type]
+    """The page of an answer; other keywords are ``ReportOptions``'s."""
+    wish = replace(ReportOptions(what_if="none"), **asked)  # type: ignore[arg-type]
     return render_page(report_of(answer, problem, default_profile(problem.cluster, problem.launcher), wish))
 
 

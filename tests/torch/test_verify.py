@@ -23,7 +23,7 @@ from meshwright.service.verify.environments import (
     MissingEnvironmentError,
     make,
 )
-from meshwright.service.verify.verify import Builder, Quantity, Verification, verify
+from meshwright.service.verify.verify import Builder, Verification, VerifiedQuantity, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
@@ -51,7 +51,7 @@ def verified(config: Configuration, launcher: str) -> Verification:
     return verify(found.plan, found.problem, launcher)
 
 
-def figures(found: Verification, rank: int) -> Mapping[str, Quantity]:
+def figures(found: Verification, rank: int) -> Mapping[str, VerifiedQuantity]:
     """Quantities of one rank by their names."""
     return {one.name: one for one in found.quantities if one.rank == rank}
 

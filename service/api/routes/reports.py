@@ -17,7 +17,14 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import content_security_policy, render_page
 from meshwright.service.report.trace import trace_of
-from meshwright.service.reporting import MOST_LISTED, Asked, checked_timelines, only, report_of, settled_for
+from meshwright.service.reporting import (
+    MOST_LISTED,
+    ReportOptions,
+    checked_timelines,
+    only,
+    report_of,
+    settled_for,
+)
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.problem import Problem
@@ -81,7 +88,7 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
     profile, is_own = profile_for(service, problem, answer.versions)
-    asked = Asked(
+    asked = ReportOptions(
         what_if="predict" if what_if and is_own else "none",
         what_if_budget_s=WHAT_IF_BUDGET_S,
         verdicts=service.verifications.verdicts(tenant, [plan.plan_id for plan in answer.plans]),

@@ -18,7 +18,7 @@ from meshwright.service.launchers.deepspeed import OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word, unknown_fault
@@ -359,7 +359,7 @@ class AccelerateReader:
         return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
 
-def values_of_file(source: Source) -> dict[str, Found]:
+def values_of_file(source: Source) -> dict[str, LocatedValue]:
     """Return accelerate's file; names in its ``fsdp_config`` may lack their prefix (launch.py:1270)."""
     return {
         f"{_FSDP}fsdp_{name.removeprefix(_FSDP)}"

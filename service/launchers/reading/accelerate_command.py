@@ -21,7 +21,7 @@ from meshwright.service.launchers.reading.accelerate import (
     values_of_file,
 )
 from meshwright.service.launchers.reading.base import Source, refused
-from meshwright.service.launchers.reading.documents import Found, Values
+from meshwright.service.launchers.reading.documents import LocatedValue, Values
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.shell_values import Word, unknown_fault, unknown_in
 
@@ -64,10 +64,10 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
             following = words[at + 1].text if at + 1 < len(words) else ""
             path = Word(value if equals else following, word.line)
     if path is None:
-        return Shares.of(source, {ENGINE: Found("MULTI_GPU", 0), **options}) if options else None
+        return Shares.of(source, {ENGINE: LocatedValue("MULTI_GPU", 0), **options}) if options else None
     if path.text in _TRLS:
-        built_in = {name: Found(value, path.line) for name, value in _TRLS[path.text].items()}
-        return Shares.of(source, {"num_processes": Found(8, path.line), **built_in, **options})
+        built_in = {name: LocatedValue(value, path.line) for name, value in _TRLS[path.text].items()}
+        return Shares.of(source, {"num_processes": LocatedValue(8, path.line), **built_in, **options})
     text = source.other(path.text)
     if text is None or not path.text.endswith((".yaml", ".yml", ".json")):
         raise refused(
@@ -110,7 +110,7 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
     engine = next((kind for name, kind in _USED.items() if said.get(name, "").lower() in _ON), None)
     if engine is None:
         return None
-    values: dict[str, Found] = {ENGINE: Found(engine, 0)}
+    values: dict[str, LocatedValue] = {ENGINE: LocatedValue(engine, 0)}
     for name, text in said.items():
         if not name.startswith(_BEGINNINGS[engine]):
             continue
@@ -118,7 +118,7 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
             raise InvalidProblemError([unknown_fault(name, unknown, 0)])
         key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
         place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
-        values[f"fsdp_config.{key}" if engine == "FSDP" else place] = Found(text, 0)
+        values[f"fsdp_config.{key}" if engine == "FSDP" else place] = LocatedValue(text, 0)
     return Shares.of(source, values)
 
 
@@ -157,7 +157,7 @@ def _require_one_engine(words: Sequence[Word], script: str) -> None:
         raise refused(f"{where}: {first.text} runs on no GPU", allowed="the command without it")
 
 
-def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
+def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedValue]]:
     """Yield the options that set the sharding, by their names in accelerate's file."""
     own = next((at for at, word in enumerate(words) if word.text == "launch"), len(words))
     for at, word in enumerate(words):
@@ -172,7 +172,7 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
                 allowed="a Megatron-LM command of its own",
             )
         if name in _ENGINES:
-            yield ENGINE, Found(_ENGINES[name], word.line)
+            yield ENGINE, LocatedValue(_ENGINES[name], word.line)
             continue
         key = _key_of(name)
         if at > own and name and key is None and name not in flag_names(AccelerateReader.name):
@@ -185,7 +185,7 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
         following = words[at + 1] if at + 1 < len(words) else Word("--", 0)
         said = value if equals else "true" if following.text.startswith("--") else following.text
         if key is not None:
-            yield key, Found(said, word.line)
+            yield key, LocatedValue(said, word.line)
 
 
 def _key_of(name: str) -> str | None:

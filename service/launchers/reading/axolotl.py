@@ -28,7 +28,7 @@ from meshwright.service.launchers.reading.adapters import (
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import commands_beside
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.trainer import (
@@ -132,8 +132,8 @@ class AxolotlReader:
         )
 
 
-def _of_command(source: Source, overrides: Overrides) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+    found: dict[str, LocatedValue] = {}
     for _, words in commands_beside(source, overrides):
         texts = [word.text for word in words]
         starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
@@ -143,7 +143,7 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, Found]:
             found |= values_of(words[at:end], overrides)
     for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
-        found[name.removeprefix("no_")] = Found(one.value != "false" and name[:3] != "no_", one.line)
+        found[name.removeprefix("no_")] = LocatedValue(one.value != "false" and name[:3] != "no_", one.line)
     return found
 
 

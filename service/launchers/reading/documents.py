@@ -28,17 +28,17 @@ _SETTING = re.compile(r"\s*([\w.\-]+)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocatedValue:
     """A value of a file with its line."""
 
     value: object  # text, number, Boolean, None, a list
     line: int  # 0: unknown
 
 
-Values = Mapping[str, Found]
+Values = Mapping[str, LocatedValue]
 
 
-def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, Found]:
+def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, LocatedValue]:
     """Return a file's values by dotted name (``parallelism.tp``), in the form of its extension.
 
     Raises:
@@ -63,7 +63,7 @@ def repeated_keys(source: Source) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] | str:
+def _parsed(suffix: str, text: str) -> tuple[dict[str, LocatedValue], tuple[str, ...]] | str:
     """Parse a text to its values and repeated keys, or return the message of its fault; cached."""
     if not text.strip():
         return "the file is empty"
@@ -83,7 +83,9 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] 
     )
     if any(_SHIELD in name for name in flat):
         return _unknown(text) or "a name is not known"
-    return {name: Found(_bare(value), lines.get(name, 0)) for name, value in flat.items()}, tuple(said)
+    return {name: LocatedValue(_bare(value), lines.get(name, 0)) for name, value in flat.items()}, tuple(
+        said
+    )
 
 
 _SHIELD = "\uf8ff"  # replaces the mark of an unknown value, which no format accepts
@@ -120,7 +122,7 @@ def is_deep(text: str) -> bool:
     return False
 
 
-def looks_like_document(source: Source) -> dict[str, Found]:
+def looks_like_document(source: Source) -> dict[str, LocatedValue]:
     """Return the values of a file; empty if it is not a document."""
     if source.suffix not in DOCUMENTS:
         return {}

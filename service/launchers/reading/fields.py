@@ -12,7 +12,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.flags import FlagNames, flag_names
 from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place
-from meshwright.service.launchers.reading.documents import Found, Values
+from meshwright.service.launchers.reading.documents import LocatedValue, Values
 from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.service.launchers.rules import near_divisors
 
@@ -502,7 +502,7 @@ class Fields:
         found = self._found(name)
         return name, found.line if found else 0
 
-    def _found(self, name: str) -> Found | None:
+    def _found(self, name: str) -> LocatedValue | None:
         found = self._values.get(name)
         return None if found is None or found.value is None else found
 

@@ -31,7 +31,7 @@ from meshwright.service.launchers.reading.commands import (
     script_of,
     world_of,
 )
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -258,16 +258,18 @@ def _started(fields: Fields, script: Script, command: Command, shares: Shares | 
     return started_by(script, command)
 
 
-def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, Found]:
+def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, LocatedValue]:
     """Return ``key=value`` after a command's YAML, which override it (hparams/parser.py, read_args)."""
-    found: dict[str, Found] = {}
+    found: dict[str, LocatedValue] = {}
     for _, words, at in _starts(source, overrides):
         if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
             found |= values_of(given, overrides)
-    return {name: Found(None, one.line) if one.value == "null" else one for name, one in found.items()}
+    return {
+        name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()
+    }
 
 
 def _is_trainers(source: Source) -> bool:

@@ -28,7 +28,7 @@ from meshwright.service.launchers.reading.fields import (
     passing,
 )
 from meshwright.service.launchers.reading.given import Given, Value
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Filled, why_unknown
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, FilledTemplate, why_unknown
 
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine
@@ -98,7 +98,7 @@ _OF_WEIGHTS = "3"  # the ZeRO stage that shards weights, and may offload them
 _OFF = ("0", "0.0", "", "none", "false")
 
 
-def translate(given: Given, include: Include, filled: Mapping[str, Filled] | None = None) -> str:
+def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplate] | None = None) -> str:
     """Convert older and forked flags to today's; return the launcher, ``megatron-lm`` or ``deepspeed``.
 
     Faults are left in ``given``. ``include``: the text of a file next to the script, or that the script
@@ -333,7 +333,7 @@ def _count(text: str, usual: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else usual  # noqa: PLR2004
 
 
-def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) -> None:
+def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTemplate]) -> None:
     """Take the ZeRO stage from DeepSpeed's file; ``--zero-stage`` alone only sets the model up."""
     flag = next((one for one in _FILES if one in given.others), _FILES[0])
     name = given.partly(flag.removeprefix("--"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshwright.profiles.documents import shown
 from meshwright.service.launchers.reading.base import Source, refused
-from meshwright.service.launchers.reading.documents import MAX_BRACKETS, Found, is_deep
+from meshwright.service.launchers.reading.documents import MAX_BRACKETS, LocatedValue, is_deep
 
 MAX_MODULE = 200_000  # characters
 _MAX_VALUES = 20_000
@@ -43,15 +43,15 @@ def constants_of(name: str, text: str) -> dict[str, object]:
     return {key: found.value for key, found in constants(tree_of(name, text)).items()}
 
 
-def constants(tree: ast.Module) -> dict[str, Found]:
+def constants(tree: ast.Module) -> dict[str, LocatedValue]:
     """Return the constants of a tree with their lines, without values that are not literals."""
-    found: dict[str, Found] = {}
+    found: dict[str, LocatedValue] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
             value = literal(node.value, found)
             if isinstance(target, ast.Name) and value is not NOTHING:
-                found[target.id] = Found(value, node.lineno)
+                found[target.id] = LocatedValue(value, node.lineno)
     return found
 
 
@@ -65,7 +65,7 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-def literal(node: ast.expr, names: Mapping[str, Found]) -> object:
+def literal(node: ast.expr, names: Mapping[str, LocatedValue]) -> object:
     """Return the value of a literal, a constant's name, a list or a dictionary; else ``NOTHING``."""
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id].value
@@ -95,12 +95,12 @@ def _literal(node: ast.expr) -> object:
     raise ValueError
 
 
-def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict[str, Found]:
+def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, LocatedValue]) -> dict[str, LocatedValue]:
     """Return keyword arguments of the first call of ``callee`` (its last name), or ``NOTHING``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee:
             return {
-                one.arg: Found(literal(one.value, names), one.value.lineno)
+                one.arg: LocatedValue(literal(one.value, names), one.value.lineno)
                 for one in node.keywords
                 if one.arg is not None
             }
@@ -163,7 +163,7 @@ def looks_like_module(source: Source) -> bool:
     return source.suffix == ".py" and "ParallelismConfig" in source.text and "torchtitan" in source.text
 
 
-def module_values(source: Source, config: str = "") -> dict[str, Found]:
+def module_values(source: Source, config: str = "") -> dict[str, LocatedValue]:
     """Return the arguments of the configuration's parts, by ``section.name``.
 
     ``config``: the function that makes it, if a module has several (``--config llama3_8b``).
@@ -188,7 +188,7 @@ def module_values(source: Source, config: str = "") -> dict[str, Found]:
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
     given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}
     return found | {
-        SHAPE + name: Found(True, given[name].value.lineno) for name in _SWITCHES if name in given
+        SHAPE + name: LocatedValue(True, given[name].value.lineno) for name in _SWITCHES if name in given
     }
 
 
@@ -209,11 +209,11 @@ def makers_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _made(
-    makers: Mapping[str, ast.FunctionDef], config: str, names: Mapping[str, Found], depth: int
-) -> dict[str, Found]:
+    makers: Mapping[str, ast.FunctionDef], config: str, names: Mapping[str, LocatedValue], depth: int
+) -> dict[str, LocatedValue]:
     """Return the values that a registry's function makes: its base, its calls, its later assignments."""
     node = makers[config]
-    found: dict[str, Found] = {}
+    found: dict[str, LocatedValue] = {}
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and called_name(call) in makers and depth < _DEEPEST:
             found |= _made(makers, called_name(call), names, depth + 1)
@@ -225,17 +225,17 @@ def _made(
         if place == "activation_checkpoint":
             found |= {"activation_checkpoint.mode": mode} if (mode := _mode(one.value)) else {}
         elif "." in place and place.partition(".")[0] in _SECTIONS.values():
-            found[place] = Found(literal(one.value, names), one.lineno)
+            found[place] = LocatedValue(literal(one.value, names), one.lineno)
     return found
 
 
-def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
+def _values(tree: ast.AST, names: Mapping[str, LocatedValue]) -> dict[str, LocatedValue]:
+    found: dict[str, LocatedValue] = {}
     for callee, section in _SECTIONS.items():
         arguments = arguments_of(tree, callee, names)
         if section == FLOAT8 and calls(tree, callee):
-            found["model.converters"] = Found([FLOAT8], 0)
-            arguments.setdefault("recipe_name", Found("rowwise", 0))  # 0.3's default
+            found["model.converters"] = LocatedValue([FLOAT8], 0)
+            arguments.setdefault("recipe_name", LocatedValue("rowwise", 0))  # 0.3's default
         found |= {f"{section}.{name}": value for name, value in arguments.items()}
     others: list[str] = []
     for call in ast.walk(tree):
@@ -244,7 +244,7 @@ def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
             others.append(name.removesuffix(".Config"))
     if others:
         before = found.get("model.converters")
-        found["model.converters"] = Found([*([FLOAT8] if before else []), *others], 0)
+        found["model.converters"] = LocatedValue([*([FLOAT8] if before else []), *others], 0)
     flavor = arguments_of(tree, "model_registry", names) or {}
     flavor = flavor if "flavor" in flavor else _first_argument(tree, "model_registry")
     if "flavor" in flavor and flavor["flavor"].value is not NOTHING:
@@ -253,7 +253,7 @@ def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
     return found | ({"activation_checkpoint.mode": recompute} if recompute else {})
 
 
-def flavor_values(name: str, text: str) -> dict[str, Found]:
+def flavor_values(name: str, text: str) -> dict[str, LocatedValue]:
     """Return the shape in a module of 0.2's flavors.
 
     Raises:
@@ -262,20 +262,22 @@ def flavor_values(name: str, text: str) -> dict[str, Found]:
     tree = tree_of(name, text)
     names = constants(tree)
     found = arguments_of(tree, _MODEL_ARGUMENTS, names)
-    scaling = arguments_of(tree, "RoPEScalingArgs", names).get("scaling_factor", Found(_USUAL_FACTOR, 0))
+    scaling = arguments_of(tree, "RoPEScalingArgs", names).get(
+        "scaling_factor", LocatedValue(_USUAL_FACTOR, 0)
+    )
     return {SHAPE + key: one for key, one in (found | {"scaling_factor": scaling}).items()}
 
 
-def _first_argument(tree: ast.AST, callee: str) -> dict[str, Found]:
+def _first_argument(tree: ast.AST, callee: str) -> dict[str, LocatedValue]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee and node.args:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                return {"flavor": Found(first.value, first.lineno)}
+                return {"flavor": LocatedValue(first.value, first.lineno)}
     return {}
 
 
-def _recompute(tree: ast.AST) -> Found | None:
+def _recompute(tree: ast.AST) -> LocatedValue | None:
     """Return the value of ``activation_checkpoint=``: a class, None, or ``RECOMPUTATION["full"]()``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
@@ -283,12 +285,12 @@ def _recompute(tree: ast.AST) -> Found | None:
     return None
 
 
-def _mode(value: ast.expr) -> Found | None:
+def _mode(value: ast.expr) -> LocatedValue | None:
     if isinstance(value, ast.Constant) and value.value is None:
-        return Found("none", value.lineno)
+        return LocatedValue("none", value.lineno)
     if not isinstance(value, ast.Call):
         return None
     if isinstance(value.func, ast.Subscript) and isinstance(value.func.slice, ast.Constant):
-        return Found(str(value.func.slice.value)[:64], value.lineno)
+        return LocatedValue(str(value.func.slice.value)[:64], value.lineno)
     mode = _RECOMPUTE.get(called_name(value))
-    return Found(mode, value.lineno) if mode else None
+    return LocatedValue(mode, value.lineno) if mode else None

@@ -12,7 +12,7 @@ from meshwright.service.launchers.reading.shell_expansion import formatted, prin
 from meshwright.service.launchers.reading.shell_values import (
     MAX_DEPTH,
     UNKNOWN,
-    Filled,
+    FilledTemplate,
     Script,
     Status,
     Variables,
@@ -430,14 +430,14 @@ def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: In
     operands = [text.rsplit("/", 1)[-1] for text in texts if _SUBSTITUTION.fullmatch(text) is None]
     if operands:
         text = script.files.get(operands[-1]) or include(operands[-1])
-        script.piped = Filled(text if len(operands) == 1 else None, {})
+        script.piped = FilledTemplate(text if len(operands) == 1 else None, {})
     names, text = dict(script.piped.names), script.piped.text
     for _, name, value in (match.groups() for match in found):
         names.setdefault(name, value)
         if text is not None:
             text = text.replace(name, value)
             script.write([text])
-    script.piped = Filled(text, names)
+    script.piped = FilledTemplate(text, names)
     if written_to:
         base = written_to.rsplit("/", 1)[-1]
         script.filled[base] = script.piped

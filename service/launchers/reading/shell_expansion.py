@@ -11,7 +11,7 @@ from itertools import takewhile
 from posixpath import dirname
 from typing import TypeAlias
 
-from meshwright.service.launchers.reading.shell_words import Part, unescaped, whole_number
+from meshwright.service.launchers.reading.shell_words import WordPart, unescaped, whole_number
 
 MAX_TURNS = 64  # of a loop, and words of a sequence
 MAX_BRACED = 256  # words that the braces of one produce
@@ -22,10 +22,10 @@ MAX_BRACED = 256  # words that the braces of one produce
 
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", re.ASCII)
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])")
-_Piece = str | Part  # one unquoted character, or text outside braces
+_Piece = str | WordPart  # one unquoted character, or text outside braces
 
 
-def braced(parts: Sequence[Part]) -> list[list[Part]]:
+def braced(parts: Sequence[WordPart]) -> list[list[WordPart]]:
     """Return the words that the braces of one produce, by their parts; without braces, the word itself."""
     if not any("{" in part.text and not (part.expands or part.quoted) for part in parts):
         return [list(parts)]
@@ -37,8 +37,8 @@ def braced(parts: Sequence[Part]) -> list[list[Part]]:
     return [_joined(one) for one in _alternatives(pieces)]
 
 
-def _joined(pieces: Sequence[_Piece]) -> list[Part]:
-    return [Part(piece) if isinstance(piece, str) else piece for piece in pieces]
+def _joined(pieces: Sequence[_Piece]) -> list[WordPart]:
+    return [WordPart(piece) if isinstance(piece, str) else piece for piece in pieces]
 
 
 def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:

@@ -16,7 +16,14 @@ from meshwright.service.launchers.reading.shell_expansion import (
     literal,
     printed,
 )
-from meshwright.service.launchers.reading.shell_words import Names, Part, Token, lex, parts_of, whole_number
+from meshwright.service.launchers.reading.shell_words import (
+    Names,
+    Token,
+    WordPart,
+    lex,
+    parts_of,
+    whole_number,
+)
 
 UNKNOWN = "\x00"  # marks an unknown value; followed by its name and another mark
 DOUBT = "@"  # between a variable's name and the line of the condition that it depends on
@@ -52,7 +59,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledTemplate:
     """A template with some names replaced."""
 
     text: str | None  # None: the template is missing
@@ -68,8 +75,12 @@ class Script:
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     environments: list[Mapping[str, tuple[str, ...]]] = field(default_factory=list)  # of each command
     files: dict[str, str] = field(default_factory=dict)  # written by ``cat <<EOT > name``, by base name
-    filled: dict[str, Filled] = field(default_factory=dict)  # written by ``sed … > name``, by base name
-    piped: Filled = field(default_factory=lambda: Filled(None, {}))  # output of the last ``sed``
+    filled: dict[str, FilledTemplate] = field(
+        default_factory=dict
+    )  # written by ``sed … > name``, by base name
+    piped: FilledTemplate = field(
+        default_factory=lambda: FilledTemplate(None, {})
+    )  # output of the last ``sed``
     notes: list[str] = field(default_factory=list)  # assumptions and supplied values that differ
     supplied: frozenset[str] = frozenset()  # variables with supplied values
     keyed: set[str] = field(default_factory=set)  # associative arrays, with words in variables NAME[key]
@@ -210,7 +221,7 @@ class Variables:
         self._script.write((word.text for word in found), words=len(found))
         return found
 
-    def _pieced(self, parts: Sequence[Part], line: int) -> list[Word]:
+    def _pieced(self, parts: Sequence[WordPart], line: int) -> list[Word]:
         done: list[str] = [""]
         any_quoted, each = False, any(part.expands and _LISTS.fullmatch(part.text) for part in parts)
         for part in parts:
@@ -506,15 +517,15 @@ def _outside(words: Sequence[Word], joined: str) -> int | None:
     return None
 
 
-def _unquoted(text: str) -> list[Part]:
+def _unquoted(text: str) -> list[WordPart]:
     """Return the parts of a default, with the shell's quotes resolved."""
     if '"' not in text and "'" not in text:
         return parts_of(text)
     if text.startswith("#"):  # begins no comment here
-        return [Part("#"), *_unquoted(text[1:])]
-    found: list[Part] = []
+        return [WordPart("#"), *_unquoted(text[1:])]
+    found: list[WordPart] = []
     for token in lex(text):
-        found += [*([Part(" ")] if found and not token.joined else []), *token.parts]
+        found += [*([WordPart(" ")] if found and not token.joined else []), *token.parts]
     return found
 
 

@@ -40,7 +40,7 @@ Kind = Literal["word", "operator", "heredoc"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WordPart:
     """A part of a word: text, or an expansion such as ``${NAME:-8}``."""
 
     text: str
@@ -54,7 +54,7 @@ class Token:
 
     kind: Kind
     line: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[WordPart] = field(default_factory=list)
     joined: bool = False  # no blank before it
 
     @property
@@ -107,7 +107,7 @@ class _Lexer:
     def _step(self) -> None:
         """Take the next character or construct."""
         if (found := _PLAIN.match(self._text, self._at)) is not None:
-            self._add(Part(self._taken(len(found.group()))))
+            self._add(WordPart(self._taken(len(found.group()))))
             return
         char = self._text[self._at]
         if char == "\\":
@@ -123,7 +123,7 @@ class _Lexer:
             return
         elif char in "<>" and self._text.startswith("(", self._at + 1):
             end = self._balanced(self._at + 1)
-            self._add(Part("$" + self._text[self._at + 1 : end], expands=True, quoted=True))
+            self._add(WordPart("$" + self._text[self._at + 1 : end], expands=True, quoted=True))
             self._move(end - self._at)
         elif (found := _OPERATORS.match(self._text, self._at)) is not None:
             self._operate(found.group())
@@ -132,7 +132,7 @@ class _Lexer:
             self._blank = True
             self._move(1)
         else:
-            self._add(Part(char))
+            self._add(WordPart(char))
             self._move(1)
 
     def _operate(self, text: str) -> None:
@@ -141,7 +141,7 @@ class _Lexer:
             self._word = None
         self._close()
         sign = "\n" if text.endswith("\n") else text
-        self._tokens.append(Token("operator", self._line, [Part(sign)], joined=not self._blank))
+        self._tokens.append(Token("operator", self._line, [WordPart(sign)], joined=not self._blank))
         self._blank = sign == "\n"
         self._move(len(text))
         if sign == "\n" and self._below:
@@ -174,7 +174,7 @@ class _Lexer:
                     break
                 lines.append(line)
             body = "".join(f"{line}\n" for line in lines)
-            token.parts = parts_of(body) if expands else [Part(body, quoted=True)]
+            token.parts = parts_of(body) if expands else [WordPart(body, quoted=True)]
         self._below = []
 
     def _move(self, count: int) -> None:
@@ -182,7 +182,7 @@ class _Lexer:
         self._line += self._text.count("\n", self._at, self._at + count)
         self._at += count
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: WordPart) -> None:
         if self._word is None:
             self._word = Token("word", self._line, joined=not self._blank)
         self._word.parts.append(part)
@@ -200,34 +200,34 @@ class _Lexer:
         elif following == "\n":
             self._move(2)
         else:
-            self._add(Part(following, quoted=True))
+            self._add(WordPart(following, quoted=True))
             self._move(2)
 
     def _dollar(self) -> None:
         """Take ``$NAME``, ``$'text'``, ``$(…)``, or a back-quoted command."""
         if (found := _WRITTEN.match(self._text, self._at)) is not None:
-            self._add(Part(unescaped(found[1]), quoted=True))
+            self._add(WordPart(unescaped(found[1]), quoted=True))
             self._move(len(found.group()))
         elif self._text.startswith('$"', self._at):
             self._move(1)
             self._quote(self._text[self._at])
         else:
             text = self._expansion()
-            self._add(Part(text, expands=text != "$"))
+            self._add(WordPart(text, expands=text != "$"))
 
     def _quote(self, mark: str) -> None:
         """Take quoted text; only double quotes have expansions."""
         opened = self._line
-        self._add(Part("", quoted=True))
+        self._add(WordPart("", quoted=True))
         self._move(1)
         while self._at < len(self._text) and self._text[self._at] != mark:
             if (found := _QUOTED[mark].match(self._text, self._at)) is not None:
-                self._add(Part(self._taken(len(found.group())), quoted=True))
+                self._add(WordPart(self._taken(len(found.group())), quoted=True))
                 continue
             char = self._text[self._at]
             if char in "$`":
                 text = self._expansion()
-                self._add(Part(text, expands=text != "$", quoted=True))
+                self._add(WordPart(text, expands=text != "$", quoted=True))
                 continue
             following = self._text[self._at + 1 : self._at + 2]  # after a backslash
             if following == "\n":
@@ -236,7 +236,7 @@ class _Lexer:
             if following and following in '"$\\`':
                 self._move(1)
                 char = following
-            self._add(Part(char, quoted=True))
+            self._add(WordPart(char, quoted=True))
             self._move(1)
         if self._at >= len(self._text):
             raise ValueError(f"line {opened}: a quote stays open")
@@ -278,7 +278,7 @@ class _Lexer:
         raise ValueError(f"line {self._line}: a bracket stays open")
 
 
-def parts_of(text: str) -> list[Part]:
+def parts_of(text: str) -> list[WordPart]:
     """Return the parts of one word; its blanks stay."""
     escaped = text.replace('"', '\\"')
     found = [part for token in lex(f'"{escaped}"') for part in token.parts]

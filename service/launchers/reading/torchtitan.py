@@ -19,7 +19,7 @@ from meshwright.profiles.flags import flag_names
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import script_of
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.python_values import (
@@ -55,9 +55,9 @@ _SECTIONS = (
 )  # fmt: skip
 
 
-def overrides(known: Known) -> dict[str, Found]:
+def overrides(known: Known) -> dict[str, LocatedValue]:
     """Return values by dotted name from commands of scripts next to the configuration; the last counts."""
-    found: dict[str, Found] = {}
+    found: dict[str, LocatedValue] = {}
     for source in known.source.scripts():
         for words in script_of(source, known.overrides).commands:
             texts = [word.text for word in words]
@@ -65,7 +65,7 @@ def overrides(known: Known) -> dict[str, Found]:
             if start and (fault := unknown_arguments(words[start:])) is not None:
                 raise fault
             flags = _flags(texts[start:], all_its_own=start > 0)
-            found |= {name: Found(text, words[start + at].line) for at, name, text in flags}
+            found |= {name: LocatedValue(text, words[start + at].line) for at, name, text in flags}
     return found
 
 
@@ -86,7 +86,7 @@ def _flags(texts: list[str], *, all_its_own: bool) -> Iterator[tuple[int, str, s
             yield at, name, value if equals else "true" if following.startswith("--") else following
 
 
-def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list[str]]:
+def over(values: dict[str, LocatedValue], known: Known) -> tuple[dict[str, LocatedValue], list[str]]:
     """Return the configuration's values with the command's over them, and notes on the changes."""
     given = overrides(known)
     notes = [
@@ -161,7 +161,7 @@ def named_of(source: Source, overrides: Overrides) -> Named:
     return Named()
 
 
-def _stated(source: Source, known: Known) -> dict[str, Found]:
+def _stated(source: Source, known: Known) -> dict[str, LocatedValue]:
     """Return the configuration's values: of a document, a module, or one that a script names."""
     if not source.is_script and source.suffix != ".py":
         return document_of(source)
@@ -172,10 +172,10 @@ def _stated(source: Source, known: Known) -> dict[str, Found]:
         values = module_values(source, named.config if makes else "")
     else:
         values = _named_values(source, named)
-    return values | ({"model.name": Found(named.module, named.line)} if named.module else {})
+    return values | ({"model.name": LocatedValue(named.module, named.line)} if named.module else {})
 
 
-def _named_values(source: Source, named: Named) -> dict[str, Found]:
+def _named_values(source: Source, named: Named) -> dict[str, LocatedValue]:
     """Return the values of a configuration that a script names, of its registry or torchtitan's own.
 
     Raises:
@@ -195,7 +195,7 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
             allowed=f"one of its names, or its {_REGISTRY} next to the script",
             nearest=near[0] if near else None,
         )
-    return {name: Found(value, named.line) for name, value in _recipes()[named.config].items()}
+    return {name: LocatedValue(value, named.line) for name, value in _recipes()[named.config].items()}
 
 
 _OLDER = {
@@ -219,12 +219,12 @@ _OLDEST_FP8 = ("float8.enable_float8_linear", "training.enable_fp8_linear", "tra
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
 
-def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
+def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
     """Return names of all versions as those of 0.3: a microbatch's tokens are sequences of the longest."""
     found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
     eight = next((one for name in _OLDEST_FP8 if (one := found.pop(name, None)) and one.value), None)
     if eight is not None and "model.converters" not in found:
-        found["model.converters"] = Found(["float8"], eight.line)
+        found["model.converters"] = LocatedValue(["float8"], eight.line)
     tokens, length = values.get(_TOKENS), found.get("training.seq_len")
     if tokens is None or length is None:
         return found if tokens is None else found | {_TOKENS: tokens}
@@ -232,7 +232,7 @@ def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
     if not all(said) or said[0] % said[1]:
         message = f"line {tokens.line}: {said[0]} is no multiple of the {said[1]} tokens of a sequence"
         raise InvalidProblemError.of(_TOKENS, message, allowed=f"multiples of {said[1]}")
-    return found | {"training.local_batch_size": Found(said[0] // said[1], tokens.line)}
+    return found | {"training.local_batch_size": LocatedValue(said[0] // said[1], tokens.line)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ _DTYPES = {"bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mesh:
+class _ParallelDegrees:
     """Degrees of parallelism."""
 
     replicate: int
@@ -321,7 +321,7 @@ class TorchtitanReader:
         )
 
 
-def _mesh(fields: Fields, known: Known) -> _Mesh:
+def _mesh(fields: Fields, known: Known) -> _ParallelDegrees:
     """Return the degrees; -1 shards over the remaining GPUs."""
     at = "parallelism."
     replicate = fields.integer(f"{at}data_parallel_replicate_degree", 1)
@@ -340,7 +340,7 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
         others = replicate * tp * cp * pp
         shard = divided(world, others, field=f"{at}data_parallel_shard_degree", what="the other degrees")
         fields.note(f"data_parallel_shard_degree -1 is {shard} on {world} GPUs")
-    return _Mesh(replicate=replicate, shard=shard, tp=tp, cp=cp, pp=pp)
+    return _ParallelDegrees(replicate=replicate, shard=shard, tp=tp, cp=cp, pp=pp)
 
 
 def _configuration(
@@ -382,7 +382,9 @@ def _configuration(
     return found, found.global_batch_size
 
 
-def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh, *, is_module: bool) -> tuple[int, int]:
+def _expert_ranks(
+    fields: Fields, model: ModelSpec, mesh: _ParallelDegrees, *, is_module: bool
+) -> tuple[int, int]:
     """Return the ranks that experts are spread over, and those that split each of them.
 
     torchtitan 0.2.2, distributed/parallel_dims.py: ``efsdp = fsdp * tp // (etp * ep)``, and with ``ep > 1``
@@ -404,7 +406,9 @@ def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh, *, is_module: b
     return ranks, mesh.tp if ranks == 1 else split
 
 
-def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, int, int]) -> None:
+def _check(
+    fields: Fields, model: ModelSpec, mesh: _ParallelDegrees, pipeline: tuple[str, int, int]
+) -> None:
     """Check what torchtitan refuses on building model or trainer: heads, half slices, micro-batches."""
     schedule, stages, count = pipeline
     heads, seq = model.num_kv_heads, fields.integer("training.seq_len", 1)
@@ -423,7 +427,7 @@ def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, i
         fields.fault(name, why, allowed=f"{stages} micro-batches and more", nearest=str(stages))
 
 
-def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int]:
+def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tuple[int, int]:
     """Return micro-batch and count: a pipeline's local batch holds all, otherwise gradients accumulate."""
     local_name, all_name = "training.local_batch_size", "training.global_batch_size"
     stated = fields.optional(local_name)
@@ -457,7 +461,7 @@ def _schedule(fields: Fields, pp: int) -> str:
     return _NAMES.get(titan.lower(), "1f1b")
 
 
-def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
+def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
     name = "training.enable_cpu_offload"
     away = fields.flag(name, default=False)
     if away and (zero != 3 or mesh.pp > 1):  # noqa: PLR2004 - ZeRO-3
@@ -467,7 +471,7 @@ def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
     return "optimizer+parameters" if away else "none"
 
 
-def _zero(fields: Fields, mesh: _Mesh) -> int:
+def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
     """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
     reshard = fields.word("parallelism.fsdp_reshard_after_forward", "default", allowed=_RESHARD)
     if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:

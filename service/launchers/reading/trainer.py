@@ -48,7 +48,7 @@ from meshwright.service.launchers.reading.commands import (
     world_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
@@ -237,7 +237,7 @@ def start_of(source: Source, overrides: Overrides) -> tuple[Script, Command] | N
     return next((start for start in starts if start[1] is found), None)
 
 
-def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
+def _arguments_beside(source: Source, command: Command) -> dict[str, LocatedValue]:
     """Return the arguments in the file named first or by ``--config``; the command's own override them."""
     first = command.words[0] if command.words else Word("", 0)
     named = first if first.text.endswith(_DOCUMENTS) else _configuration(command)
@@ -455,7 +455,7 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
 
-def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, Found]:
+def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedValue]:
     """Return arguments by name; the last of equal ones counts.
 
     Raises:
@@ -463,7 +463,7 @@ def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, Found]:
     """
     if (fault := unknown_arguments(words)) is not None:
         raise fault
-    found: dict[str, Found] = {}
+    found: dict[str, LocatedValue] = {}
     for at, word in enumerate(words):
         if not word.text.startswith("--"):
             continue
@@ -476,7 +476,7 @@ def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, Found]:
             key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
         if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and overrides.model:
             continue
-        found[key] = Found(text, word.line)
+        found[key] = LocatedValue(text, word.line)
     return found
 
 

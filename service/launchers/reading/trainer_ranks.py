@@ -38,7 +38,7 @@ from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Sou
 from meshwright.service.launchers.reading.commands import Command, environment_of, takes_every_gpu, world_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import (
-    Found,
+    LocatedValue,
     Values,
     document_of,
     looks_like_document,
@@ -88,7 +88,7 @@ def ranks_run(
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, overrides)
-    said = shares or Shares.of(known.source, {ENGINE: Found("MULTI_GPU", 0)})
+    said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
@@ -98,7 +98,7 @@ def ranks_run(
         overrides.num_gpus
     )  # the launcher sets their number
     if elsewhere:
-        values["num_processes"] = Found(overrides.num_gpus, ranks.line if ranks else 0)
+        values["num_processes"] = LocatedValue(overrides.num_gpus, ranks.line if ranks else 0)
     if elsewhere and ranks is not None:
         values.pop("num_machines", None)
         fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
@@ -141,7 +141,7 @@ _OFFLOADED = {
 _OFFLOADS = "fsdp_config.fsdp_offload_params"
 
 
-def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
+def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
     """Return ``--fsdp`` and ``--fsdp_config`` as accelerate's values (transformers, _process_fsdp_args)."""
     said, line = fields.raw("fsdp") or "", fields.place("fsdp")[1]
     words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
@@ -161,7 +161,7 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
         found.setdefault("fsdp_config.fsdp_reshard_after_forward", strategy == "full_shard")
         if strategy not in _STRATEGIES[:2]:
             fields.fault("fsdp", f"{strategy} is FSDP1's alone", allowed=", ".join(_STRATEGIES[:2]))
-    return {key: Found(value, line) for key, value in found.items()}
+    return {key: LocatedValue(value, line) for key, value in found.items()}
 
 
 def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
@@ -189,11 +189,11 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Arguments, over: Col
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
-    values = {**shares.values, "mixed_precision": Found(overrides.values["precision"], 0)}
+    values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
     return plugin_run(Fields(shares.source.name, values, overrides), shares.source, overrides, given)
 
 
-def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, Found]:
+def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, LocatedValue]:
     """Return the arguments that accelerate's variables add (transformers, training_args.py).
 
     Raises:
@@ -209,9 +209,9 @@ def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> 
     found = {}
     precision = said.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision in ("bf16", "fp16") and not any(name in values for name in ("bf16", "fp16")):
-        found[precision] = Found(True, 0)
+        found[precision] = LocatedValue(True, 0)
     if said.get("ACCELERATE_DYNAMO_BACKEND", "no") not in ("no", "") and "torch_compile" not in values:
-        found["torch_compile"] = Found(True, 0)
+        found["torch_compile"] = LocatedValue(True, 0)
     return found
 
 
@@ -219,7 +219,7 @@ _MESH_OF_ACCELERATE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 _OF_ACCELERATE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", _MESH_OF_ACCELERATE)
 
 
-def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
+def on_its_engine(command: Command, values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
     """Return the arguments with the ZeRO switch of a script that ``deepspeed`` starts without a file.
 
     Raises:
@@ -235,13 +235,13 @@ def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found
             f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
             allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
         )
-    return {**values, "deepspeed": Found(True, runner.line)}
+    return {**values, "deepspeed": LocatedValue(True, runner.line)}
 
 
 def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchFile:
     key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
     if fields.has_section(key):  # the file's content in place of its name
-        inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
+        inside = {one: LocatedValue(value, 0) for one, value in fields.section(key).items()}
         _require_same(inside, key, overrides, known.overrides.values)
         return _of_deepspeeds(inside, key, overrides)
     name = fields.raw(key)
@@ -256,7 +256,7 @@ def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchF
         away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
         values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in away}
         return _of_deepspeeds(
-            {one: Found(value, 0) for one, value in values.items()}, "deepspeed", overrides
+            {one: LocatedValue(value, 0) for one, value in values.items()}, "deepspeed", overrides
         )
     return run_of_deepspeeds_file(
         str(name), fields, known.source, overrides, key=key, over=known.overrides.values
@@ -286,11 +286,11 @@ def run_of_deepspeeds_file(
         _require_same(values, base, overrides, over)
     elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
         _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, overrides, over)
-    filled = {key: Found("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
+    filled = {key: LocatedValue("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
     return _of_deepspeeds({**values, **filled}, base, overrides)
 
 
-def _of_deepspeeds(values: Mapping[str, Found], base: str, overrides: Overrides) -> LaunchFile:
+def _of_deepspeeds(values: Mapping[str, LocatedValue], base: str, overrides: Overrides) -> LaunchFile:
     """Return the run of DeepSpeed's values, with ``auto`` filled from supplied values."""
     text = json.dumps(_nested(_resolved(values, overrides)))
     name = base if base.endswith(".json") else f"{base}.json"
@@ -307,7 +307,7 @@ def engines_precision(fields: Fields, beside: Source) -> str:
     return next(on, "")
 
 
-def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
+def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
     """Return a built-in file of LLaMA-Factory, ms-swift or Axolotl by its usual name."""
     match = _BUILT_IN.fullmatch(base)
     if match is None:
@@ -321,10 +321,10 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
     found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
     device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
     weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
-    return {name: Found(value, 0) for name, value in {**found, **device, **weights}.items()}
+    return {name: LocatedValue(value, 0) for name, value in {**found, **device, **weights}.items()}
 
 
-def _resolved(values: Mapping[str, Found], overrides: Overrides) -> dict[str, object]:
+def _resolved(values: Mapping[str, LocatedValue], overrides: Overrides) -> dict[str, object]:
     """Return DeepSpeed's values with ``auto`` replaced as by transformers' ``HfTrainerDeepSpeedConfig``."""
     known, keys = _filled(overrides), flag_names(DeepSpeedReader.name)
     found: dict[str, object] = {}
@@ -347,7 +347,7 @@ def _filled(overrides: Overrides) -> dict[str, int | str | bool]:
 
 
 def _require_same(
-    values: Mapping[str, Found], base: str, overrides: Overrides, over: Collection[str]
+    values: Mapping[str, LocatedValue], base: str, overrides: Overrides, over: Collection[str]
 ) -> None:
     """Refuse a file with another batch or type than the trainer's arguments: transformers stops."""
     fields = Fields(base, values)

@@ -42,7 +42,7 @@ from meshwright.service.launchers.reading.commands import (
     script_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
-from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import PREFERENCE_LOSSES, PREFERENCES
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
@@ -116,7 +116,7 @@ class TrlReader:
         liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
         fields.stop()
         unread = fields.unread("trl", "transformers")
-        plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
+        plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
         rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
         if shares is not None and shares.kind() == "DEEPSPEED":
             run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
@@ -165,7 +165,7 @@ def _sft_by_deepspeed(
     return ranks_run(TrlReader.name, fields, known, overrides, shares)
 
 
-def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, Found]:
+def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
     """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
     start = start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)

@@ -208,7 +208,7 @@ def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
             loss_kwargs={"global_valid_tokens": total}, return_outputs=False, **options,
         )  # fmt: skip
 
-    held = Held(parts)
+    held = PeakMemoryTracker(parts)
     try:
         step()
         held.look()
@@ -225,7 +225,7 @@ def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
         return {"untraced": said(error)}
 
 
-class Held:
+class PeakMemoryTracker:
     """Shards, gathered weights and gradients when a rank holds most of each.
 
     A pipeline's runtime keeps weights gathered and adds whole gradients up until it reduces them; elsewhere

@@ -11,15 +11,15 @@ from meshwright.service.api.routes.keys import create_key, revoke_key
 from meshwright.service.api.schemas import NewKeyView
 from meshwright.service.auth.keys import Keys
 from meshwright.service.web.callers import ADMINISTERS, FormDep
-from meshwright.service.web.fields import Field, Form, faulty, request_of
+from meshwright.service.web.fields import Form, FormField, faulty, request_of
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
 
 LISTED = 50
 router = APIRouter(prefix="/keys")
 FIELDS = (
-    Field(name="title", at=("title",), label="For whom", hint="a name to know it by"),
-    Field(
+    FormField(name="title", at=("title",), label="For whom", hint="a name to know it by"),
+    FormField(
         name="scope",
         at=("scope",),
         label="May",
@@ -27,7 +27,7 @@ FIELDS = (
         default="submit",
         choices=(("read", "read"), ("submit", "read and submit"), ("admin", "everything, keys too")),
     ),
-    Field(
+    FormField(
         name="days", at=("expires_in_days",), label="Ends after", kind="number", hint="days; empty: never"
     ),
 )

@@ -18,7 +18,7 @@ from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.sides import comparison_of
-from meshwright.service.reporting import Asked, only, report_of
+from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.views import problem_of
 from meshwright.solver.answer import plan_from_json
@@ -39,7 +39,7 @@ def show_plan(
     whole = answer_from_json({**(job.answer or {}), "plans": [body]})
     answer = only(whole, whole.plans[0])
     profile, _ = profile_for(service, problem, answer.versions)
-    document = report_of(answer, problem, profile, Asked(what_if="none"))
+    document = report_of(answer, problem, profile, ReportOptions(what_if="none"))
     best = jobs.plans(tenant, job.id, page_size=1, page_token=None)[1].items
     return page(
         request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best[0]["plan_id"]

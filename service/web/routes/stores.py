@@ -25,13 +25,13 @@ from meshwright.service.api.schemas import DefinitionView
 from meshwright.service.db.definition_records import Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from meshwright.service.web.choices import suggestions_of
-from meshwright.service.web.fields import Field, Form, Values, faulty, request_of
+from meshwright.service.web.fields import Form, FormField, Values, faulty, request_of
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
 
 router = APIRouter()
 LISTED = 50
-_NAME = Field(
+_NAME = FormField(
     name="name", at=("path", "name"), label="Name", required=True, hint="a to z, 0 to 9 and . _ -"
 )
 _DOCUMENT = {
@@ -41,8 +41,8 @@ _DOCUMENT = {
 }  # fmt: skip
 
 
-def _fields(kind: str) -> tuple[Field, ...]:
-    document = Field(
+def _fields(kind: str) -> tuple[FormField, ...]:
+    document = FormField(
         name="document",
         at=("document",),
         label="Document",
@@ -171,7 +171,7 @@ def _list(
     )
 
 
-def _document(fields: Sequence[Field], values: Values) -> Mapping[str, object]:
+def _document(fields: Sequence[FormField], values: Values) -> Mapping[str, object]:
     document = request_of(fields, values).get("document")
     if not isinstance(document, dict):
         raise InvalidProblemError.of("/document", "is required")

@@ -16,7 +16,7 @@ from meshwright.service.db.tables import plans, verifications
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
-from meshwright.service.stores.verifications import Claim, Verifications
+from meshwright.service.stores.verifications import VerificationClaim, Verifications
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from meshwright.workers.verifying import verify_next
 from tests.processes.servers import until, working
@@ -81,7 +81,7 @@ def built(store: Verifications) -> None:
     assert store.settle(claim, BUILT)
 
 
-def lost(store: Verifications) -> Claim:
+def lost(store: Verifications) -> VerificationClaim:
     """The claim of a worker that was heard of no more."""
     claim = store.claim()
     assert claim is not None

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection
 
-from meshwright.service.api.watch import LOOK_S, Watch
+from meshwright.service.api.watch import LOOK_S, EventWatch
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
 from meshwright.service.jobs.engine import JobEngine
@@ -49,7 +49,7 @@ def ended_job(database: Database, engine: JobEngine) -> str:
 
 def test_who_comes_during_a_look_misses_nothing(database: Database, engine: JobEngine) -> None:
     gated = GatedDatabase(str(database.url))
-    watch = Watch(gated, is_stopping=lambda: False)
+    watch = EventWatch(gated, is_stopping=lambda: False)
 
     async def come(job_id: str) -> list[list[int]]:
         early = asyncio.create_task(watch.events(TENANT, job_id, after=RUNNING, timeout_s=5))
@@ -66,7 +66,7 @@ def test_who_comes_during_a_look_misses_nothing(database: Database, engine: JobE
 def test_two_hundred_followers_are_one_look(database: Database, engine: JobEngine) -> None:
     gated = GatedDatabase(str(database.url))
     gated.gate.set()
-    watch = Watch(gated, is_stopping=lambda: False)
+    watch = EventWatch(gated, is_stopping=lambda: False)
 
     async def follow(job_id: str) -> list[list[int]]:
         many = (watch.events(TENANT, job_id, after=QUEUED, timeout_s=5) for _ in range(200))
@@ -78,7 +78,7 @@ def test_two_hundred_followers_are_one_look(database: Database, engine: JobEngin
 
 
 def test_a_server_that_stops_lets_its_followers_go(database: Database, engine: JobEngine) -> None:
-    watch = Watch(database, is_stopping=lambda: True)
+    watch = EventWatch(database, is_stopping=lambda: True)
     job_id = ended_job(database, engine)
     found = asyncio.run(
         asyncio.wait_for(watch.events(TENANT, job_id, after=ENDED, timeout_s=60), 10 * LOOK_S)

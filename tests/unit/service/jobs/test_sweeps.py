@@ -9,7 +9,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs as job_table
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.retention import DAY_S, Retention
 from meshwright.service.jobs.sweeps import Sweeps
 from tests.builders import an_infeasible_answer
@@ -155,7 +155,7 @@ def test_a_sweep_without_any_plan_is_infeasible_or_failed(
 def test_a_sweep_counts_once_in_lists_and_quotas(
     database: Database, engine: JobEngine, queue: RememberingQueue
 ) -> None:
-    limits = Limits(max_queued_jobs=2, max_submits_per_minute=3)
+    limits = TenantLimits(max_queued_jobs=2, max_submits_per_minute=3)
     jobs = Jobs(database, engine, queue, queue_timeout_s=60.0, limits=limits)
     first = jobs.submit(TENANT, a_sweep())
     second = jobs.submit(TENANT, a_sweep(global_batch_size=[64, 128]))  # 5 children, 2 jobs

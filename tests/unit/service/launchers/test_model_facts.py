@@ -72,7 +72,7 @@ def seen(model: ModelSpec) -> tuple[object, ...]:
     return *counts, *adapters, model_facts(model), flags, tuple(latent)
 
 
-def _router(model: ModelSpec) -> list[megatron_flags.Flag]:
+def _router(model: ModelSpec) -> list[megatron_flags.MegatronFlag]:
     if model.moe is None:
         return []
     layers = megatron_flags.flag("moe-layer-freq", megatron_flags.expert_layers(model))

@@ -10,7 +10,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.resume import with_resume_files
 from meshwright.service.launchers.target import ExportBundle
-from meshwright.service.replan.finish import Replan, Way, replanned
+from meshwright.service.replan.finish import FinishOption, Replan, replanned
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan
@@ -51,7 +51,7 @@ def answered(**body: object) -> Replan:
     return replanned(asked(**body), running()[1])
 
 
-def way(found: Replan, kind: str) -> Way:
+def way(found: Replan, kind: str) -> FinishOption:
     return next(one for one in found.ways if one.kind == kind)
 
 

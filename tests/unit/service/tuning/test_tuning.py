@@ -21,7 +21,7 @@ from meshwright.service.library import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
 from meshwright.service.tuning.decide import believed, held, next_plan, report_of, standing
-from meshwright.service.tuning.runs import Measured, Start, end_leftovers, run_plan
+from meshwright.service.tuning.runs import RunOptions, RunResult, end_leftovers, run_plan
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
@@ -51,9 +51,9 @@ def asked() -> tuple[Problem, Profile, Answer]:
 
 def run(
     folder: Path, script: str, *, limit_s: float = 20.0, config: Configuration | None = None
-) -> Measured:
+) -> RunResult:
     (folder / "train.sh").write_text(script)
-    start = Start(command=("bash", "{save_dir}/train.sh", "{steps}"), steps=7, limit_s=limit_s)
+    start = RunOptions(command=("bash", "{save_dir}/train.sh", "{steps}"), steps=7, limit_s=limit_s)
     return run_plan("aaa", config or a_configuration(), folder, start)
 
 
@@ -142,7 +142,7 @@ def test_a_plan_runs_on_the_nodes_of_a_slurm_allocation(
 ) -> None:
     task = 'echo "task ${SLURM_PROCID} on ${SLURMD_NODENAME}"\n' + LOGS.replace("$1", "250.0")
     slurm_run(tmp_path, monkeypatch, 2, task)
-    found = run_plan("aaa", a_configuration(), tmp_path, Start(command=(), steps=6, limit_s=20.0))
+    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=20.0))
     assert (found.outcome, found.step_time_s) == ("measured", 0.25), found.said
     log = (tmp_path / "tune.log").read_text()
     assert "task 0 on n1\n" in log
@@ -155,7 +155,7 @@ def test_within_srun_which_holds_the_nodes_a_plan_of_one_starts_itself_and_one_o
     """``srun --pty bash``: another srun in it waits for ever, and every plan would be called hung."""
     slurm_run(tmp_path, monkeypatch, 2, "exit 1")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    start = Start(command=(), steps=6, limit_s=20.0)
+    start = RunOptions(command=(), steps=6, limit_s=20.0)
     with pytest.raises(InvalidProblemError, match="a plan of several nodes would wait"):
         run_plan("aaa", a_configuration(), tmp_path, start)
     (tmp_path / "launch.sbatch").write_text(PLAN.replace("--nodes=2", "--nodes=1"))
@@ -170,7 +170,7 @@ def test_a_node_that_fails_ends_the_run_on_the_others(
 ) -> None:
     task = 'if [ ${SLURM_PROCID} = 0 ]; then echo "RuntimeError: no GPU"; exit 3; fi; sleep 15'
     slurm_run(tmp_path, monkeypatch, 2, task)
-    found = run_plan("aaa", a_configuration(), tmp_path, Start(command=(), steps=6, limit_s=12.0))
+    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=12.0))
     assert (found.outcome, "no GPU" in found.said) == ("failed", True)
 
 
@@ -200,7 +200,10 @@ def test_a_run_that_never_ends_but_logs_its_steps_is_measured(tmp_path: Path) ->
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="nothing-of-that-name"):
         run_plan(
-            "a", a_configuration(), tmp_path, Start(command=("nothing-of-that-name",), steps=4, limit_s=1)
+            "a",
+            a_configuration(),
+            tmp_path,
+            RunOptions(command=("nothing-of-that-name",), steps=4, limit_s=1),
         )
 
 
@@ -312,8 +315,8 @@ def test_a_step_longer_than_its_run_is_refused_with_the_reason() -> None:
     assert found.said == "a step of 1.5 s is longer than its whole run of 1 s"
 
 
-def measured(plan_id: str, seconds: float | None, outcome: str = "measured") -> Measured:
-    return Measured(
+def measured(plan_id: str, seconds: float | None, outcome: str = "measured") -> RunResult:
+    return RunResult(
         plan_id=plan_id, outcome=outcome, seconds=1.0, gpu_minutes=0.1, step_time_s=seconds,  # type: ignore[arg-type]
     )  # fmt: skip
 

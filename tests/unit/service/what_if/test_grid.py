@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.what_if import WhatIfs
-from meshwright.service.what_if.carried import Found, candidate_of
-from meshwright.service.what_if.changes import Question
+from meshwright.service.what_if.carried import WhatIfPlan, candidate_of
+from meshwright.service.what_if.changes import WhatIfQuestion
 from meshwright.service.what_if.grid import Method, searched, what_ifs
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import changes_of, with_changes
@@ -122,10 +122,10 @@ def test_any_launcher_is_as_fast_as_the_fastest_and_carried_plans_keep_theirs() 
     problem, answer = small_answer()
     profile = default_profile(problem.cluster, problem.launcher)
     of_any = replace(problem, launcher="any")
-    union = searched(Question(problem=of_any, profile=profile))
-    alone = searched(Question(problem=problem, profile=profile))
-    assert isinstance(union, Found)
-    assert isinstance(alone, Found)
+    union = searched(WhatIfQuestion(problem=of_any, profile=profile))
+    alone = searched(WhatIfQuestion(problem=problem, profile=profile))
+    assert isinstance(union, WhatIfPlan)
+    assert isinstance(alone, WhatIfPlan)
     assert union.rate >= alone.rate
     plans = tuple(replace(plan, launchers=("megatron-lm",)) for plan in answer.plans)
     carried = what_ifs(of_any, profile, replace(answer, plans=plans), method="predict")
@@ -160,5 +160,5 @@ def test_a_plan_with_its_own_switches_is_carried_over_with_them() -> None:
     assert workload.framework_options == {"moe_dispatcher": "hybridep", "overlap_experts": True}
     assert changes_of(workload, problem.workload) == switched
     candidate = candidate_of(replace(a_plan(), workload=switched), problem)
-    question = Question(problem=problem, profile=default_profile(problem.cluster, problem.launcher))
+    question = WhatIfQuestion(problem=problem, profile=default_profile(problem.cluster, problem.launcher))
     assert candidate.asks(question).problem.workload == workload

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.documents import Found
+from meshwright.service.launchers.reading.documents import LocatedValue
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
 from meshwright.service.launchers.reading.registry import read_launch_files
@@ -21,7 +21,7 @@ def test_a_size_begins_at_1_whatever_is_wrong_with_it(text: str) -> None:
 
 
 def test_a_value_that_is_asked_for_twice_is_one_fault() -> None:
-    fields = Fields("a.yaml", {"num_machines": Found(0, 4)})
+    fields = Fields("a.yaml", {"num_machines": LocatedValue(0, 4)})
     assert [fields.integer("num_machines", 1) for _ in range(2)] == [1, 1]
     assert len(fields.faults) == 1
 
