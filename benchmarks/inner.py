@@ -22,7 +22,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.certify.request import Request, row_request
-from meshwright.solver.search.certify.split_model import Verdict, judge
+from meshwright.solver.search.certify.split_model import CpSatResult, judge
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows
 from meshwright.solver.search.rows import Rows
@@ -109,7 +109,7 @@ def line(label: str, row: Rows) -> tuple[str, ...]:
         time_limit_s=_LIMIT_S,
         deterministic_limit=_LIMIT_S,
     )
-    verdicts: list[Verdict] = []
+    verdicts: list[CpSatResult] = []
     judged = best_of_three_s(lambda: verdicts.append(judge(request)))
     found_s = (verdicts[0].objective_us or 0) * 1e-6
     return (

@@ -46,11 +46,11 @@ from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice
-from meshwright.solver.calibration.measured import Measured, measured_of
+from meshwright.solver.calibration.measured import TimedPrediction, measured_of
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
-from meshwright.solver.explain.compare import Side, compared
+from meshwright.solver.explain.compare import ComparedConfiguration, compared
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict as predicted
@@ -366,7 +366,7 @@ def explain(
 
 def compared_with_best(found: PlanResult, problem: Problem, own: Configuration) -> ExplainResult:
     """Compare a configuration under its own problem with the best plan; errors as ``PlanResult.best``."""
-    sides = Side(problem=problem, configuration=own), side_of(found.best, found.problem)
+    sides = ComparedConfiguration(problem=problem, configuration=own), side_of(found.best, found.problem)
     comparison = compared(found.profile, *sides)
     return ExplainResult(
         result=found,
@@ -493,7 +493,7 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
     return profile_with(problem, [_read(one) for one in given])
 
 
-def measured_of_question(problem: Problem, profile: Profile, given: Profiles) -> list[Measured]:
+def measured_of_question(problem: Problem, profile: Profile, given: Profiles) -> list[TimedPrediction]:
     """Return the timed runs of a problem that its calibrations carry, predicted under ``profile``.
 
     Args:
@@ -552,9 +552,9 @@ def recommended(problem: Problem) -> Problem:
     )
 
 
-def side_of(plan: Plan, asked: Problem) -> Side:
+def side_of(plan: Plan, asked: Problem) -> ComparedConfiguration:
     """Return a plan with the problem as it settled it: launcher, precision, optimizer, switches, batch."""
-    return Side(problem=settled_problem(plan, asked), configuration=plan.config)
+    return ComparedConfiguration(problem=settled_problem(plan, asked), configuration=plan.config)
 
 
 def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...]:

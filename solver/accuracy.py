@@ -21,7 +21,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate as calibrated_on
 from meshwright.solver.calibration.calibrate import default_profile_of, least_step_s
-from meshwright.solver.calibration.choose import Candidates, Choice, measuring_order, random_order
+from meshwright.solver.calibration.choose import Choice, RunCandidates, measuring_order, random_order
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -263,7 +263,7 @@ class Draw:
         if self.choose == "random":
             return random_order(len(usable), self.seed)
         asked = [Observation.of_shape(run.shape) for run in usable if run.shape is not None]
-        return measuring_order(Candidates.of(asked, self.profile_of))
+        return measuring_order(RunCandidates.of(asked, self.profile_of))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

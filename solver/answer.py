@@ -467,7 +467,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class NearbyShape:
     """One nearby shape with its price."""
 
     change: str  # ``vocabulary 50257 → 50304``
@@ -490,7 +490,7 @@ class ShapeAdvice:
     config: Configuration
     prediction: Prediction
     num_parameters: int
-    shapes: tuple[Shape, ...]
+    shapes: tuple[NearbyShape, ...]
     not_searched: tuple[str, ...] = ()  # changes with too many configurations to look at all of them
 
 

@@ -26,7 +26,7 @@ from meshwright.service.library import costs_of, is_measured, of_one_cluster
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
-from meshwright.solver.calibration.choose import Candidates, measuring_order
+from meshwright.solver.calibration.choose import RunCandidates, measuring_order
 from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
@@ -123,7 +123,7 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
     if len(done) == len(observations):
         message = "every row is measured; add rows without step_time_s as candidates"
         raise InvalidProblemError.of("--measure-next", message)
-    order = measuring_order(Candidates.of(observations, default_profile_of), done)
+    order = measuring_order(RunCandidates.of(observations, default_profile_of), done)
     return [observations[index].name for index in islice(order, count)]
 
 

@@ -52,7 +52,7 @@ from meshwright.service.reporting import ReportOptions, report_of
 from meshwright.service.requests.jobs import Sweep, read_job_request
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
-from meshwright.solver.calibration.measured import Measured
+from meshwright.solver.calibration.measured import TimedPrediction
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
@@ -187,7 +187,11 @@ def _save(
 
 
 def _print(
-    form: Form, answer: Answer, problem: Problem, document: dict[str, Any], measured: Sequence[Measured]
+    form: Form,
+    answer: Answer,
+    problem: Problem,
+    document: dict[str, Any],
+    measured: Sequence[TimedPrediction],
 ) -> None:
     if form == "json":
         print_json(document)

@@ -11,7 +11,7 @@ from meshwright.profiles.documents import shown
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, tied, wrapped
 from meshwright.solver.answer import Plan
-from meshwright.solver.calibration.measured import Compared, Measured
+from meshwright.solver.calibration.measured import Compared, TimedPrediction
 
 MOST_ROWS = 20  # of a list of runs; --json has all
 
@@ -40,7 +40,7 @@ def off_by(predicted_s: float, measured_s: float) -> str:
     return f"{(predicted_s / measured_s - 1.0) * 100:+.1f} %"
 
 
-def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: int) -> list[Text]:
+def measured_lines(measured: Sequence[TimedPrediction], plans: Sequence[Plan], width: int) -> list[Text]:
     """Return every measured run of the question below the ranking, however slow it is predicted now."""
     if not measured:
         return []
@@ -60,7 +60,7 @@ def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: i
     return lines
 
 
-def _place(one: Measured, plans: Sequence[Plan]) -> str:
+def _place(one: TimedPrediction, plans: Sequence[Plan]) -> str:
     for plan in plans:
         if one.is_of(plan):
             return f"#{plan.rank}"

@@ -30,7 +30,7 @@ from meshwright.service.report.sentences import (
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
-from meshwright.solver.calibration.measured import Measured
+from meshwright.solver.calibration.measured import TimedPrediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
@@ -41,7 +41,7 @@ _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
 def render_answer(
-    answer: Answer, problem: Problem, *, width: int, measured: Sequence[Measured] = ()
+    answer: Answer, problem: Problem, *, width: int, measured: Sequence[TimedPrediction] = ()
 ) -> RenderableType:
     """Lay out the whole answer for ``width`` columns; ``measured`` runs follow the ranking."""
     if answer.status == "infeasible":

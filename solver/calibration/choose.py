@@ -34,7 +34,7 @@ _MOST_JUDGED = 1024  # runs with summed uncertainty, evenly drawn where there ar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class RunCandidates:
     """Runs that could be measured."""
 
     features: FloatArray  # (n, F)
@@ -46,7 +46,7 @@ class Candidates:
         return len(self.features)
 
     @classmethod
-    def of(cls, observations: Sequence[Observation], profile_of: ProfileOf) -> Candidates:
+    def of(cls, observations: Sequence[Observation], profile_of: ProfileOf) -> RunCandidates:
         """Return the runs under their uncalibrated profiles."""
         names = tuple(TIME_WIDTHS)
         offsets = np.concatenate([np.zeros((1, len(names))), _STEP * np.eye(len(names))])
@@ -76,7 +76,7 @@ def random_order(num_runs: int, seed: int) -> Iterator[int]:
     return (int(i) for i in np.random.default_rng(seed).permutation(num_runs))
 
 
-def measuring_order(candidates: Candidates, measured: Sequence[int] = ()) -> Iterator[int]:
+def measuring_order(candidates: RunCandidates, measured: Sequence[int] = ()) -> Iterator[int]:
     """Yield the runs that are not measured yet in the order in which to measure them.
 
     Args:
@@ -87,7 +87,7 @@ def measuring_order(candidates: Candidates, measured: Sequence[int] = ()) -> Ite
     return islice(_greedy(candidates, known), len(known), None)
 
 
-def _greedy(candidates: Candidates, first: Sequence[int]) -> Iterator[int]:
+def _greedy(candidates: RunCandidates, first: Sequence[int]) -> Iterator[int]:
     """Yield ``first``, then the runs that reduce the variance most, by a pivoted Cholesky factor."""
     n = len(candidates)
     judged = np.unique(np.linspace(0, n - 1, min(n, _MOST_JUDGED)).astype(np.int64))

@@ -22,7 +22,7 @@ from meshwright.solver.problem import Problem, Workload, with_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class TimedPrediction:
     """One timed run of a question, with its prediction under the profile at hand."""
 
     name: str
@@ -96,7 +96,9 @@ def question_of(problem: Problem) -> dict[str, Any]:
     }
 
 
-def measured_of(problem: Problem, profile: Profile, calibrations: Sequence[Calibration]) -> list[Measured]:
+def measured_of(
+    problem: Problem, profile: Profile, calibrations: Sequence[Calibration]
+) -> list[TimedPrediction]:
     """Return the timed runs of ``problem`` that calibrations carry, the one predicted fastest first.
 
     A record that this version cannot read is left out.
@@ -110,7 +112,7 @@ def measured_of(problem: Problem, profile: Profile, calibrations: Sequence[Calib
     return sorted(found, key=lambda one: (one.prediction.step_time_s, one.name))
 
 
-def _measured(problem: Problem, profile: Profile, record: Mapping[str, Any]) -> Measured | None:
+def _measured(problem: Problem, profile: Profile, record: Mapping[str, Any]) -> TimedPrediction | None:
     """Return a record's run; None if it answers another question or another version wrote it."""
     try:
         if record["question"] != question_of(problem):
@@ -120,7 +122,7 @@ def _measured(problem: Problem, profile: Profile, record: Mapping[str, Any]) -> 
         measured_s, asked = float(record["step_time_s"]), replace(problem, workload=workload)
         if not 0.0 < measured_s < inf or not _runs(asked, configuration):
             return None
-        return Measured(
+        return TimedPrediction(
             name=str(record["run"]),
             workload=workload,
             request=problem.workload,

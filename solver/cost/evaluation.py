@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.profiles.cluster import power_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
-from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Priced
+from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
@@ -30,7 +30,7 @@ ROUNDED_BYTES = 16  # a stage's memory terms are rounded to bytes, each alone
 class Stage:
     """One pipeline stage on its node group: seconds of one micro-batch, bytes of its memory."""
 
-    on: Priced
+    on: PricedPipelines
     row: int  # of ``on``
     stage: int
     hop_s: float = 0.0  # of a transfer beyond its own group's, each direction
@@ -246,14 +246,14 @@ def _pipelines(
     for at, some in enumerate(places):
         for group, mesh in some:
             meshes.setdefault(group, {})[at, mesh.tensor_parallel_size] = mesh
-    on = dict[int, Priced]()
+    on = dict[int, PricedPipelines]()
     for group, asked in meshes.items():
         if group == EVERYWHERE:
             alone = (nodes.problem, profile)
         else:
             alone = (nodes.problems[group], nodes.profiles[group])
         name = "" if group == EVERYWHERE else nodes.names[group]
-        on[group] = Priced.of(*alone, list(asked.values()), group, name, with_spread=with_spread)
+        on[group] = PricedPipelines.of(*alone, list(asked.values()), group, name, with_spread=with_spread)
     rows = {group: {pair: row for row, pair in enumerate(asked)} for group, asked in meshes.items()}
     hops, found = _Hops(nodes), list[Pipeline]()
     for at, (config, some) in enumerate(zip(configs, places, strict=True)):
@@ -271,7 +271,7 @@ class _Hops:
         self._nodes = nodes
         self._known = dict[tuple[int, int, float], float]()
 
-    def beyond_s(self, before: tuple[Priced, int], own: tuple[Priced, int]) -> float:
+    def beyond_s(self, before: tuple[PricedPipelines, int], own: tuple[PricedPipelines, int]) -> float:
         """Return how much longer a transfer from the stage before takes than one inside the group."""
         if before[0].group == own[0].group:
             return 0.0
@@ -296,27 +296,29 @@ class StageTable:
         self.num_microbatches = np.array([one.config.num_microbatches for one in pipelines])
         self._rows = np.array([stage.row for stage in stages])
         self._ranks = np.array([stage.stage for stage in stages])
-        by_prices = dict[int, tuple[Priced, list[int]]]()
+        by_prices = dict[int, tuple[PricedPipelines, list[int]]]()
         for at, stage in enumerate(stages):
             by_prices.setdefault(id(stage.on), (stage.on, []))[1].append(at)
         self._on = [(on, np.array(where)) for on, where in by_prices.values()]
 
-    def of_ranks(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
+    def of_ranks(self, read: Callable[[PricedPipelines], FloatArray]) -> FloatArray:
         """Return values of stages, (s,), from those of every rank, (n, R)."""
         return self._each(lambda on, rows, ranks: read(on)[rows, ranks])
 
-    def of_rows(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
+    def of_rows(self, read: Callable[[PricedPipelines], FloatArray]) -> FloatArray:
         """Return values of stages, (s,), from those of the rows that price them, (n,)."""
         return self._each(lambda on, rows, _ranks: read(on)[rows])
 
-    def of_parts(self, read: Callable[[Priced], FloatArray], *, replayed: bool = False) -> FloatArray:
+    def of_parts(
+        self, read: Callable[[PricedPipelines], FloatArray], *, replayed: bool = False
+    ) -> FloatArray:
         """Return values of stages, (s,), summed over the parts that they hold, from values by part, (n, P).
 
         ``replayed``: over their fully recomputed parts. Where prediction layers are parts of their own,
         values may count them with the head: (n, P - 1).
         """
 
-        def held(on: Priced, rows: IntArray, ranks: IntArray) -> FloatArray:
+        def held(on: PricedPipelines, rows: IntArray, ranks: IntArray) -> FloatArray:
             values, number = read(on), (on.replayed_parts if replayed else on.parts)[rows, ranks]
             if values.shape[1] < number.shape[1]:
                 number = np.delete(number, -3, axis=1)
@@ -324,7 +326,7 @@ class StageTable:
 
         return self._each(held)
 
-    def _each(self, read: Callable[[Priced, IntArray, IntArray], FloatArray]) -> FloatArray:
+    def _each(self, read: Callable[[PricedPipelines, IntArray, IntArray], FloatArray]) -> FloatArray:
         found = np.empty(len(self.of))
         for on, at in self._on:
             found[at] = read(on, self._rows[at], self._ranks[at])

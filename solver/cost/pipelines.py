@@ -212,7 +212,7 @@ EVERYWHERE = -1  # instead of a node group: a mesh over all nodes, which the slo
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Priced:
+class PricedPipelines:
     """n configurations priced and added up, all stages of each on one node group."""
 
     group: int  # among ``NodeGroups.groups``, or EVERYWHERE
@@ -232,7 +232,7 @@ class Priced:
     def of(
         cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration],
         group: int = EVERYWHERE, name: str = "", *, with_spread: bool = False,
-    ) -> Priced:  # fmt: skip
+    ) -> PricedPipelines:  # fmt: skip
         """Price and add up at least one configuration, with its error if ``with_spread``."""
         columns, laid = Columns.of(configurations), LaidOut.of(problem, configurations)
         moved = moved_prices(laid.problem, columns, profile) if with_spread else None

@@ -22,7 +22,7 @@ from meshwright.solver.configuration import (
     settled_on_groups,
 )
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
-from meshwright.solver.cost.pipelines import Priced
+from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.problem import Problem, lacking_gpus
 from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
@@ -227,7 +227,7 @@ def alternatives_of(
     moves = [moves_of(problem, one.config, one.slowest) for one in starts]
     found = evaluate(problem, profile, [move.configuration for some in moves for move in some])
     judged = iter(zip(found, waterfalls(problem, found), strict=True))
-    judge = Judge(problem)
+    judge = RuleJudge(problem)
     return [
         [_alternative(judge, move, next(judged), (start, fall)) for move in some]
         for some, start, fall in zip(moves, starts, waterfalls(problem, starts), strict=True)
@@ -237,7 +237,7 @@ def alternatives_of(
 _Fallen = tuple[Evaluation, dict[str, float]]
 
 
-def _alternative(judge: Judge, move: Move, now: _Fallen, start: _Fallen) -> Alternative:
+def _alternative(judge: RuleJudge, move: Move, now: _Fallen, start: _Fallen) -> Alternative:
     """Judge one move; ``now`` and ``start``: with and without it."""
     found, fall = now
     short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(found.short_bytes()))
@@ -257,7 +257,7 @@ def _alternative(judge: Judge, move: Move, now: _Fallen, start: _Fallen) -> Alte
     )
 
 
-class Judge:
+class RuleJudge:
     """Judge of the rules that configurations break; masks of rows priced together are cached."""
 
     def __init__(self, problem: Problem) -> None:
@@ -280,7 +280,7 @@ class Judge:
         return (*names, *(f"GPUs of {name}: there are {have}" for name, (_, have) in lacking.items()))
 
 
-def _masks(on: Priced) -> tuple[list[str], IntArray]:
+def _masks(on: PricedPipelines) -> tuple[list[str], IntArray]:
     """Return the names of the rules on a group, and the broken ones of each row."""
     rules = rules_of(on.problem)
     return [rule.name for rule in rules], violation_masks(rules, on.columns)

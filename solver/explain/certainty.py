@@ -18,12 +18,12 @@ import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Odds, Plan
-from meshwright.solver.calibration.choose import Candidates
+from meshwright.solver.calibration.choose import RunCandidates
 from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation, with_offsets
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.evaluation import Evaluation, Pipeline, Stage, StageTable, evaluate
-from meshwright.solver.cost.pipelines import Priced
+from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from meshwright.solver.cost.stages import assemble, chunks_of
@@ -88,7 +88,7 @@ def _of_group(placed: Sequence[Evaluation], group: int) -> FloatArray:
     )
     if residual is not None:
         return np.asarray(np.outer(shares, shares) * residual.covariance(points))
-    alone = Candidates(features=points, effects=np.zeros((len(points), 1)), noises=np.zeros(len(points)))
+    alone = RunCandidates(features=points, effects=np.zeros((len(points), 1)), noises=np.zeros(len(points)))
     likeness = alone.covariance(np.arange(len(points)))
     effects = _effects(placed, group)
     return np.asarray(np.outer(shares, shares) * likeness + effects @ effects.T)
@@ -120,7 +120,7 @@ def _features(placed: Evaluation, group: int) -> FloatArray:
 
 def _effects(placed: Sequence[Evaluation], group: int) -> FloatArray:
     """Return the effect of each group constant's prior width on every plan's log step, (n, c)."""
-    widths, moved = np.array(list(TIME_WIDTHS.values())), dict[int, Priced]()
+    widths, moved = np.array(list(TIME_WIDTHS.values())), dict[int, PricedPipelines]()
     for stage in (stage for one in placed for stage in one.stages):
         if stage.on.group == group and id(stage.on) not in moved:
             moved[id(stage.on)] = _moved(stage.on)
@@ -133,7 +133,7 @@ def _effects(placed: Sequence[Evaluation], group: int) -> FloatArray:
     return np.asarray(np.log(np.stack(steps, axis=1) / now[:, None]) / _STEP * widths)
 
 
-def _moved(on: Priced) -> Priced:
+def _moved(on: PricedPipelines) -> PricedPipelines:
     """Return a group's prices with each constant moved alone, one set of rows after the other."""
     names, rows = tuple(TIME_WIDTHS), len(on.columns)
     offsets = _STEP * np.eye(len(names))
@@ -147,7 +147,7 @@ def _moved(on: Priced) -> Priced:
     return replace(on, columns=columns, splits=splits, prices=prices, chunks=chunks, stages=stages)
 
 
-def _with(pipeline: Pipeline, moved: Mapping[int, Priced], constant: int) -> Pipeline:
+def _with(pipeline: Pipeline, moved: Mapping[int, PricedPipelines], constant: int) -> Pipeline:
     """Return a pipeline with one constant of a group moved."""
 
     def stage_of(stage: Stage) -> Stage:
@@ -172,7 +172,7 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     if profile.residual is not None:
         own = [features(_of_plan(problem, plan), Columns.of([plan.config])) for plan in plans]
         return profile.residual.covariance(np.concatenate(own))
-    candidates = Candidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
+    candidates = RunCandidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
     sigmas = np.array([log_sigma(plan) for plan in plans])

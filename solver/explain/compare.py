@@ -19,7 +19,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.explain.alternatives import Judge, settle
+from meshwright.solver.explain.alternatives import RuleJudge, settle
 from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
@@ -238,7 +238,7 @@ Option = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class ComparedConfiguration:
     """One of two configurations, with the problem that supplies its facts."""
 
     problem: Problem
@@ -246,7 +246,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stop:
+class _PathPoint:
     """A point of the path."""
 
     change: str
@@ -264,7 +264,7 @@ class _Judged:
     breaks: tuple[str, ...]  # names of rules
 
     @classmethod
-    def of(cls, stop: _Stop, profile: Profile) -> _Judged:
+    def of(cls, stop: _PathPoint, profile: Profile) -> _Judged:
         """Predict a stop, and compare it with rules and memory."""
         found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
         prediction = predicted(stop.problem, found[0])
@@ -272,19 +272,19 @@ class _Judged:
             prediction=prediction,
             fall_s=waterfalls(stop.problem, found, [prediction.step_time_s])[0],
             fits=max(found[0].short_bytes()) <= 0.0,
-            breaks=Judge(stop.problem).broken(found[0]),
+            breaks=RuleJudge(stop.problem).broken(found[0]),
         )
 
 
-def compared(profile: Profile, first: Side, second: Side) -> Comparison:
+def compared(profile: Profile, first: ComparedConfiguration, second: ComparedConfiguration) -> Comparison:
     """Return both sides and the path between them.
 
     Raises:
         InvalidProblemError: a framework option of a side is unknown or wrong.
     """
-    stops = [_Stop("", first.problem, first.configuration)]
+    stops = [_PathPoint("", first.problem, first.configuration)]
     for name, problem in _option_changes(first.problem, second.problem, profile.framework):
-        stops.append(_Stop(name, problem, first.configuration))
+        stops.append(_PathPoint(name, problem, first.configuration))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
     found = [_Judged.of(stop, profile) for stop in stops]
     steps = [
@@ -330,15 +330,17 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
     return found
 
 
-def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
+def _path(
+    problem: Problem, profile: Profile, first: Configuration, second: Configuration
+) -> list[_PathPoint]:
     """Return the stops after the first configuration; the last one is the second."""
     if first == second:
         return []
     if first.is_placed != second.is_placed or first.replicas or second.replicas:
-        return [_Stop(_whole(second), problem, second)]
+        return [_PathPoint(_whole(second), problem, second)]
     differences = differences_of(first, second)
     if not differences:
-        return [_Stop("everything else", problem, second)]
+        return [_PathPoint("everything else", problem, second)]
     order = differences
     if len(differences) <= MOST:
         order = best_order(differences, _prices(problem, profile, (first, second), differences))
@@ -346,7 +348,7 @@ def _path(problem: Problem, profile: Profile, first: Configuration, second: Conf
     for difference in order:
         done |= {difference.name}
         here = second if len(done) == len(differences) else carried(problem, first, second, done)
-        stops.append(_Stop(difference.words, problem, here or second))
+        stops.append(_PathPoint(difference.words, problem, here or second))
     return stops
 
 
@@ -364,7 +366,7 @@ def _prices(
     }
     there = {done: stop for done, stop in stops.items() if stop is not None}
     found = dict.fromkeys(stops, (ILLEGAL * ILLEGAL, 0.0))
-    judge = Judge(problem)
+    judge = RuleJudge(problem)
     for done, one in zip(there, evaluate(problem, profile, list(there.values())), strict=True):
         costs = ILLEGAL * bool(judge.broken(one)) + TOO_BIG * (max(one.short_bytes()) > 0.0)
         found[done] = costs, one.objective_s

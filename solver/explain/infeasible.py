@@ -399,7 +399,7 @@ _SAMPLED = "whether some limits conflict is not known: not all of their configur
 
 
 @dataclass(slots=True, kw_only=True)
-class Limits:
+class ProblemLimits:
     """Limits of a problem, with a cached search of each set that leaves a plan."""
 
     problem: Problem
@@ -437,15 +437,15 @@ def with_abundant_memory(problem: Problem) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, groups=groups))
 
 
-def limits_of(problem: Problem, profile: Profile) -> Limits:
+def limits_of(problem: Problem, profile: Profile) -> ProblemLimits:
     """Return the limits with memory in words."""
     fleet, chance = NodeGroups.of(problem, profile), problem.options.max_out_of_memory_probability
     rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
     memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
-    return Limits(problem=problem, profile=profile, memory=memory)
+    return ProblemLimits(problem=problem, profile=profile, memory=memory)
 
 
-def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
+def conflicts_of(limits: ProblemLimits) -> Iterator[tuple[str, ...]]:
     """Yield minimal sets of limits that no plan keeps together, smallest first; (): the rules alone."""
     names, found = limits.names, list[tuple[str, ...]]()
     if limits.leave_a_plan(frozenset()) is False:
@@ -462,7 +462,7 @@ def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
                     yield some
 
 
-def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
+def _without_plan(limits: ProblemLimits, names: Sequence[str]) -> tuple[str, ...]:
     """Return one set: limits are dropped while it is proved that no plan appears."""
     kept = list(names)
     for name in names:
@@ -472,7 +472,7 @@ def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
+def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasibility:
     """Return conflicts, nearest configuration and sentences on both, as far as the time allows."""
     conflicts, of_request, complete = list[tuple[str, ...]](), list[str](), False
     with watch.cut():
@@ -494,7 +494,7 @@ def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
     )
 
 
-def _of_request(limits: Limits, conflict: Sequence[str]) -> Iterator[str]:
+def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]:
     """Yield the rules broken by rows that keep a conflict's limits."""
     said = " and ".join(conflict) or "on this cluster"
     fleet = NodeGroups.of(limits.problem, limits.profile)

@@ -15,7 +15,7 @@ from typing import Literal
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Prediction, Shape, ShapeAdvice
+from meshwright.solver.answer import NearbyShape, Prediction, ShapeAdvice
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import settle
@@ -47,7 +47,7 @@ def shape_advice(
     if best is None or best == "unknown":
         return best
     own = problem.model.num_parameters()
-    found, not_searched = list[Shape](), list[str]()
+    found, not_searched = list[NearbyShape](), list[str]()
     for change, why, model in nearby(problem.model, problem.cluster.groups[0].island_gpus):
         if _alike(problem.model, model, tolerance):
             shape = _priced(problem, profile, best, (change, why, model))
@@ -79,7 +79,7 @@ def _priced(
     profile: Profile,
     best: tuple[Configuration, Prediction],
     nearby_shape: tuple[str, str, ModelSpec],
-) -> Shape | Literal["unknown"] | None:
+) -> NearbyShape | Literal["unknown"] | None:
     """Price one shape under a search of its own, and in the asked one's layout if possible."""
     change, why, model = nearby_shape
     there = replace(problem, model=model)
@@ -90,7 +90,7 @@ def _priced(
     own, used = problem.model.num_parameters(), model.num_active_parameters()
     price = best[1].step_time_s / problem.model.num_active_parameters()
     size = model.num_parameters()
-    return Shape(
+    return NearbyShape(
         change=change,
         why=why,
         num_parameters=size,

@@ -34,7 +34,7 @@ _LIGHT_STATES = "adamw-8bit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ChangeToTry:
     """One change to try, of the problem (identified by ``name``) or of the configuration."""
 
     words: str
@@ -53,7 +53,7 @@ class _AdviceStart:
     configuration: Configuration
     moves: Sequence[Alternative]
 
-    def moved(self, words: str, name: str, sign: int) -> list[Way]:
+    def moved(self, words: str, name: str, sign: int) -> list[ChangeToTry]:
         """Return the legal change of a size in one direction that lowers the term most, in closed form."""
         own, keep = self.configuration, () if name in _RECOMPUTATION else _RECOMPUTATION
         batch = self.problem.workload.global_batch_size
@@ -68,9 +68,9 @@ class _AdviceStart:
         if not able:
             return []
         best = min(able, key=lambda one: one.waterfall_s[self.term])
-        return [Way(words=words, problem=self.problem, configuration=best.move.configuration)]
+        return [ChangeToTry(words=words, problem=self.problem, configuration=best.move.configuration)]
 
-    def option(self, words: str, name: str, value: str | bool = True) -> list[Way]:
+    def option(self, words: str, name: str, value: str | bool = True) -> list[ChangeToTry]:
         """Change a fact of the software; empty if it is so already, or another fact conflicts."""
         if getattr(self.facts, name) == value:
             return []
@@ -81,21 +81,21 @@ class _AdviceStart:
             return []
         return [self._worked(f"{words} ({name})", f"{name}={value}", framework_options=options)]
 
-    def worked(self, words: str, name: str, value: str) -> list[Way]:
+    def worked(self, words: str, name: str, value: str) -> list[ChangeToTry]:
         """Change precision or optimizer; empty if it is so already."""
         same = getattr(self.problem.workload, name) == value
         return [] if same else [self._worked(words, f"{name}={value}", **{name: value})]
 
-    def set(self, words: str, **values: object) -> list[Way]:
+    def set(self, words: str, **values: object) -> list[ChangeToTry]:
         """Change parts of the configuration; empty if they are so already."""
         changed = replace(self.configuration, **values)  # type: ignore[arg-type]
         same = changed == self.configuration
-        return [] if same else [Way(words=words, problem=self.problem, configuration=changed)]
+        return [] if same else [ChangeToTry(words=words, problem=self.problem, configuration=changed)]
 
-    def _worked(self, words: str, name: str, **values: object) -> Way:
+    def _worked(self, words: str, name: str, **values: object) -> ChangeToTry:
         workload = replace(self.problem.workload, **values)  # type: ignore[arg-type]
         problem = replace(self.problem, workload=workload)
-        return Way(words=words, problem=problem, configuration=self.configuration, name=name)
+        return ChangeToTry(words=words, problem=problem, configuration=self.configuration, name=name)
 
 
 def ways_of(
@@ -104,13 +104,13 @@ def ways_of(
     facts: FrameworkFacts,
     configuration: Configuration,
     moves: Sequence[Alternative],
-) -> list[Way]:
+) -> list[ChangeToTry]:
     """Return changes worth trying against one term of the waterfall; not all of them help."""
     found = _WAYS.get(term)
     return found(_AdviceStart(term, problem, facts, configuration, moves)) if found else []
 
 
-def _gemm(start: _AdviceStart) -> list[Way]:
+def _gemm(start: _AdviceStart) -> list[ChangeToTry]:
     """Try larger products or another precision."""
     able = all("fp8" in group.gpu.peak_flops for group in start.problem.cluster.groups)
     eighth = able and start.facts.precision_recipe == "none"
@@ -121,7 +121,7 @@ def _gemm(start: _AdviceStart) -> list[Way]:
     ]
 
 
-def _attention(start: _AdviceStart) -> list[Way]:
+def _attention(start: _AdviceStart) -> list[ChangeToTry]:
     """Try a kernel without score matrix, or wider heads."""
     model = start.problem.model
     ways = [] if start.facts.flash else start.option("flash attention", "attention_kernel", "flash2")
@@ -135,10 +135,10 @@ def _attention(start: _AdviceStart) -> list[Way]:
         return ways
     words = f"heads of {_WIDE_HEAD} instead of {model.head_dim}"
     problem = replace(start.problem, model=wide)
-    return [*ways, Way(words=words, problem=problem, configuration=start.configuration, name=words)]
+    return [*ways, ChangeToTry(words=words, problem=problem, configuration=start.configuration, name=words)]
 
 
-def _memory_bound(start: _AdviceStart) -> list[Way]:
+def _memory_bound(start: _AdviceStart) -> list[ChangeToTry]:
     """Try fused operators, and sequence parallelism if norms see whole sequences."""
     split = start.configuration.tensor_parallel_size > 1
     return [
@@ -148,7 +148,7 @@ def _memory_bound(start: _AdviceStart) -> list[Way]:
     ]
 
 
-def _tensor(start: _AdviceStart) -> list[Way]:
+def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
     """Try less tensor parallelism, or hide it under products if the launcher can."""
     able = start.problem.launcher in ("none", *switches()["overlap_tensor"].takers)
     hidden = start.option("collectives under the products", "overlap_tensor") if able else []
@@ -158,7 +158,7 @@ def _tensor(start: _AdviceStart) -> list[Way]:
     ]
 
 
-def _bubble(start: _AdviceStart) -> list[Way]:
+def _bubble(start: _AdviceStart) -> list[ChangeToTry]:
     """Try more micro-batches for fewer, finer stages."""
     return [
         *start.moved("a smaller micro-batch", "micro_batch_size", -1),
@@ -168,7 +168,7 @@ def _bubble(start: _AdviceStart) -> list[Way]:
     ]
 
 
-def _recompute(start: _AdviceStart) -> list[Way]:
+def _recompute(start: _AdviceStart) -> list[ChangeToTry]:
     """Try less recomputation, which takes memory."""
     return [
         *start.moved("fewer recomputed layers", "recompute_layers", -1),
@@ -176,7 +176,7 @@ def _recompute(start: _AdviceStart) -> list[Way]:
     ]
 
 
-_WAYS: Mapping[str, Callable[[_AdviceStart], list[Way]]] = {
+_WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
     "gemm_efficiency": _gemm,
     "attention_efficiency": _attention,
     "memory_bound": _memory_bound,
@@ -235,7 +235,7 @@ def reasons_of(
     falls = waterfalls(problem, evaluate(problem, profile, configurations), steps_s)
     others = alternatives_of(problem, profile, configurations)
     starts = [
-        _Start(problem, facts, one, float(step), fall, tuple(some))
+        _ExplainedConfiguration(problem, facts, one, float(step), fall, tuple(some))
         for one, step, fall, some in zip(configurations, steps_s, falls, others, strict=True)
     ]
     advised = [way for start in starts for way in start.advised()]
@@ -247,7 +247,7 @@ def reasons_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _ExplainedConfiguration:
     """One configuration to explain, with the changes that might help it."""
 
     problem: Problem
@@ -262,7 +262,7 @@ class _Start:
         lost = {name: value for name, value in self.fall_s.items() if name not in NO_LOSS and value > 0.0}
         return sorted(lost, key=lambda name: -lost[name])[:_LOSSES]
 
-    def advice(self, term: str) -> list[Way]:
+    def advice(self, term: str) -> list[ChangeToTry]:
         """Return changes of any kind that might lower a term."""
         return ways_of(term, self.problem, self.facts, self.configuration, self.others)
 
@@ -285,20 +285,20 @@ class _Start:
                 found.setdefault(name.partition(":")[0], []).append(one)
         return {key: some[:_TRIED] for key, some in found.items()}
 
-    def advised(self) -> Iterator[Way]:
+    def advised(self) -> Iterator[ChangeToTry]:
         """Yield ways that may be advised once checked and simulated."""
         for term in self.terms():
             yield from self.advice(term)
             yield from map(self.way, self.lowering(term))
 
-    def hindered(self) -> Iterator[Way]:
+    def hindered(self) -> Iterator[ChangeToTry]:
         """Yield the ways that a limit stops, to be simulated."""
         for some in self.stopped().values():
             yield from map(self.way, some)
 
-    def way(self, one: Alternative) -> Way:
+    def way(self, one: Alternative) -> ChangeToTry:
         """Return a single change as a way."""
-        return Way(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
+        return ChangeToTry(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,9 @@ class _Tried:
     right: frozenset[tuple[str, Configuration]]  # of those to be advised: past the independent check
 
     @classmethod
-    def of(cls, profile: Profile, advised: Sequence[Way], hindered: Iterable[Way]) -> _Tried:
+    def of(
+        cls, profile: Profile, advised: Sequence[ChangeToTry], hindered: Iterable[ChangeToTry]
+    ) -> _Tried:
         """Simulate each way once; check those that may be advised."""
         problems = dict[str, Problem]()
         wanted = dict[str, dict[Configuration, None]]()
@@ -329,19 +331,19 @@ class _Tried:
             right |= {(name, one) for one, wrong in zip(asked, faults, strict=True) if not wrong}
         return cls(found, frozenset(right))
 
-    def is_right(self, way: Way) -> bool:
+    def is_right(self, way: ChangeToTry) -> bool:
         """Return whether the independent check passes a way that may be advised."""
         return (way.name, way.configuration) in self.right
 
-    def step_s(self, way: Way) -> float:
+    def step_s(self, way: ChangeToTry) -> float:
         """Return the step under a way."""
         return self.outcomes[way.name, way.configuration][0]
 
-    def fall_s(self, way: Way) -> dict[str, float]:
+    def fall_s(self, way: ChangeToTry) -> dict[str, float]:
         """Return the waterfall under a way."""
         return self.outcomes[way.name, way.configuration][1]
 
-    def saved_s(self, way: Way, start: _Start, term: str) -> float:
+    def saved_s(self, way: ChangeToTry, start: _ExplainedConfiguration, term: str) -> float:
         """Return the seconds that a way takes off a term of a configuration."""
         return start.fall_s[term] - self.fall_s(way)[term]
 
@@ -372,7 +374,7 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
+def _losses(start: _ExplainedConfiguration, tried: _Tried) -> Iterator[Loss]:
     """Yield the largest terms, each with a remedy and the change that costs the step least."""
     for term in start.terms():
         seconds = start.fall_s[term]
@@ -394,7 +396,7 @@ def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
         yield loss
 
 
-def _limits(start: _Start, tried: _Tried) -> tuple[Limit, ...]:
+def _limits(start: _ExplainedConfiguration, tried: _Tried) -> tuple[Limit, ...]:
     """Return limits that alone stop a change that is faster in simulation; the costliest first."""
     binding = []
     for some in start.stopped().values():

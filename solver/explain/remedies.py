@@ -36,7 +36,7 @@ from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.explain.infeasible import (
     Lack,
-    Limits,
+    ProblemLimits,
     correction_masks,
     explained,
     limits_of,
@@ -64,7 +64,7 @@ _SHORTEST = 1024  # tokens of a sequence that is still offered
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProblemChange:
     """A changed problem with the profile that prices it."""
 
     kind: str  # risk, limits, switch, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus
@@ -79,7 +79,7 @@ def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
     return (*(() if judged else (_OPEN,)), *(() if complete else (CUT,)))
 
 
-def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[Change]:
+def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[ProblemChange]:
     """Drop the request's own limits: alone if that is enough, else the fewest together."""
     if shortfall is not None:
         limit = float(memory_limit_bytes(problem))
@@ -91,19 +91,19 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
         if mask and mask & ~request == 0:
             names = [rule.name for bit, rule in enumerate(space.rules) if mask >> bit & 1]
             words = "without " + " and ".join(names)
-            yield Change("limits", words, without_limits(problem, names), profile)
+            yield ProblemChange("limits", words, without_limits(problem, names), profile)
 
 
-def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[Change]:
+def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
     """Accept a higher risk of running out of memory, if a moderate one is enough."""
     if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
         accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
         words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-        yield Change("risk", words, replace(problem, options=options), profile)
+        yield ProblemChange("risk", words, replace(problem, options=options), profile)
 
 
-def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
+def done_otherwise(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Train the same with less memory: other switches, smaller states, another launcher."""
     yield from _switched(problem, profile)
     yield from lighter(problem, profile)
@@ -112,34 +112,34 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
             other = replace(problem, launcher=name)
             words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
             own = _profile(other, profile)
-            yield Change("launcher", words, other, own)
+            yield ProblemChange("launcher", words, other, own)
             for change in lighter(other, own):
                 words_of_both = f"{words} and {change.words}"
                 yield replace(change, kind="launcher", words=words_of_both, last_resort=True)
 
 
-def _switched(problem: Problem, profile: Profile) -> Iterator[Change]:
+def _switched(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Try switches of the launcher in another position."""
     work, gpus = problem.workload, [group.gpu for group in problem.cluster.groups]
     only, facts = str(problem.options.pin.get("recompute_granularity")), profile.framework
     stated = work.framework_options
     for words, options in otherwise(problem.launcher, facts, stated, problem.model, gpus, recompute=only):
         other = replace(problem, workload=replace(work, framework_options=options))
-        yield Change("switch", words, other, profile)
+        yield ProblemChange("switch", words, other, profile)
 
 
-def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:
+def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[ProblemChange]:
     """Try smaller gradients, states, and states on the host: one after the other, then together."""
     together, words = problem, list[str]()
     ways = (("precision", _gradients), ("optimizer", _states), ("offload", _offloaded))
     for kind, change in ways[: 3 if offload else 2]:
         alone, joined = change(problem), change(together)
         if alone is not None and joined is not None:
-            yield Change(kind, alone[0], alone[1], profile)
+            yield ProblemChange(kind, alone[0], alone[1], profile)
             together = joined[1]
             words.append(alone[0])
     if len(words) > 1:
-        yield Change("precision", " and ".join(words), together, profile, last_resort=True)
+        yield ProblemChange("precision", " and ".join(words), together, profile, last_resort=True)
 
 
 def _gradients(problem: Problem) -> tuple[str, Problem] | None:
@@ -168,7 +168,7 @@ def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
     return "offload to the host", replace(problem, options=options)
 
 
-def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
+def less_work(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Try a batch that the pinned sizes divide, and shorter sequences."""
     batch, pin = problem.workload.global_batch_size, problem.options.pin
     unit = int(pin.get("data_parallel_size", 1)) * int(pin.get("micro_batch_size", 1))
@@ -177,15 +177,17 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
         if unit > 1 and near not in (0, batch):
             work = replace(problem.workload, global_batch_size=near)
             words = f"a global batch of {near}"
-            yield Change("batch", words, replace(problem, workload=work), profile)
+            yield ProblemChange("batch", words, replace(problem, workload=work), profile)
     seq = problem.workload.seq_length // 2
     while seq >= _SHORTEST and problem.workload.lengths is None:
         work = replace(problem.workload, seq_length=seq)
-        yield Change("sequence", f"sequences of {seq} tokens", replace(problem, workload=work), profile)
+        yield ProblemChange(
+            "sequence", f"sequences of {seq} tokens", replace(problem, workload=work), profile
+        )
         seq //= 2
 
 
-def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
+def on_nodes(problem: Problem, profile: Profile, nodes: int) -> ProblemChange:
     """Return the problem on so many nodes, all of which may be used; several groups grow alike."""
     now = problem.cluster.num_nodes
 
@@ -194,10 +196,10 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
 
     cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
     larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
-    return Change("nodes", f"{cluster.num_nodes} nodes", larger, wider)
+    return ProblemChange("nodes", f"{cluster.num_nodes} nodes", larger, wider)
 
 
-def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
+def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Try more nodes: the fewest that were found to fit, then more of them.
 
     Between the fewest with memory for the states and 16 times as many, where what fits is halved: round
@@ -218,13 +220,13 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
         yield on_nodes(problem, profile, count)
 
 
-def other_gpus(problem: Problem) -> Iterator[Change]:
+def other_gpus(problem: Problem) -> Iterator[ProblemChange]:
     """Try as many nodes with larger GPUs on a link of the same kind, smallest first."""
     for gpu in larger_gpus(problem.cluster.groups[0]):
         groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
         changed = _on(problem, replace(problem.cluster, groups=groups))
         words = f"{gpu.display_name} instead"
-        yield Change("gpus", words, changed, default_profile(changed.cluster, changed.priced_as))
+        yield ProblemChange("gpus", words, changed, default_profile(changed.cluster, changed.priced_as))
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
@@ -242,7 +244,7 @@ def _profile(problem: Problem, profile: Profile) -> Profile:
 _MOST, _ENOUGH = 8, 2  # changes; of the kinds where each further one only goes further
 
 Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
-Judge = Callable[[Change], Fastest]
+Judge = Callable[[ProblemChange], Fastest]
 
 
 def with_remedies(
@@ -273,13 +275,13 @@ def with_remedies(
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
 
 
-def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
+def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[ProblemChange]:
     """Yield changes that need neither other work nor other machines."""
     yield from asked_less(problem, profile, found.nearest)
     yield from done_otherwise(problem, profile)
 
 
-def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, judge: Judge) -> bool:
+def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: int, judge: Judge) -> bool:
     """Add changes with a plan until there are ``enough``; return whether all tried were judged."""
     judged = True
     for change in changes:
@@ -298,7 +300,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, ju
     return judged
 
 
-def _fastest_of(change: Change) -> Fastest:
+def _fastest_of(change: ProblemChange) -> Fastest:
     """Return the first plan of a changed problem."""
     return fastest(change.problem, change.profile)
 
@@ -376,18 +378,18 @@ class More:
     """Nodes of which there may be more."""
 
     nodes: int  # that there are
-    grow: Callable[[int], Change]  # the problem on so many, in words
+    grow: Callable[[int], ProblemChange]  # the problem on so many, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PricedRun:
     """Plan and the days of all its tokens."""
 
     plan: Plan
     days: float
 
 
-def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
+def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> PricedRun | None:
     """Return the run of fewest days, whatever the deadline; None if nothing fits.
 
     With one batch on one number of GPUs that is the run of the shortest step. More GPUs are interrupted
@@ -396,7 +398,7 @@ def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
     options = replace(
         problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
     )
-    runs = list[Run]()
+    runs = list[PricedRun]()
     for batch in batch_sizes(problem):
         one = with_batch(replace(problem, options=options), batch)
         for nodes in problem.options.num_nodes or (None,):
@@ -407,7 +409,7 @@ def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
     return min(runs, key=lambda run: run.days, default=None)
 
 
-def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
+def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> PricedRun | None:
     """Return the run of the first plan."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
@@ -415,10 +417,10 @@ def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ())
     if not plans:
         return None
     days = outlook_of(problem, profile, plans[0].config, plans[0].prediction).days
-    return Run(plan=plans[0], days=days or 0.0)
+    return PricedRun(plan=plans[0], days=days or 0.0)
 
 
-def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> Infeasibility:
+def too_late(problem: Problem, run: PricedRun, more: Sequence[More], watch: Watch) -> Infeasibility:
     """Return the reason, and changes that meet the deadline: a later one, more nodes.
 
     Args:
@@ -444,7 +446,7 @@ def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> 
     )
 
 
-def _enough_nodes(run: Run, asked: float, more: More, spare: int) -> int | None:
+def _enough_nodes(run: PricedRun, asked: float, more: More, spare: int) -> int | None:
     """Return the fewest nodes that were found to meet the deadline.
 
     A number is guessed from the last one as if speed grew with nodes, then what lies between the most that
@@ -473,7 +475,7 @@ def _round(nodes: int, spare: int) -> int:
     return -(-(nodes - spare) // unit) * unit + spare
 
 
-def _as_asked(change: Change) -> list[Remedy]:
+def _as_asked(change: ProblemChange) -> list[Remedy]:
     """Return the first plan of the request itself on more nodes, if it has one."""
     options = replace(change.problem.options, top_k=1, certify="none", gpus="all", time_limit_s=_SEARCH_S)
     problem = replace(change.problem, options=options)
@@ -526,7 +528,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
     return replace(found, reasons=reasons, remedies=remedies, changes=offered)
 
 
-def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
+def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemChange]:
     """Yield changes that need neither other work nor other machines."""
     problem, profile = limits.problem, limits.profile
     if lack is not None:
@@ -538,7 +540,7 @@ def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
     yield from lighter(problem, profile, offload=False)
 
 
-def _asked_less(limits: Limits) -> Iterator[Change]:
+def _asked_less(limits: ProblemLimits) -> Iterator[ProblemChange]:
     """Drop the request's own limits: the fewest together."""
     names = [name for name in limits.names if name != limits.memory]
     every, dropped = frozenset(limits.names), list[set[str]]()
@@ -549,24 +551,24 @@ def _asked_less(limits: Limits) -> Iterator[Change]:
                 continue
             dropped.append(set(some))
             problem = without_limits(limits.problem, some)
-            yield Change("limits", f"without {' and '.join(some)}", problem, limits.profile)
+            yield ProblemChange("limits", f"without {' and '.join(some)}", problem, limits.profile)
 
 
-def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
+def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[ProblemChange]:
     """Yield more nodes of one group, fewest first."""
     now = problem.cluster.distinct_groups[group].num_nodes
     for nodes in sorted({ceil(now * factor) for factor in NODE_FACTORS} - {now}):
         yield on_nodes_of(problem, profile, group, nodes)
 
 
-def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> Change:
+def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> ProblemChange:
     """Return the problem with so many nodes of one of its distinct groups."""
     larger = replace(problem.cluster.distinct_groups[group], num_nodes=nodes)
     words = f"{nodes} nodes of {problem.cluster.group_names[group]}"
     return _with_group(problem, profile, group, larger, ("nodes", words))
 
 
-def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
+def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[ProblemChange]:
     """Try larger GPUs in one group, the smallest first."""
     own, name = problem.cluster.distinct_groups[group], problem.cluster.group_names[group]
     for gpu in larger_gpus(own):
@@ -576,7 +578,7 @@ def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Cha
 
 def _with_group(
     problem: Problem, profile: Profile, at: int, group: NodeGroup, told: tuple[str, str]
-) -> Change:
+) -> ProblemChange:
     """Change one of the problem's distinct groups; others keep their profile."""
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
@@ -585,10 +587,10 @@ def _with_group(
         same_gpu = profile.by_group[at].group.gpu == group.gpu
         own = replace(profile.by_group[at], group=group) if same_gpu else fresh.by_group[at]
         fresh = replace(fresh, by_group=(*profile.by_group[:at], own, *profile.by_group[at + 1 :]))
-    return Change(*told, changed, fresh)
+    return ProblemChange(*told, changed, fresh)
 
 
-def _fastest_placed(change: Change) -> Fastest:
+def _fastest_placed(change: ProblemChange) -> Fastest:
     """Return the first plan of a changed problem with placed stages."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 

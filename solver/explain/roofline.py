@@ -14,7 +14,7 @@ from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import Pipeline, evaluate
-from meshwright.solver.cost.pipelines import Priced
+from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
@@ -31,7 +31,7 @@ _EXPERTS = "routed experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
+class _RooflineReader:
     """Context of one configuration; every array of it has one entry."""
 
     ctx: Context
@@ -75,15 +75,15 @@ def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> t
     return tuple(found)
 
 
-def _held(pipeline: Pipeline) -> dict[tuple[Priced, int], FloatArray]:
+def _held(pipeline: Pipeline) -> dict[tuple[PricedPipelines, int], FloatArray]:
     """Return the parts that stages of the same prices hold together, (P,)."""
-    found = dict[tuple[Priced, int], FloatArray]()
+    found = dict[tuple[PricedPipelines, int], FloatArray]()
     for stage in pipeline.stages:
         found[stage.on, stage.row] = found.get((stage.on, stage.row), 0.0) + stage.parts
     return found
 
 
-def _roofline(on: Priced, row: int, parts: FloatArray, note: str) -> Roofline:
+def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Roofline:
     """Return the operators of the parts of one row."""
     model, profile = on.problem.model, on.profile
     ctx = context_of(on.problem, on.columns.take(np.array([row])), profile)
@@ -94,7 +94,7 @@ def _roofline(on: Priced, row: int, parts: FloatArray, note: str) -> Roofline:
         points += [point for point in held if _new(point, points)]
     if parts[-1]:
         head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
-        points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
+        points.append(_RooflineReader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
     return Roofline(
         gpu=ctx.gpu.display_name,
         bytes_per_s=ctx.gpu.hbm_bytes_per_s,
@@ -111,7 +111,7 @@ def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
 
 def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:
     """Yield the operators of one layer of a kind."""
-    read, precision = _Reader(ctx=ctx, layers=layers), ctx.linear_precision
+    read, precision = _RooflineReader(ctx=ctx, layers=layers), ctx.linear_precision
     gemms = layer_gemms(ctx, kind)
     plain = [gemm for gemm in gemms if not gemm.grouped]
     for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):

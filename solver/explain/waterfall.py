@@ -20,7 +20,7 @@ from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, l
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSeconds, is_offloaded
 from meshwright.solver.cost.evaluation import Evaluation, StageTable
 from meshwright.solver.cost.parameters import adapter_gemms
-from meshwright.solver.cost.pipelines import Priced
+from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.price import UNEQUAL_LENGTHS, head_gemms, price, straggler_share
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens
@@ -39,7 +39,7 @@ class _Work:
     ideal_attention_s: FloatArray
 
     @classmethod
-    def of(cls, on: Priced) -> _Work:
+    def of(cls, on: PricedPipelines) -> _Work:
         """Return the work of every row; timed layers in the proportion of their formulas."""
         ctx, layout = on.context, LayerLayout.of(on.problem.model)
         each = [(share[:, None], _products_and_attention(one, layout)) for share, one in ctx.at_lengths]
@@ -148,7 +148,7 @@ def waterfalls(
     steps = np.array([one.objective_s for one in evaluations] if steps_s is None else steps_s)
     works = dict[int, _Work]()
 
-    def work(on: Priced) -> _Work:
+    def work(on: PricedPipelines) -> _Work:
         if id(on) not in works:
             works[id(on)] = _Work.of(on)
         return works[id(on)]
@@ -175,7 +175,7 @@ def waterfalls(
     return [{name: columns[name][row] for name in names} for row in range(len(evaluations))]
 
 
-def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, FloatArray]:
+def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict[str, FloatArray]:
     """Return terms inside the pipelines: the mean over stages, and the slowest one's excess."""
     m = table.num_microbatches / table.num_stages  # of the mean
 
@@ -215,12 +215,12 @@ def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, Flo
     }
 
 
-def _of_each_row(on: Priced, by_part: FloatArray) -> FloatArray:
+def _of_each_row(on: PricedPipelines, by_part: FloatArray) -> FloatArray:
     """Return values by part that all rows share, (n, P)."""
     return np.broadcast_to(by_part, (len(on.columns), len(by_part)))
 
 
-def _rest_kept_s(on: Priced) -> FloatArray:
+def _rest_kept_s(on: PricedPipelines) -> FloatArray:
     """Return the passes' remainder if no activations moved to the host and back, (n, P)."""
     c = on.columns
     if not is_offloaded(c.offload, "activations").any():
@@ -229,13 +229,15 @@ def _rest_kept_s(on: Priced) -> FloatArray:
     return price(on.problem, kept, on.profile).breakdown_s["rest"]
 
 
-def _ideal_of_all(evaluations: Sequence[Evaluation], work: Callable[[Priced], _Work]) -> FloatArray:
+def _ideal_of_all(
+    evaluations: Sequence[Evaluation], work: Callable[[PricedPipelines], _Work]
+) -> FloatArray:
     """Return the peak-speed step if every GPU in use had a share by its own speed, (n,)."""
     table = StageTable([one for some in evaluations for one in some.classes])
     layout = LayerLayout.of(evaluations[0].stages[0].on.problem.model)
     whole = np.concatenate([layout.cumulative[-1], [1.0, 1.0]])  # parts of the model
 
-    def sequence_s(on: Priced) -> FloatArray:
+    def sequence_s(on: PricedPipelines) -> FloatArray:
         token_s = float((work(on).ideal_gemm_s + work(on).ideal_attention_s) @ whole)
         return token_s * real_tokens(on.problem, on.columns)
 

@@ -25,11 +25,11 @@ from meshwright.solver.cost.objective import (
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
 from meshwright.solver.explain.remedies import (
-    Change,
     Fastest,
     Judge,
     More,
-    Run,
+    PricedRun,
+    ProblemChange,
     fastest,
     fastest_run,
     on_nodes,
@@ -125,7 +125,7 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     if kept:
         return _left(problem, profile, answer, kept)
     soonest = min(answer.plans, key=_days)
-    first = Run(plan=soonest, days=_days(soonest))
+    first = PricedRun(plan=soonest, days=_days(soonest))
     groups = enumerate(problem.cluster.distinct_groups)
     more = [
         More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups
@@ -443,7 +443,7 @@ def judge_of_changes() -> Judge:
     """Return a judge of changed problems; each one's first plan is sought once."""
     known = dict[tuple[str, str], Fastest]()
 
-    def judge(change: Change) -> Fastest:
+    def judge(change: ProblemChange) -> Fastest:
         one = repr(change.problem), change.profile.version
         if one not in known:
             faults_of = problem_faults if change.kind == "launcher" else workload_faults
@@ -454,7 +454,7 @@ def judge_of_changes() -> Judge:
     return judge
 
 
-def _soon_enough(change: Change) -> Fastest:
+def _soon_enough(change: ProblemChange) -> Fastest:
     """Return a changed problem's first plan; none if the shortest step misses the deadline."""
     problem, profile, options = change.problem, change.profile, change.problem.options
     if options.deadline_days is not None:

@@ -31,7 +31,7 @@ CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class RunMeasurement:
     """Values that a run reported; None where it did not."""
 
     step_time_s: float | None
@@ -65,7 +65,7 @@ class Run:
     rank_group: str | None
     shape: RunShape | None  # None: refused
     refused_reason: str | None
-    measured: Measurement
+    measured: RunMeasurement
 
 
 PlanReader = Callable[[str], RunShape]
@@ -129,7 +129,7 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
     )
 
 
-_NOTHING_MEASURED = Measurement(
+_NOTHING_MEASURED = RunMeasurement(
     step_time_s=None,
     peak_memory_bytes=None,
     memory_kind="unknown",
@@ -166,7 +166,7 @@ def _whose_memory(stated: str | None, family: str) -> str:
     return stated or "unknown"
 
 
-def _measurement_of(cells: Cells) -> Measurement:
+def _measurement_of(cells: Cells) -> RunMeasurement:
     """Return the measured cells, if the table has them.
 
     Raises:
@@ -178,7 +178,7 @@ def _measurement_of(cells: Cells) -> Measurement:
         raise cells.fault("step_time_s", "0 is no time of a step", "a positive number; empty: not measured")
     if failed and seconds is not None:
         raise cells.fault("oom", "a run that is out of memory has no step_time_s", "0, or no step_time_s")
-    return Measurement(
+    return RunMeasurement(
         step_time_s=seconds,
         peak_memory_bytes=peak * GIB if peak else None,
         memory_kind=cells.word("memory_kind", MEMORY_KINDS) or "unknown",

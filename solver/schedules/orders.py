@@ -177,7 +177,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RankLimits:
     """Limits of the ranks."""
 
     num_microbatches: int
@@ -185,7 +185,7 @@ class Limits:
     most_ahead: tuple[int, ...]  # by rank: micro-batches between forward and backward pass
 
 
-def candidates(pp: int, num_microbatches: int, most_held: int) -> list[Limits]:
+def candidates(pp: int, num_microbatches: int, most_held: int) -> list[RankLimits]:
     """Return the parameters to try."""
     ahead = [
         tuple(min(pp - rank, most_held) for rank in range(pp)),
@@ -193,7 +193,8 @@ def candidates(pp: int, num_microbatches: int, most_held: int) -> list[Limits]:
         (most_held,) * pp,
     ]
     return [
-        Limits(num_microbatches=num_microbatches, most_held=most_held, most_ahead=most) for most in ahead
+        RankLimits(num_microbatches=num_microbatches, most_held=most_held, most_ahead=most)
+        for most in ahead
     ]
 
 
@@ -201,7 +202,7 @@ def automatic_finish_s(
     forward_s: tuple[float, ...],
     input_s: tuple[float, ...],
     weight_s: tuple[float, ...],
-    limits: Limits,
+    limits: RankLimits,
     on_pass: Callable[[int, str, float], None] | None = None,
 ) -> tuple[list[float], float]:
     """Return when each rank ends its last pass, and the most micro-batches held by a rank at once.
@@ -241,7 +242,7 @@ def automatic_finish_s(
     return [rank.free_s for rank in ranks], peak
 
 
-def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: Limits) -> str | None:
+def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: RankLimits) -> str | None:
     """Return a free rank's next pass: input, forward or weight; None if it has to wait."""
     me = ranks[rank]
     behind = me.forward_end_s if rank == len(ranks) - 1 else ranks[rank + 1].input_end_s

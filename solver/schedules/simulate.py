@@ -18,7 +18,7 @@ from meshwright.solver.answer import KINDS
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SPLIT_BACKWARD, FloatArray, IntArray
 from meshwright.solver.problem import InvalidPlanError
-from meshwright.solver.schedules.orders import Limits, automatic_finish_s, candidates, slots_of
+from meshwright.solver.schedules.orders import RankLimits, automatic_finish_s, candidates, slots_of
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED
 
 MAX_PASSES = 2**18  # of all ranks together; about a twentieth of a second
@@ -289,7 +289,7 @@ def _read(
     )
 
 
-def _in_made_order(seconds: Seconds, limits: Limits) -> list[Passes]:
+def _in_made_order(seconds: Seconds, limits: RankLimits) -> list[Passes]:
     """Return the order that ``automatic_finish_s`` makes within some limits.
 
     Each kind of pass runs its micro-batches in turn.

@@ -104,7 +104,7 @@ def _plans(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AnswerInputs:
     """All inputs of an answer."""
 
     problem: Problem
@@ -116,7 +116,7 @@ class Found:
     others: tuple[Problem, ...] = ()  # the problem under other switches; their rows are ranked with its own
 
 
-def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
+def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     """Return the answer with its certificate."""
     frontier, space, proof = found.frontier, found.space, found.proof
     legal = space.num_legal
@@ -164,7 +164,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     )
 
 
-def _warnings(found: Found) -> tuple[str, ...]:
+def _warnings(found: AnswerInputs) -> tuple[str, ...]:
     """Return warnings of assumptions, omissions and missing proofs."""
     problem = found.problem
     return (

@@ -141,7 +141,7 @@ _FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running
 
 
 @dataclass(slots=True)
-class Effort:
+class SimulationBudget:
     """Number of passes that may still be simulated; machine-independent, so that answers are too."""
 
     passes: int
@@ -196,14 +196,14 @@ def _spare(most: IntArray, row: Rows) -> int:
     return int(most.sum()) - row.layout.num_layers
 
 
-class Held(NamedTuple):
+class SplitBound(NamedTuple):
     """Bound that holds for every split of a row."""
 
     step_s: float  # none simulates faster
     for_all: bool  # nor does one of any row with passes that are no shorter: memory decided nothing
 
 
-def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
+def least_simulation_s(row: Rows, target_s: float, effort: SimulationBudget) -> SplitBound:
     """Bound the simulation of every split of one branchable row; ``target_s``: none beats that.
 
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
@@ -212,7 +212,7 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
     most = _most_layers(row, target_s)
     spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
     if spare < 0:
-        return Held(target_s, for_all=True)
+        return SplitBound(target_s, for_all=True)
     growth, order = _Growth(row, most, spare, effort), _far_apart(int(row.p[0]))
     left, steps = _Partial(np.zeros((1, chunks), dtype=np.int64), np.zeros(1, dtype=np.int64)), np.zeros(1)
     alone, lacking = list[_Partial](), np.zeros(len(most), dtype=np.int64)
@@ -221,18 +221,18 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
             alone += growth.alone(order, at, target_s)
             lacking[order[: len(alone)]] = [ways.lacking.min(initial=spare + 1) for ways in alone]
             if lacking.sum() > spare:
-                return Held(target_s, for_all=True)
+                return SplitBound(target_s, for_all=True)
         grown = growth.steps_s(left, order[: at + 1], alone[at], lacking) if at < len(alone) else None
         if grown is None:
-            return Held(min(float(steps.min()), target_s), for_all=True)
+            return SplitBound(min(float(steps.min()), target_s), for_all=True)
         left, steps = grown[0].among(grown[1] < target_s), grown[1][grown[1] < target_s]
         if not len(steps):
-            return Held(target_s, for_all=True)
+            return SplitBound(target_s, for_all=True)
     if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
         steps = made_steps_s(row, left.sizes)
     least = min(float(steps.min()), target_s)
     fitting = min(float(steps[fits(row, left.sizes)].min(initial=np.inf)), target_s)
-    return Held(fitting, for_all=fitting == least)
+    return SplitBound(fitting, for_all=fitting == least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class _Growth:
     row: Rows
     most: IntArray
     spare: int
-    effort: Effort
+    effort: SimulationBudget
 
     def ways(self, rank: int) -> _Partial | None:
         """Return the patterns of a rank and what they lack; None if they are too many."""

@@ -50,7 +50,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PipelineShape:
     """Pipelines with the same dependencies between passes, whatever their duration."""
 
     pp: int
@@ -66,11 +66,11 @@ class Ends:
     """
 
     def __init__(self) -> None:
-        self._found = OrderedDict[tuple[bytes, Shape], FloatArray]()
-        self._passes = dict[tuple[Shape, int], list[tuple[FloatArray, FloatArray]]]()
+        self._found = OrderedDict[tuple[bytes, PipelineShape], FloatArray]()
+        self._passes = dict[tuple[PipelineShape, int], list[tuple[FloatArray, FloatArray]]]()
         self._size = 0
 
-    def finish_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
+    def finish_s(self, passes_s: FloatArray, shape: PipelineShape) -> FloatArray:
         """Return ``finish_of_many_s``, (k, pp), from times (k, 3, C) of forward, backward, weights."""
         digests = [blake2b(one.tobytes(), digest_size=16).digest() for one in passes_s]
         keys = [(digest, shape) for digest in digests]
@@ -91,14 +91,14 @@ class Ends:
             self._size -= len(self._found.popitem(last=False)[1])
         return ends
 
-    def learn(self, passes_s: FloatArray, finish_s: FloatArray, shape: Shape) -> None:
+    def learn(self, passes_s: FloatArray, finish_s: FloatArray, shape: PipelineShape) -> None:
         """Keep whole simulations for ``least_s``; the latest few of a shape."""
         if shape.schedule not in BYPASSES_SYNC:  # with ranks that end earlier if they begin later
             known = self._passes.setdefault((shape, passes_s.shape[2]), [])
             known.extend(zip(_apart(passes_s), finish_s, strict=True))
             del known[:-_LEARNT]
 
-    def least_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
+    def least_s(self, passes_s: FloatArray, shape: PipelineShape) -> FloatArray:
         """Bound every rank's end from below, (k, pp), by known pipelines; arguments as ``finish_s``.
 
         Ends are sums and maxima of passes: where every pass takes at least c times as long as in another
@@ -284,12 +284,12 @@ def _within(row: Rows, stages: Stages, ends: Ends, limit_s: float) -> IntArray:
     return np.flatnonzero(least <= limit_s)
 
 
-def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
+def _shape(row: Rows, num_microbatches: int | None = None) -> PipelineShape:
     """Return the shape of a row's pipeline, or of its first micro-batches."""
     c = row.columns
     m = int(c.num_microbatches[0]) if num_microbatches is None else num_microbatches
     schedule = SCHEDULES[int(c.pipeline_schedule[0])]
-    return Shape(pp=int(row.p[0]), num_microbatches=m, schedule=schedule)
+    return PipelineShape(pp=int(row.p[0]), num_microbatches=m, schedule=schedule)
 
 
 def _passes_s(stages: Stages) -> FloatArray:

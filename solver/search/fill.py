@@ -6,7 +6,7 @@ leave fewer for it and those before it together, so that the fill reaches layer 
 bound within Z. Rank 0's tail depends on its layers, so every number of them is tried side by side.
 
 Every bound is linear in the layers before a rank and in its own, and the rest of it does not
-depend on Z: ``Limits`` holds that for all ranks, for as many times as are asked about.
+depend on Z: ``FillBounds`` holds that for all ranks, for as many times as are asked about.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.solver.search.rows import RankCosts, Rows, column, share_of
 _ROUNDING = 1e-9  # of a layer
 
 
-class Line(NamedTuple):
+class LinearBound(NamedTuple):
     """A bound: fixed + before * (layers before a rank) + first * (those in first chunks) + each * own <= Z.
 
     Seconds, (n, p) or what broadcasts to that. ``home``: its way ends on rank 0 with its tail; else on
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class FillBounds:
     """The bounds on every rank of one batch of rows, and the layers that their memory takes.
 
     Of bounds (p, B, n, 1), of layers (p, n, 1): what is asked of one rank lies together.
@@ -68,7 +68,7 @@ class Limits:
     present: BoolArray
 
     @classmethod
-    def of(cls, rows: Rows, least: IntArray, most: IntArray) -> Limits:
+    def of(cls, rows: Rows, least: IntArray, most: IntArray) -> FillBounds:
         """Prepare for any time; ``least`` and ``most`` layers of every rank, (n, p)."""
         lines = (_split_lines if rows.splits_backward[0] else _lines)(rows)
 
@@ -103,13 +103,13 @@ def _by_rank(values: IntArray | BoolArray) -> FloatArray:
 class Fill:
     """One batch of rows and the tries of rank 0's layers, (1, L)."""
 
-    limits: Limits
+    limits: FillBounds
     tries: FloatArray
     time_s: FloatArray  # (B, n, L): what each bound may take
     in_chunks: FloatArray  # (n, L): layers that (P) lets any rank hold
 
     @classmethod
-    def of(cls, limits: Limits, step_s: FloatArray) -> Fill:
+    def of(cls, limits: FillBounds, step_s: FloatArray) -> Fill:
         """Prepare to fill within ``step_s``, shape (n,)."""
         rows, prices = limits.rows, limits.rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
@@ -242,7 +242,7 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
 _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
-def _split_lines(rows: Rows) -> list[Line]:
+def _split_lines(rows: Rows) -> list[LinearBound]:
     """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
@@ -274,7 +274,7 @@ def _split_lines(rows: Rows) -> list[Line]:
     ends_s = behind * transfer + (behind > 0.0) * head - early.beside_s - forward * early.offset
     wait = num_layers * forward + np.where(single, num_layers, chunks) * back + twice * smallest * forward
     wait = wait + passed_s(np.where(single, rank, twice)) + np.where(shaped, start, 0.0) + ends_s
-    late = Line(
+    late = LinearBound(
         home=False,
         fixed=wait + work + ranks.tail_s,
         before=-single * both - shaped * forward,
@@ -282,7 +282,7 @@ def _split_lines(rows: Rows) -> list[Line]:
     )
     end = num_layers * forward + np.where(single, num_layers, np.where(shaped, 0.0, chunks)) * back
     end = end + passed_s(np.zeros_like(m)) + rank * transfer + later * embedding + ends_s
-    home = Line(
+    home = LinearBound(
         home=True,
         fixed=end + own,
         before=shaped * back,
@@ -290,8 +290,8 @@ def _split_lines(rows: Rows) -> list[Line]:
         each=m * both - forward * early.slope - single * back,
     )
     ahead = later * column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + later * embedding
-    chain = Line(home=True, fixed=ahead + own, first=both, each=m * both)
-    busy = Line(home=False, fixed=start + ranks.tail_s + work, each=m * whole + tail)
+    chain = LinearBound(home=True, fixed=ahead + own, first=both, each=m * both)
+    busy = LinearBound(home=False, fixed=start + ranks.tail_s + work, each=m * whole + tail)
     return [busy, late, chain, home]
 
 
@@ -324,7 +324,7 @@ _BATCH = 256
 _CLOSE = 1e-5  # share of a time up to which it is bisected
 
 
-def _lines(rows: Rows) -> list[Line]:
+def _lines(rows: Rows) -> list[LinearBound]:
     """Return (A) to (D), (H) if passes run in turn, (B') if all forward passes come first."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
@@ -337,8 +337,8 @@ def _lines(rows: Rows) -> list[Line]:
     both = later * column(rows.embedding_s) + rank * column(rows.chunk_s)
     away = there + ranks.tail_s + work
     lines = [
-        Line(home=True, fixed=both + work, first=whole, each=m * whole),
-        Line(home=False, fixed=away, first=forward, each=m * whole + tail),
+        LinearBound(home=True, fixed=both + work, first=whole, each=m * whole),
+        LinearBound(home=False, fixed=away, first=forward, each=m * whole + tail),
     ]
 
     # When a rank's first backward pass starts at the earliest, without what its layers shorten: all forward
@@ -352,8 +352,8 @@ def _lines(rows: Rows) -> list[Line]:
     way_back = later * column(rows.embedding_s - prices.forward_s[:, -2]) + rank * back_s
     each, before = m * whole - forward * early.slope - single * back, -single * back
     lines += [
-        Line(home=True, fixed=end + way_back, before=before, first=back, each=each),
-        Line(home=False, fixed=end + ranks.tail_s, before=before, each=each + tail),
+        LinearBound(home=True, fixed=end + way_back, before=before, first=back, each=each),
+        LinearBound(home=False, fixed=end + ranks.tail_s, before=before, each=each + tail),
     ]
 
     # (H): 2 sum T + (m - w_s - 1) T_s - sum_{u<s} T_u, with the way back and without it: more layers before
@@ -365,8 +365,8 @@ def _lines(rows: Rows) -> list[Line]:
         end = np.where(theirs, 2.0 * column(rows.total_s) - both + turns * ranks.time_s, -np.inf)
         slope = turns * whole
         lines += [
-            Line(home=True, fixed=end, before=-whole, each=slope),
-            Line(
+            LinearBound(home=True, fixed=end, before=-whole, each=slope),
+            LinearBound(
                 home=False,
                 fixed=end + ranks.tail_s - way_back,
                 before=-whole,
@@ -382,7 +382,7 @@ def _lines(rows: Rows) -> list[Line]:
 
 def _all_first_lines(
     rows: Rows, behind: FloatArray, theirs: BoolArray, home: FloatArray, away: FloatArray
-) -> list[Line]:
+) -> list[LinearBound]:
     """Return (B') of ``theirs``, with and without the way back, from the constants of (A) and (C).
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
@@ -395,14 +395,14 @@ def _all_first_lines(
     beside = behind * column(rows.chunk_s) + column(rows.head_s)
     home, away = home + beside, away + beside
     shared = (rows.layout.num_layers - between * (v - 1.0)) / v + np.where(single, 0.0, smallest)
-    taken, lines = np.where(single, 0.0, whole / v), list[Line]()
+    taken, lines = np.where(single, 0.0, whole / v), list[LinearBound]()
     for chunks, own, last in ((behind * smallest, 0.0, 0.0), (shared, 1.0 / v, taken)):
         each, wait = (m - own) * whole, chunks * whole
         before = -own * whole
         lines += [
-            Line(home=True, fixed=np.where(theirs, home + wait, -np.inf), before=before, first=whole,
+            LinearBound(home=True, fixed=np.where(theirs, home + wait, -np.inf), before=before, first=whole,
                  each=each, on_the_last=last),
-            Line(home=False, fixed=np.where(theirs, away + wait, -np.inf), before=before,
+            LinearBound(home=False, fixed=np.where(theirs, away + wait, -np.inf), before=before,
                  first=column(forward), each=each + tail, on_the_last=last),
         ]  # fmt: skip
     return lines
@@ -419,15 +419,15 @@ def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class StepTimeFilter:
     """Rows that are tested against several step times in turn."""
 
     rows: Rows
     least_s: FloatArray  # (n,): no split is faster; +inf where none fits
-    batches: tuple[tuple[IntArray, Limits], ...] = ()  # rows with like pipelines
+    batches: tuple[tuple[IntArray, FillBounds], ...] = ()  # rows with like pipelines
 
     @classmethod
-    def of(cls, rows: Rows, most_s: FloatArray) -> Reach:
+    def of(cls, rows: Rows, most_s: FloatArray) -> StepTimeFilter:
         """Prepare for times up to ``most_s``, shape (n,)."""
         if not rows.is_uniform:
             return cls(rows=rows, least_s=np.zeros(len(rows)))
@@ -442,7 +442,7 @@ class Reach:
                 look()
                 index = order[start : start + _BATCH]
                 few = caps.take(index, int(rows.p[index].max()))
-                batches.append((index, Limits.of(rows.take(index), few.least, few.most)))
+                batches.append((index, FillBounds.of(rows.take(index), few.least, few.most)))
         return cls(rows=rows, least_s=least, batches=tuple(batches))
 
     def able(self, step_s: FloatArray) -> BoolArray:
@@ -461,7 +461,7 @@ class Reach:
 
 def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     """Return whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
-    return Reach.of(rows, step_s).able(step_s)
+    return StepTimeFilter.of(rows, step_s).able(step_s)
 
 
 def most_layers(row: Rows, step_s: float) -> IntArray:
@@ -470,7 +470,7 @@ def most_layers(row: Rows, step_s: float) -> IntArray:
     Memory is left aside.
     """
     caps = layer_caps(row)
-    return Fill.of(Limits.of(row, caps.least, caps.most), np.array([step_s])).most()
+    return Fill.of(FillBounds.of(row, caps.least, caps.most), np.array([step_s])).most()
 
 
 def least_bound_s(
@@ -489,7 +489,7 @@ def least_bound_s(
     while high - low > _CLOSE * high:
         if len(able):
             left = left.take(able)
-            reach = Reach.of(left, np.full(len(left), high))
+            reach = StepTimeFilter.of(left, np.full(len(left), high))
         tick()
         middle = (low + high) / 2.0
         able = np.flatnonzero(reach.able(np.full(len(left), middle)))

@@ -20,8 +20,8 @@ from meshwright.solver.configuration import MESH, Columns, FloatArray, IntArray
 from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
-    Effort,
-    Held,
+    SimulationBudget,
+    SplitBound,
     are_tried,
     is_branchable,
     least_simulation_s,
@@ -29,7 +29,7 @@ from meshwright.solver.search.branch import (
     passes_of,
 )
 from meshwright.solver.search.candidates import simulated_s
-from meshwright.solver.search.fill import Reach, can_beat, least_bound_s
+from meshwright.solver.search.fill import StepTimeFilter, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
 from meshwright.solver.search.placement.bounds import Floors, filled_s, least_stage_s, stages_of
@@ -169,14 +169,14 @@ def least_step_bound_s(
 
     ``tick`` is called now and then.
     """
-    bound, effort = least_bound_s(rows, low_s, best_s, tick), Effort(_EFFORT, tick)
+    bound, effort = least_bound_s(rows, low_s, best_s, tick), SimulationBudget(_EFFORT, tick)
     target = best_s * (1.0 - _SHARE)
     if bound < target and rows.is_uniform:
         bound = max(bound, _beaten_s(rows, bound, target, effort))
     return bound
 
 
-def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> float:
+def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudget) -> float:
     """Return that bound up to ``target_s``."""
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), target_s))))
     left = left.take(np.argsort(whole_layers_s(left), kind="stable"))  # quick rows dominate others
@@ -193,7 +193,7 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> floa
         if is_branchable(one, least):
             held = least_simulation_s(one, least, effort)
         else:
-            held = Held(least_bound_s(one, low_s, least, effort.tick), for_all=False)
+            held = SplitBound(least_bound_s(one, low_s, least, effort.tick), for_all=False)
         least = min(least, held.step_s)
         if held.for_all:
             done.append(row)
@@ -208,7 +208,7 @@ def least_of_candidates_s(
     The row with the least bound is simulated under each of its candidates until that bound is one of a
     simulation, a step has too many passes, or the effort is spent.
     """
-    effort, simulated = Effort(_EFFORT, tick), set[int]()
+    effort, simulated = SimulationBudget(_EFFORT, tick), set[int]()
     waiting = [(one.bound_s, at) for at, one in enumerate(solved)]
     heapq.heapify(waiting)
     while waiting and waiting[0][0] < best_s:
@@ -302,7 +302,11 @@ class Contest:
         """
         rows, group = self.rows.take(index), self.group[index]
         low_s, high_s = self.low_s[index], self.high_s[index]
-        reach, tried_s, asked = Reach.of(rows, high_s), high_s.copy(), np.ones(len(rows), dtype=np.bool_)
+        reach, tried_s, asked = (
+            StepTimeFilter.of(rows, high_s),
+            high_s.copy(),
+            np.ones(len(rows), dtype=np.bool_),
+        )
         while asked.any():
             tick()
             able = reach.able(np.where(asked, tried_s, 0.0))

@@ -54,7 +54,7 @@ from meshwright.solver.configuration import MESH, Columns, Configuration, IntArr
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
 from meshwright.solver.explain.infeasible import explain
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
-from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
+from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
@@ -269,14 +269,14 @@ def _found(
     others: Sequence[Problem],
     wide: bool,
     rivals: Rivals,
-) -> Found:
+) -> AnswerInputs:
     """Price and bound all legal rows, with a first plan; return the part that is done at the limit.
 
     A space that is large is sampled before it is enumerated, and the plans of that sample bound most of its
     kinds away before their prices are kept. One that is too large to be written down is not enumerated.
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
-    found = Found(
+    found = AnswerInputs(
         problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate(), tuple(others)
     )
     found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
@@ -315,7 +315,7 @@ def _found(
     return found
 
 
-def _joined(found: Found, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
+def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
     """Return a search's space joined with those of its other switches, each with its own prices."""
     if not found.others or not isinstance(space.rows, Crossing):
         return space, priced_space(found.problem, found.profile, space.rows)
@@ -338,14 +338,14 @@ def _joined(found: Found, space: Space, watch: Watch, *, wide: bool) -> tuple[Sp
 
 
 def _of_whole(
-    found: Found,
+    found: AnswerInputs,
     space: Space,
     watch: Watch,
     first: Watch,
     *,
     known: Sequence[Configuration],
     wide: bool,
-) -> Found:
+) -> AnswerInputs:
     """Search all legal rows, or the rows of the first plan if the time is over before."""
     watch.report("enumerating", total=space.size, now=True)
     adopted = list[int]()
@@ -380,7 +380,7 @@ def _of_whole(
     return found
 
 
-def _improved(found: Found, space: Space, watch: Watch) -> Found:
+def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
     """Return the best of a larger sample, if it is better than the first plan.
 
     Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
@@ -412,7 +412,7 @@ def _apart(problem: Problem) -> tuple[str, ...]:
     return MESH if problem.options.diverse else LAYOUT
 
 
-def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
+def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs:
     """Rank the best rows of a sample, for at most a share of the time."""
     problem = found.problem
     space = sampled_space(problem, wide=wide)
@@ -433,7 +433,7 @@ def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
     return found
 
 
-def _opening(found: Found, space: Space, watch: Watch) -> Opening | None:
+def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
     """Find a first plan of a space, for at most a share of the time."""
     share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
     with share.cut():
@@ -447,7 +447,7 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
     return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
-def _frontier(found: Found, space: Space, rows: Priced, watch: Watch) -> Frontier:
+def _frontier(found: AnswerInputs, space: Space, rows: Priced, watch: Watch) -> Frontier:
     """Price all legal rows and bound them as far as needed."""
     problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None

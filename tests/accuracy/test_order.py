@@ -13,7 +13,7 @@ from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
 from meshwright.solver.accuracy import Report, predictions_of, spearman, validate
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
-from meshwright.solver.calibration.choose import Candidates, measuring_order
+from meshwright.solver.calibration.choose import RunCandidates, measuring_order
 from meshwright.solver.calibration.observations import Observation, ProfileOf
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
@@ -95,7 +95,7 @@ def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
         replace(one, step_time_s=(one.step_time_s or 1.0) * there_s / here_s)
         for one, there_s, here_s in zip(observed, planted_s, known_s, strict=True)
     ]
-    order = list(measuring_order(Candidates.of(unlike, default_profile_of)))
+    order = list(measuring_order(RunCandidates.of(unlike, default_profile_of)))
     learnt = calibrate([unlike[i] for i in order[:RUNS]], cluster=JEANZAY)
     by_group: dict[str, list[int]] = {}
     for i in order[RUNS:]:

@@ -17,13 +17,13 @@ from meshwright.solver.search.bounds import (
     whole_layers_s,
 )
 from meshwright.solver.search.branch import (
-    Effort,
+    SimulationBudget,
     is_branchable,
     least_simulation_s,
     makes_its_order,
     patterns,
 )
-from meshwright.solver.search.fill import Fill, Limits, can_beat, least_bound_s
+from meshwright.solver.search.fill import Fill, FillBounds, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.priced_space import Priced
@@ -70,7 +70,7 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
 def test_the_first_chunks_before_a_rank_hold_no_fewer_layers_than_the_fill_counts(rows: Rows) -> None:
     row = rows.take([0])
     p, caps = int(row.p[0]), layer_caps(row)
-    fill = Fill.of(Limits.of(row, caps.least, caps.most), np.array([1.0]))
+    fill = Fill.of(FillBounds.of(row, caps.least, caps.most), np.array([1.0]))
     for split in exhaust(rows, 0).splits:
         held = [sum(split[rank::p]) for rank in range(p)]
         for rank in range(1, p):
@@ -104,7 +104,7 @@ def test_ranks_fixed_one_after_the_other_bound_every_split(rows: Rows, share: fl
     fastest = float(every.simulated_s.min())
     target = share * fastest
     if is_branchable(rows, target):
-        found = least_simulation_s(rows, target, Effort(2**24)).step_s
+        found = least_simulation_s(rows, target, SimulationBudget(2**24)).step_s
         assert found <= min(target, fastest) * ROUNDING
         if target <= fastest and not np.isfinite(rows.budget_bytes):
             assert found <= target
@@ -121,12 +121,12 @@ def test_without_a_memory_limit_all_ranks_fixed_are_the_fastest_split(rows: Rows
     if len(every.splits) and rows.uneven_stages and not bypasses:  # of those rank 0's end alone counts
         target = float(every.simulated_s.min()) * (1 - 1e-6)
         if is_branchable(rows, target):
-            found = least_simulation_s(rows, target, Effort(2**24)).step_s
+            found = least_simulation_s(rows, target, SimulationBudget(2**24)).step_s
             # of orders made for the times the one that ends first is run, even where another, with the
             # ranks' tails, would be the shorter step: the bound takes the shorter
             assert found <= target if makes_its_order(rows) else found == target
             target *= 1 + 2e-6
-            assert least_simulation_s(rows, target, Effort(2**24)).step_s < target
+            assert least_simulation_s(rows, target, SimulationBudget(2**24)).step_s < target
 
 
 @given(priced_rows(mixed=False, any_schedule=True))

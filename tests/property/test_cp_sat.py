@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.certify.request import Request, is_expressible, row_request
-from meshwright.solver.search.certify.split_model import Verdict, judge
+from meshwright.solver.search.certify.split_model import CpSatResult, judge
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from tests.draws import draws
@@ -14,7 +14,7 @@ from tests.problems.strategies import priced_rows
 ROUNDING_S = 2e-6
 
 
-def asked(rows: Rows, objectives: dict[int, float], splits: list[tuple[int, ...] | None]) -> Verdict:
+def asked(rows: Rows, objectives: dict[int, float], splits: list[tuple[int, ...] | None]) -> CpSatResult:
     """The verdict over the rows that have a split; the hint is the best row and the worst split of it."""
     fitting = sorted(objectives)
     best = min(fitting, key=lambda row: objectives[row])

@@ -316,7 +316,7 @@ def _summed(decision: Decision, row: int) -> list[Terms]:
 # How CP-SAT is run: one thread, a seed, limits, and a complete hint.
 
 
-class Limits(Protocol):
+class SolverLimits(Protocol):
     """Limits that every request sets for its run."""
 
     @property
@@ -335,7 +335,7 @@ class Limits(Protocol):
         ...
 
 
-def solver_of(limits: Limits) -> cp_model.CpSolver:
+def solver_of(limits: SolverLimits) -> cp_model.CpSolver:
     """Return a solver of one thread, with the request's seed and limits; the parent handles Ctrl-C.
 
     Presolve looks for no constraints inside others: from that it calls optimal what is not (OR-Tools 9.15,
@@ -353,7 +353,7 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     return solver
 
 
-def complete_the_hint(model: cp_model.CpModel, limits: Limits) -> None:
+def complete_the_hint(model: cp_model.CpModel, limits: SolverLimits) -> None:
     """Hint every variable, also those that follow from the incumbent's choices and boundaries.
 
     With the choices fixed what is left is propagation. An incumbent that the model refuses leaves the hint
@@ -374,7 +374,7 @@ def complete_the_hint(model: cp_model.CpModel, limits: Limits) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CpSatResult:
     """Result of CP-SAT; ``objective_us`` and ``bound_us`` are whole microseconds."""
 
     status: str  # OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN, MODEL_INVALID
@@ -384,29 +384,29 @@ class Verdict:
     split: tuple[int, ...] | None = None
 
 
-def judge(request: Request) -> Verdict:
+def judge(request: Request) -> CpSatResult:
     """Return the least objective over a request's rows, in one thread and reproducibly.
 
     A request with sums beyond the exact range is refused: domains would be trimmed silently.
     """
     if not is_expressible(request):
-        return Verdict(status="MODEL_INVALID")
+        return CpSatResult(status="MODEL_INVALID")
     decision = declare(request)
     for rule in RULES:
         rule(decision)
     slowest_rank_decides(decision)
     _hint(decision)
     if decision.model.validate():
-        return Verdict(status="MODEL_INVALID")
+        return CpSatResult(status="MODEL_INVALID")
     if request.hint_split:
         complete_the_hint(decision.model, request)
     solver = solver_of(request)
     status = solver.solve(decision.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Verdict(status=solver.status_name(status))
+        return CpSatResult(status=solver.status_name(status))
     row = solver.value(decision.row)
     edges = [solver.value(bound) for bound in decision.bounds[: chunks_of(request, row) + 1]]
-    return Verdict(
+    return CpSatResult(
         status=solver.status_name(status),
         objective_us=round(solver.objective_value),
         bound_us=round(solver.best_objective_bound),

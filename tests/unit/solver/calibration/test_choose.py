@@ -3,17 +3,17 @@ from itertools import islice
 
 import numpy as np
 
-from meshwright.solver.calibration.choose import Candidates, measuring_order, random_order
+from meshwright.solver.calibration.choose import RunCandidates, measuring_order, random_order
 from meshwright.solver.configuration import FloatArray
 
 
-def points(*values: float) -> Candidates:
+def points(*values: float) -> RunCandidates:
     features = np.array(values, dtype=np.float64)[:, None]
     return candidates(features, np.zeros((len(values), 1)))
 
 
-def candidates(features: FloatArray, effects: FloatArray) -> Candidates:
-    return Candidates(features=features, effects=effects, noises=np.full(len(features), 0.03))
+def candidates(features: FloatArray, effects: FloatArray) -> RunCandidates:
+    return RunCandidates(features=features, effects=effects, noises=np.full(len(features), 0.03))
 
 
 def test_the_first_suggestion_is_the_one_that_tells_most_about_all() -> None:

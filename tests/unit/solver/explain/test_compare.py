@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import moves_of, settle
-from meshwright.solver.explain.compare import Side, compared
+from meshwright.solver.explain.compare import ComparedConfiguration, compared
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.builders import a_moe_model, a_problem
@@ -32,8 +32,8 @@ def check(
     profile = default_profile(problem.cluster, problem.launcher)
     found = compared(
         profile,
-        Side(problem=start or problem, configuration=first),
-        Side(problem=problem, configuration=second),
+        ComparedConfiguration(problem=start or problem, configuration=first),
+        ComparedConfiguration(problem=problem, configuration=second),
     )
     assert found.second.step_time_s == predict(problem, profile, second).step_time_s
     total = found.second.step_time_s - found.first.step_time_s
@@ -46,7 +46,7 @@ def test_differences_between_two_plans_are_carried_over_one_by_one_and_legally()
     problem = a_problem()
     profile = default_profile(problem.cluster, problem.launcher)
     check(problem, YOURS, BEST)
-    sides = [Side(problem=problem, configuration=one) for one in (YOURS, BEST)]
+    sides = [ComparedConfiguration(problem=problem, configuration=one) for one in (YOURS, BEST)]
     steps = compared(profile, *sides).steps
     assert {step.change for step in steps} == {"pp 8 → 4", "vpp 1 → 5", "mbs 2 → 1", "recompute off"}
     assert all(step.fits for step in steps)
@@ -59,7 +59,7 @@ def test_differences_between_two_plans_are_carried_over_one_by_one_and_legally()
 def test_a_configuration_differs_from_itself_by_nothing() -> None:
     problem = a_problem()
     profile = default_profile(problem.cluster, problem.launcher)
-    side = Side(problem=problem, configuration=BEST)
+    side = ComparedConfiguration(problem=problem, configuration=BEST)
     assert compared(profile, side, side).steps == ()
 
 
@@ -69,7 +69,9 @@ def test_options_of_the_framework_are_differences_too() -> None:
     check(problem, YOURS, BEST, start=slow)
     profile = default_profile(problem.cluster, problem.launcher)
     found = compared(
-        profile, Side(problem=slow, configuration=YOURS), Side(problem=problem, configuration=BEST)
+        profile,
+        ComparedConfiguration(problem=slow, configuration=YOURS),
+        ComparedConfiguration(problem=problem, configuration=BEST),
     )
     assert found.steps[0].change == "overlap tensor on"
     assert found.steps[0].terms_s["tensor_parallel"] < 0.0
@@ -103,7 +105,10 @@ def test_another_optimizer_is_a_difference_of_its_own() -> None:
     small = replace(problem, workload=replace(problem.workload, optimizer="adamw-8bit"))
     check(small, YOURS, BEST, start=problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    sides = Side(problem=problem, configuration=BEST), Side(problem=small, configuration=BEST)
+    sides = (
+        ComparedConfiguration(problem=problem, configuration=BEST),
+        ComparedConfiguration(problem=small, configuration=BEST),
+    )
     steps = compared(profile, *sides).steps
     assert [step.change for step in steps] == ["optimizer adamw → adamw-8bit"]
     assert steps[0].terms_s["optimizer"] < 0.0

@@ -18,7 +18,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain import reasons as explained
 from meshwright.solver.explain.alternatives import alternatives_of
 from meshwright.solver.explain.certainty import log_covariance, runs_to_measure
-from meshwright.solver.explain.reasons import Way, reasons_of, ways_of
+from meshwright.solver.explain.reasons import ChangeToTry, reasons_of, ways_of
 from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
@@ -164,7 +164,7 @@ def test_what_is_said_to_lower_a_loss_is_legal_and_fits(memory_gib: int, pin: di
     assert said
 
 
-def ways_in_words(problem: Problem, config: Configuration, term: str) -> list[Way]:
+def ways_in_words(problem: Problem, config: Configuration, term: str) -> list[ChangeToTry]:
     """Everything that the words of a loss may stand for."""
     profile = default_profile(problem.cluster, problem.launcher)
     facts = with_options(profile.framework, problem.workload.framework_options)

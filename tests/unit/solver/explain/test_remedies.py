@@ -13,7 +13,7 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.explain import model_shapes as shapes
 from meshwright.solver.explain import remedies
 from meshwright.solver.explain.remedies import (
-    Change,
+    ProblemChange,
     asked_less,
     done_otherwise,
     fastest,
@@ -33,7 +33,7 @@ from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
 
 
-def changes_of(problem: Problem, found: Infeasibility) -> dict[str, Change]:
+def changes_of(problem: Problem, found: Infeasibility) -> dict[str, ProblemChange]:
     profile = default_profile(problem.cluster, problem.launcher)
     every = [
         *asked_less(problem, profile, found.nearest), *done_otherwise(problem, profile),

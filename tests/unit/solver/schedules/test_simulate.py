@@ -14,7 +14,7 @@ from meshwright.solver.problem import InvalidPlanError
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, takes_chunks
 from meshwright.solver.schedules.simulate import finish_of_many_s, rank_finish_s, rank_order, waves_of
 from meshwright.solver.search import candidates as arrange
-from meshwright.solver.search.candidates import Ends, Shape
+from meshwright.solver.search.candidates import Ends, PipelineShape
 from meshwright.solver.search.splits import windows
 
 
@@ -131,7 +131,7 @@ def test_pipelines_with_the_same_passes_are_simulated_once(monkeypatch: pytest.M
     passes = np.random.default_rng(0).uniform(0.5, 2.0, (7, 3, 8))
     passes[:, 2] = 0.0
     ends = Ends()
-    kept = Shape(pp=4, num_microbatches=8, schedule="interleaved_1f1b")
+    kept = PipelineShape(pp=4, num_microbatches=8, schedule="interleaved_1f1b")
     expected = finish_of_many_s(
         passes[:, 0], passes[:, 1], pp=4, num_microbatches=8, schedule="interleaved_1f1b"
     )
@@ -152,7 +152,7 @@ def test_pipelines_with_the_same_passes_are_simulated_once(monkeypatch: pytest.M
 def test_no_pipeline_ends_before_others_of_its_shape_let_it(schedule: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     vpp = 2 if schedule in V_SHAPED or takes_chunks(schedule, 3, 2) else 1
-    shape, ends = Shape(pp=3, num_microbatches=6, schedule=schedule), Ends()
+    shape, ends = PipelineShape(pp=3, num_microbatches=6, schedule=schedule), Ends()
     passes = rng.uniform(0.5, 2.0, (9, 3, 3 * vpp))
     passes[:, 2] = rng.uniform(0.0, 0.5, (9, 3 * vpp)) * passes[:, 1]
     simulated = ends.finish_s(passes, shape)

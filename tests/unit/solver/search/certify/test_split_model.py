@@ -10,8 +10,8 @@ from ortools.sat.python import cp_model
 from meshwright.solver.search.certify.request import DECISIONS, LARGEST, Request, RowRequest, is_expressible
 from meshwright.solver.search.certify.split_model import (
     RULES,
+    CpSatResult,
     Decision,
-    Verdict,
     _hint,
     complete_the_hint,
     declare,
@@ -57,7 +57,7 @@ def a_request(*rows: RowRequest, num_layers: int = 5, kinds: list[list[int]] | N
     )
 
 
-def verdict(*rows: RowRequest, **others: object) -> Verdict:
+def verdict(*rows: RowRequest, **others: object) -> CpSatResult:
     """What CP-SAT says."""
     return judge(a_request(*rows, **others))  # type: ignore[arg-type]
 
