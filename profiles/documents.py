@@ -50,7 +50,7 @@ _LONGEST_ESCAPE = 12  # bytes: a pair of surrogates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class InputLimits:
     """Limits of one input; a value takes up to 200 bytes of memory once it is read."""
 
     max_bytes: int
@@ -60,28 +60,28 @@ class Limits:
 
 
 # A problem names its model, cluster and profile; what it states itself rarely takes 10 KiB.
-PROBLEM = Limits(
+PROBLEM = InputLimits(
     max_bytes=256 * 2**10,
     max_values=20_000,
     max_keys=1_000,
     advice="keep a large cluster or profile under a name (PUT /v1/clusters/{name}, POST /v1/profiles)",
 )
 # Profiles, and clusters with tables of measured links, sent to a service.
-DOCUMENT = Limits(
+DOCUMENT = InputLimits(
     max_bytes=8 * 2**20,
     max_values=200_000,
     max_keys=10_000,
     advice="leave out measurements that lie close to others",
 )
 # Files of the command line, answers with thousands of plans among them.
-FILE = Limits(
+FILE = InputLimits(
     max_bytes=16 * 2**20,
     max_values=1_000_000,
     max_keys=100_000,
     advice="split it, or leave out what you can",
 )
 # YAML costs about ten times what JSON costs, and people write it by hand.
-YAML_FILE = Limits(
+YAML_FILE = InputLimits(
     max_bytes=2 * 2**20,
     max_values=100_000,
     max_keys=10_000,
@@ -106,7 +106,7 @@ def pointer(*parts: object) -> str:
     return "".join("/" + shown(str(part)).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def read_json(text: str | bytes, limits: Limits = FILE) -> Mapping[str, object]:
+def read_json(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, object]:
     """Return the JSON object in ``text``.
 
     Raises:
@@ -176,7 +176,7 @@ class NotJsonError(InvalidProblemError):
 class JsonReader:
     """Reads one JSON object that arrives piece by piece, and keeps nothing but what it has built of it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: InputLimits) -> None:
         self._limits = limits
         self._builder = _Builder(limits)
         self._events = _JsonEvents(self._builder)
@@ -277,7 +277,7 @@ class _Builder:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: InputLimits,
         lines: dict[str, int] | None = None,
         repeated: dict[str, list[int]] | None = None,
     ) -> None:
@@ -515,7 +515,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidProblemError.of("", f"{name} is not a JSON number")
 
 
-def _too_big(limits: Limits) -> InvalidProblemError:
+def _too_big(limits: InputLimits) -> InvalidProblemError:
     return InvalidProblemError.of(
         "", f"the input is too big; {limits.advice}", allowed=f"{limits.max_bytes} bytes"
     )

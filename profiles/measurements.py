@@ -96,7 +96,7 @@ class NodeTopology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
+class NetworkSwitch:
     """One switch (or block) with what is directly below it."""
 
     name: str
@@ -109,7 +109,7 @@ class Switch:
 class SwitchTree:
     """Switches and nodes of a cluster, as its scheduler knows them."""
 
-    switches: tuple[Switch, ...]
+    switches: tuple[NetworkSwitch, ...]
     block_sizes: tuple[int, ...] = ()
 
     @property

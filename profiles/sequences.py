@@ -81,7 +81,7 @@ class SequenceLengths:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Filled:
+class FilledSequences:
     """Documents as they lie in sequences."""
 
     real_share: float  # of all tokens: the others are padding
@@ -123,7 +123,7 @@ class Filled:
 
 
 @lru_cache(maxsize=64)
-def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
+def filled(lengths: SequenceLengths, seq_length: int) -> FilledSequences:
     """Return how documents of these lengths lie in sequences of ``seq_length`` tokens.
 
     The documents are quantiles in the middle of equal shares, so that no chance is in it. Packed, each goes
@@ -139,7 +139,7 @@ def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
         tokens = tokens[::-1]
         sequence = _best_fit_decreasing(tokens, seq_length)
         share = float(tokens.sum()) / (seq_length * (int(sequence.max()) + 1))
-    return Filled(
+    return FilledSequences(
         real_share=share,
         documents=_kinds_of(np.sort(tokens)),
         lengths=tokens,

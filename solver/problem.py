@@ -27,7 +27,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import PLACING_LAUNCHER
-from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled, packed_share
+from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
@@ -126,7 +126,7 @@ class Workload:
     lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
 
     @cached_property
-    def filled(self) -> Filled | None:
+    def filled(self) -> FilledSequences | None:
         """Return how documents lie in the sequences; None if each is as long as its sequence."""
         return None if self.lengths is None else filled(self.lengths, self.seq_length)
 

@@ -35,7 +35,12 @@ from meshwright.profiles.library import find_gpu, gpu_names
 from meshwright.profiles.measure.collectives import Ranks
 from meshwright.profiles.measure.device import Device, open_device
 from meshwright.profiles.measure.provenance import device_state, machine_of, plain
-from meshwright.profiles.measure.session import Start, Wanted, is_out_of_memory, measure
+from meshwright.profiles.measure.session import (
+    MeasuringOptions,
+    WantedMeasurements,
+    is_out_of_memory,
+    measure,
+)
 from meshwright.profiles.measured.profile import MeasuredProfile, Subject
 from meshwright.profiles.measured.read import read_measured_profile
 
@@ -222,13 +227,13 @@ class Hour:
             lora_rank=family.lora_rank,
             lora_targets=family.lora_targets,
         )
-        wanted = Wanted(
+        wanted = WantedMeasurements(
             subject=subject,
             tensor_parallel_sizes=(1,),
             micro_batch_sizes=family.micro_batch_sizes,
             groups=("layer", "gemm", "attention", "memory_bound"),
         )
-        start = Start(
+        start = MeasuringOptions(
             device=self.device,
             ranks=Ranks(),
             command=("benchmarks.gpu_hour", *sys.argv[1:]),

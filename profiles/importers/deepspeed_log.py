@@ -18,9 +18,9 @@ from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_GIB,
     OUT_OF_MEMORY,
+    LoggedStep,
     LogLine,
     RunLog,
-    Step,
     read_steps,
     timestamp,
 )
@@ -50,7 +50,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
     if pipeline:
         mean = file.positive(pipeline[1], f"{where}, iter time (s)", high=MAX_SECONDS)
         batch = log.configuration.get("global_batch_size")
-        log.add(Step(number=number, seconds=mean, global_batch_size=batch))
+        log.add(LoggedStep(number=number, seconds=mean, global_batch_size=batch))
         return
     memory, rate = _MEMORY.search(line.text), _RATE.search(line.text)
     if memory is None:
@@ -66,7 +66,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
         samples = file.positive(rate[1], f"{where}, CurrSamplesPerSec", high=MAX_SAMPLES_PER_S)
         seconds = file.whole(batch, "train_batch_size", high=MAX_BATCH) / samples
     if seconds is not None:
-        log.add(Step(number=number, seconds=min(seconds, MAX_SECONDS), global_batch_size=batch))
+        log.add(LoggedStep(number=number, seconds=min(seconds, MAX_SECONDS), global_batch_size=batch))
 
 
 def _configuration(log: RunLog, line: LogLine) -> None:

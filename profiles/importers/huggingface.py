@@ -18,7 +18,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     REFUSED_TYPES,
     SHARED,
     TOP_K,
-    Family,
+    ModelTypeKeys,
     completed,
     expert_adapters,
     harmless_reason,
@@ -138,21 +138,21 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     return model
 
 
-def _tied(reader: FieldReader, family: Family) -> bool:
+def _tied(reader: FieldReader, family: ModelTypeKeys) -> bool:
     """Return whether the head is tied; the config of a model inside a model may leave it out."""
     if family.head_of_whole and not reader.has("tie_word_embeddings"):
         reader.fault("tie_word_embeddings", "is required: what the whole model's config says of it")
     return reader.flag("tie_word_embeddings", default=False)
 
 
-def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str]) -> str:
+def _assumed(family: ModelTypeKeys, whole: Mapping[str, object], added: frozenset[str]) -> str:
     """Return the sizes that the config leaves to its class."""
     sizes = [*family.keys.values(), "vocab_size", "head_dim", "num_local_experts", "num_experts_per_tok"]
     words = [f"{key} {whole[key]}" for key in dict.fromkeys(sizes) if key in added]
     return f"; its class's own: {', '.join(words)}" if words else ""
 
 
-def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
+def _heads(reader: FieldReader, family: ModelTypeKeys) -> tuple[int, int]:
     """Return attention heads, and kv heads (as many, where the config names none)."""
     heads = _size(reader, family, "num_attention_heads")
     kv_heads = reader.integer(family.keys["num_kv_heads"], high=2**16, default=heads)
@@ -162,7 +162,7 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, Any]:
+def _layers(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> dict[str, Any]:
     unrotated, rope = layers_without_rotary(reader, num_layers), reader.value("rope_parameters")
     facts = attention_layers(reader, family.global_layers, family.global_every, num_layers, unrotated)
     none_on_global = family.null_is_no_rotary and isinstance(rope, Mapping)
@@ -285,7 +285,9 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     return None if scaling.faults else RotaryScaling(**values)
 
 
-def _stated(reader: FieldReader, family: Family, known: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _stated(
+    reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any], head_dim: int
+) -> dict[str, Any]:
     """Return facts that single keys state.
 
     Raises:
@@ -317,7 +319,7 @@ def _stated(reader: FieldReader, family: Family, known: Mapping[str, Any], head_
     return facts
 
 
-def _scales(reader: FieldReader, family: Family, known: Mapping[str, Any]) -> dict[str, float]:
+def _scales(reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any]) -> dict[str, float]:
     """Return the scales of embeddings, residuals and logits that follow from sizes (Gemma, MiniCPM)."""
     facts: dict[str, float] = {}
     flag = family.scale_flag
@@ -333,7 +335,7 @@ def _scales(reader: FieldReader, family: Family, known: Mapping[str, Any]) -> di
     return facts
 
 
-def _activation(reader: FieldReader, family: Family) -> Activation | None:
+def _activation(reader: FieldReader, family: ModelTypeKeys) -> Activation | None:
     """Return the MLP's activation; None where it is the usual one.
 
     Raises:
@@ -352,7 +354,7 @@ def _activation(reader: FieldReader, family: Family) -> Activation | None:
     return None if found == ("silu" if gated else "gelu") else found
 
 
-def _refuse_other_values(reader: FieldReader, family: Family) -> None:
+def _refuse_other_values(reader: FieldReader, family: ModelTypeKeys) -> None:
     """Refuse other values of keys that a model type has only one value of.
 
     Raises:
@@ -381,7 +383,7 @@ def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> N
             raise UnsupportedModelError.field(f"{inside}.{key[:60]}".lstrip("."), why)
 
 
-def _size(reader: FieldReader, family: Family, field: str) -> int:
+def _size(reader: FieldReader, family: ModelTypeKeys, field: str) -> int:
     return _integer(reader, family.keys[field], limits=field)
 
 
@@ -392,7 +394,7 @@ def _integer(
     return reader.integer(name, low=int(low), high=int(high), default=default)
 
 
-def _ffn_hidden_size(reader: FieldReader, family: Family, hidden_size: int) -> int:
+def _ffn_hidden_size(reader: FieldReader, family: ModelTypeKeys, hidden_size: int) -> int:
     """Return an MLP's width without experts; GPT-2 and its like default to four hidden sizes."""
     key = family.keys["ffn_hidden_size"]
     own = family.dense_ffn_key if family.dense_ffn_key and reader.has(family.dense_ffn_key) else key
@@ -405,7 +407,7 @@ def _ffn_hidden_size(reader: FieldReader, family: Family, hidden_size: int) -> i
 
 
 def _head_dim(
-    reader: FieldReader, family: Family, hidden_size: int, heads: int, mla: MlaSpec | None
+    reader: FieldReader, family: ModelTypeKeys, hidden_size: int, heads: int, mla: MlaSpec | None
 ) -> int:
     """Return the query/key size of a head: stated, latent attention's sum, or hidden_size / heads."""
     if mla is not None:
@@ -419,7 +421,7 @@ def _head_dim(
     return head_dim
 
 
-def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
+def _mla(reader: FieldReader, family: ModelTypeKeys, head_dim: int) -> MlaSpec | None:
     """Return multi-head latent attention if ``kv_lora_rank`` is set; values default to ``head_dim``."""
     if not reader.has("kv_lora_rank"):
         return None
@@ -436,7 +438,7 @@ def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
     return MlaSpec(**sizes, latent_bias=bias)
 
 
-def _indexer(reader: FieldReader, family: Family, num_layers: int) -> IndexerSpec:
+def _indexer(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> IndexerSpec:
     """Return the indexer of latent attention's keys, and the layers that reuse another layer's choice.
 
     Raises:
@@ -471,7 +473,7 @@ _SCALE = (
 )  # fmt: skip
 
 
-def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:
+def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: str) -> MoeSpec | None:
     if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):
@@ -508,7 +510,7 @@ def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) ->
     )
 
 
-def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
+def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
     groups = reader.integer("n_group", low=0, default=0, high=65_536)
     chosen = reader.integer("topk_group", low=0, default=0, high=65_536)
     method = reader.value("topk_method")
@@ -535,7 +537,7 @@ def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
     return found
 
 
-def _shared_experts(reader: FieldReader, family: Family, expert_width: int) -> tuple[int, int]:
+def _shared_experts(reader: FieldReader, family: ModelTypeKeys, expert_width: int) -> tuple[int, int]:
     """Return number and joint width of shared experts: stated (Qwen), counted (DeepSeek), or the MLP."""
     if family.experts_beside_mlp:
         return 1, _integer(reader, family.keys["ffn_hidden_size"], limits="ffn_hidden_size")

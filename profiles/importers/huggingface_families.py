@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import Facts, Family
+from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.importers.huggingface_layers import (
     GlobalRule,
     gemma_3n_streams,
@@ -48,23 +48,23 @@ _CAPS = {
     "query_pre_attn_scalar": ("attention_scale", lambda value: value**-0.5),
 }
 
-_PLAIN = Family()  # no bias anywhere
-_ERNIE = Family(flags={"use_bias": (False, _ALL_BIASES)})
-_LOCAL = Family(global_layers="none")  # every layer attends within the window, where there is one
-LLAMA = Family(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
-_BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
+_PLAIN = ModelTypeKeys()  # no bias anywhere
+_ERNIE = ModelTypeKeys(flags={"use_bias": (False, _ALL_BIASES)})
+_LOCAL = ModelTypeKeys(global_layers="none")  # every layer attends within the window, where there is one
+LLAMA = ModelTypeKeys(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
+_BIASED_ATTENTION = ModelTypeKeys(flags=_ATTENTION_FLAG)
 _GRANITE = replace(LLAMA, numbers=_MULTIPLIERS)
 _FUSED_QKV: Facts = {"fused_qkv": True}
 _FUSED_MLP: Facts = {"fused_gate_up": True}
 _GRANITE_MOE = replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, facts=_FUSED_MLP)
 _SINKS: Facts = {"attention_sinks": True}
-_LATENT = Family(latent_bias_flag="attention_bias")
+_LATENT = ModelTypeKeys(latent_bias_flag="attention_bias")
 _DEEPSEEK_V3 = replace(
     _LATENT,
     router=_SIGMOID,
     fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
-_GEMMA = Family(
+_GEMMA = ModelTypeKeys(
     flags=_ATTENTION_FLAG,
     activation="gelu",
     facts={"zero_centered_norm": True},
@@ -88,8 +88,10 @@ _GEMMA_4 = replace(
     fixed={"use_bidirectional_attention": (None, False, "vision")},  # of images among the text
     plans=("num_kv_shared_layers",),
 )  # fmt: skip
-_OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
-_COHERE = Family(
+_OLMO_2 = ModelTypeKeys(
+    flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"}
+)
+_COHERE = ModelTypeKeys(
     flags={**_ATTENTION_FLAG, "use_qk_norm": (False, {"query_key_norm": "each_head"})},
     numbers={"logit_scale": ("logit_scale", float)},
     facts={"normalization": "layernorm_without_bias", "parallel_residual": True, "shared_norm": True},
@@ -102,16 +104,18 @@ _COHERE_2 = replace(
         "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
     },
 )  # fmt: skip
-_EXAONE = Family(facts=_PER_HEAD, global_layers="every_last", global_every=4, rotary_on_local_layers=True)
+_EXAONE = ModelTypeKeys(
+    facts=_PER_HEAD, global_layers="every_last", global_every=4, rotary_on_local_layers=True
+)
 _QWEN_LOCAL: GlobalRule = "before_max_window_layers"
-_QWEN_2 = Family(
+_QWEN_2 = ModelTypeKeys(
     facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL, fixed={"attention_bias": (True, False)}
 )  # fmt: skip - which its class does not read
 _QWEN_3_MOE = replace(_BIASED_ATTENTION, facts=_PER_HEAD)
-_GLM_4_MOE = Family(flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
+_GLM_4_MOE = ModelTypeKeys(flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
 _UNGATED: Facts = {"gated_mlp": False, "normalization": "layernorm"}
 _GPT_FACTS: Facts = {**_UNGATED, **_ALL_BIASES}
-_GPT = Family(activation="gelu", ffn_of_hidden=4)
+_GPT = ModelTypeKeys(activation="gelu", ffn_of_hidden=4)
 _LEARNED: Facts = {"learned_position_embeddings": True}
 _GPT_2 = replace(
     _GPT, keys={"ffn_hidden_size": "n_inner"},
@@ -124,7 +128,7 @@ _GPT_J = replace(
     facts={**_UNGATED, "mlp_bias": True, "head_bias": True, "parallel_residual": True, "shared_norm": True},
     fixed={"scale_attn_weights": True, "rotary": True},
 )  # fmt: skip
-_HUNYUAN = Family(
+_HUNYUAN = ModelTypeKeys(
     flags=_ATTENTION_FLAG,
     facts=_PER_HEAD,
     names={"attention_head_dim": "head_dim"},
@@ -185,10 +189,10 @@ _FALCON = replace(
 )  # fmt: skip
 
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, ModelTypeKeys] = {
     # Llama and what differs from it by sizes or biases
     **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
-    "helium": Family(flags={**_QKV_FLAG, **_MLP_FLAG}, heads_fill_hidden=True),
+    "helium": ModelTypeKeys(flags={**_QKV_FLAG, **_MLP_FLAG}, heads_fill_hidden=True),
     "diffllama": replace(_BIASED_ATTENTION, facts={"differential_attention": True}),
     "smollm3": replace(LLAMA, global_layers="with_rotary"),
     "cwm": replace(_PLAIN, flags=_MLP_FLAG, global_layers="every_first", global_every=4),
@@ -197,7 +201,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite4_vision_text": replace(_GRANITE, head_of_whole=True),
     "granite_swa": replace(_GRANITE, facts=_SINKS, global_layers="every_first", global_every=4),
     "hyperclovax": replace(_GRANITE, flags={**LLAMA.flags, "use_post_norm": (True, _SANDWICH)}),
-    "seed_oss": Family(
+    "seed_oss": ModelTypeKeys(
         flags={"attention_bias": (True, {"qkv_bias": True}), **_MLP_FLAG,
                "attention_out_bias": (False, {"attention_output_bias": True})},
     ),
@@ -234,11 +238,11 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": replace(_BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP),
     **dict.fromkeys(("olmo2", "flex_olmo"), _OLMO_2),
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
-    "glm": Family(flags=_QKV_FLAG, facts=_FUSED_MLP),
-    "glm4": Family(flags=_QKV_FLAG, facts={**_SANDWICH, **_FUSED_MLP}),
-    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH, **_FUSED_MLP}, head_of_whole=True,
+    "glm": ModelTypeKeys(flags=_QKV_FLAG, facts=_FUSED_MLP),
+    "glm4": ModelTypeKeys(flags=_QKV_FLAG, facts={**_SANDWICH, **_FUSED_MLP}),
+    "glm4v_text": ModelTypeKeys(facts={"qkv_bias": True, **_SANDWICH, **_FUSED_MLP}, head_of_whole=True,
                          fixed={"attention_bias": (True, False)}),  # which its class does not read
-    "glm_ocr_text": Family(facts={**_SANDWICH, **_FUSED_MLP}, head_of_whole=True),
+    "glm_ocr_text": ModelTypeKeys(facts={**_SANDWICH, **_FUSED_MLP}, head_of_whole=True),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_vl_text": replace(_HUNYUAN, head_of_whole=True),
     "gemma": _GEMMA,
@@ -262,7 +266,7 @@ FAMILIES: Mapping[str, Family] = {
         router={"norms_apart": True, "router_scales": True},
     ),
     "gemma4_unified_text": _GEMMA_4,
-    "stablelm": Family(
+    "stablelm": ModelTypeKeys(
         flags={
             "use_qkv_bias": (False, {"qkv_bias": True}),
             "qk_layernorm": (False, {"query_key_norm": "each_head"}),
@@ -340,7 +344,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": replace(_BIASED_ATTENTION, facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
                      heads_fill_hidden=True),
     "aria_text": replace(LLAMA, router={"expert_bias": False}),
-    "ernie4_5_moe": Family(
+    "ernie4_5_moe": ModelTypeKeys(
         flags={"use_bias": (False, {**_ALL_BIASES, "head_bias": True})},
         router={"selection_bias": True, "selection_bias_counted": True, "expert_bias": False},
         fixed={"moe_gate": "topk", "moe_use_aux_free": True},
@@ -357,9 +361,9 @@ FAMILIES: Mapping[str, Family] = {
         global_layers=_QWEN_LOCAL,  # published: noaux_tc for both
         fixed={"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": "noaux_tc"},
     ),
-    "solar_open": Family(flags=_QKV_FLAG, router=_SIGMOID, dense_without_experts=True),
+    "solar_open": ModelTypeKeys(flags=_QKV_FLAG, router=_SIGMOID, dense_without_experts=True),
     "exaone_moe": replace(_EXAONE, router=_SIGMOID),
-    "kolibri1": Family(
+    "kolibri1": ModelTypeKeys(
         facts={**_PER_HEAD, **_SANDWICH}, router=_SIGMOID, global_layers="every_last", global_every=5,
         rotary_on_local_layers=True,
     ),
@@ -374,7 +378,7 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"moe_router_logit_softcapping": 0.0},
         local_attention=heads_by_layer,
     ),
-    "mimo_v2_flash": Family(
+    "mimo_v2_flash": ModelTypeKeys(
         flags=_QKV_FLAG,
         numbers={"attention_value_scale": ("value_scale", float)},
         router=_SIGMOID,
@@ -389,7 +393,7 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe": replace(_GLM_4_MOE, flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)}),
     "glm4v_moe_text": replace(_GLM_4_MOE, head_of_whole=True),
     # Step 3.5; clamps of the last layers' activations are read and not priced
-    "step3p5": Family(
+    "step3p5": ModelTypeKeys(
         flags={**_ATTENTION_FLAG, **_MLP_FLAG},
         facts={**_PER_HEAD, "zero_centered_norm": True, "attention_gate": "per_head"},
         numbers={"query_pre_attn_scalar": _CAPS["query_pre_attn_scalar"]},
@@ -409,7 +413,7 @@ FAMILIES: Mapping[str, Family] = {
         unused=("need_fp32_gate", "share_expert_dim", "moe_router_scaling_factor", "swiglu_limits",
                 "swiglu_limits_shared", "mtp_layer_types", "mtp_mlp_layer_types"),
     ),
-    "minimax_m2": Family(
+    "minimax_m2": ModelTypeKeys(
         facts={"query_key_norm": "all_heads"},
         router=_SIGMOID,
         fixed={
@@ -420,7 +424,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         unused=("mlp_intermediate_size", "shared_moe_mode", "swa_rope_theta"),
     ),
-    "minimax_m3_vl_text": Family(
+    "minimax_m3_vl_text": ModelTypeKeys(
         facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU, **_FUSED_MLP},
         own_activation=True,
         numbers=_CLAMP,
@@ -428,7 +432,7 @@ FAMILIES: Mapping[str, Family] = {
         dense_ffn_key="dense_intermediate_size",
         fixed={"swiglu_alpha": 1.702},
     ),
-    "gpt_oss": Family(
+    "gpt_oss": ModelTypeKeys(
         flags={"attention_bias": (True, _ATTENTION_BIASES)},
         own_activation=True,
         facts={"mlp_bias": True, **_SINKS, **_QUICK_GELU},
@@ -441,7 +445,7 @@ FAMILIES: Mapping[str, Family] = {
         global_layers="every_last",
         global_every=2,
     ),
-    "phimoe": Family(
+    "phimoe": ModelTypeKeys(
         flags={**_ATTENTION_FLAG, "lm_head_bias": (False, {"head_bias": True})},
         facts={"normalization": "layernorm"},
         router={"router_score": "sparsemixer", "linear_router": True},
@@ -466,7 +470,7 @@ FAMILIES: Mapping[str, Family] = {
         dense_ffn_key="intermediate_size_mlp",
         global_layers="without_rotary",
     ),
-    "dbrx": Family(
+    "dbrx": ModelTypeKeys(
         keys={"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
         parts=("attn_config", "ffn_config"),
         own_activation=True,
@@ -505,7 +509,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_neox_japanese": replace(
         _GPT, facts={**_UNGATED, "last_attention_bias": True, **_FUSED_QKV}, follows=_multiple_of_hidden
     ),
-    "modernbert-decoder": Family(
+    "modernbert-decoder": ModelTypeKeys(
         flags={
             **_ATTENTION_FLAG, **_MLP_FLAG,
             "norm_bias": (False, {"normalization": "layernorm"}),
@@ -524,7 +528,7 @@ FAMILIES: Mapping[str, Family] = {
         _GPT, flags={"qk_layernorm": (False, _PER_HEAD)},
         facts={**_GPT_FACTS, "head_bias": True, "parallel_residual": True, "shared_norm": True},
     ),
-    "persimmon": Family(
+    "persimmon": ModelTypeKeys(
         flags={"qk_layernorm": (True, _PER_HEAD)},
         activation="relu2",
         facts={**_GPT_FACTS, **_FUSED_QKV},
@@ -544,7 +548,7 @@ FAMILIES: Mapping[str, Family] = {
         scale_flag="scale_embedding",
         fixed={"add_cross_attention": False},
     ),
-    "ctrl": Family(
+    "ctrl": ModelTypeKeys(
         keys={"ffn_hidden_size": "dff"},
         activation="relu",
         facts={**_GPT_FACTS, "sinusoidal_positions": True, "head_bias": True},
@@ -559,7 +563,7 @@ FAMILIES: Mapping[str, Family] = {
     "falcon": _FALCON,
     # Falcon-40B as first published; 7B's RefinedWebModel is falcon
     "RefinedWeb": replace(_FALCON, like="falcon", defaults={"new_decoder_architecture": True}),
-    "mpt": Family(
+    "mpt": ModelTypeKeys(
         keys={"max_position_embeddings": "max_seq_len"},
         parts=("attn_config", "ffn_config"),
         ffn_of_hidden=4,
@@ -578,7 +582,7 @@ FAMILIES: Mapping[str, Family] = {
             "ffn_config.ffn_type": "mptmlp", "ffn_config.fc_type": "torch", "fc_type": "torch",
         },
     ),
-    "opt": Family(
+    "opt": ModelTypeKeys(
         keys={"ffn_hidden_size": "ffn_dim"},
         flags={
             "enable_bias": (True, _ALL_BIASES),

@@ -31,7 +31,7 @@ KEYS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModelTypeKeys:
     """How one model type is read.
 
     ``flags``: a key, its default, and the facts that hold where it is true. ``numbers``: a key, the fact
@@ -469,7 +469,7 @@ def repeats(key: str, config: Mapping[str, object]) -> bool:
     return any(other in config and config[other] == config[key] for other in names)
 
 
-def with_own_names(model_type: str, family: Family) -> Family:
+def with_own_names(model_type: str, family: ModelTypeKeys) -> ModelTypeKeys:
     """Return the family with the names that its class has of every size and of the number of experts."""
     entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
     own = next((key for key in EXPERTS if key in {*entry["defaults"], *entry["names"].values()}), "")
@@ -483,7 +483,7 @@ def expert_adapters(model_type: str) -> str:
 
 
 def completed(
-    model_type: str, family: Family, config: Mapping[str, object]
+    model_type: str, family: ModelTypeKeys, config: Mapping[str, object]
 ) -> tuple[dict[str, object], frozenset[str]]:
     """Return the config under its class's own names with all defaults, and which keys are defaults.
 
@@ -536,7 +536,7 @@ def _one_value(key: str, value: object) -> object:
     return value[0]
 
 
-def _refuse_unread(key: str, value: object, family: Family) -> None:
+def _refuse_unread(key: str, value: object, family: ModelTypeKeys) -> None:
     """Refuse keys of other types, unless they change nothing: a size of heads that have their own.
 
     Raises:

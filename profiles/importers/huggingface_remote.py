@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.profiles.importers.huggingface_keys import Facts, Family
+from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.reading import FieldReader
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
@@ -42,30 +42,30 @@ _BAILING: dict[str, Any] = {
                "mtp_loss_scaling_factor", "using_split_qkv_in_self_attention", "multi_gate"),
 }  # fmt: skip
 
-REMOTE: Mapping[str, Family] = {
-    "internlm": Family(**_INTERNLM),  # modeling_internlm.py of internlm/internlm-7b
-    "internlm2": Family(facts=_FUSED, **_INTERNLM),  # modeling_internlm2.py of internlm/internlm2-7b
+REMOTE: Mapping[str, ModelTypeKeys] = {
+    "internlm": ModelTypeKeys(**_INTERNLM),  # modeling_internlm.py of internlm/internlm-7b
+    "internlm2": ModelTypeKeys(facts=_FUSED, **_INTERNLM),  # modeling_internlm2.py of internlm/internlm2-7b
     # Scaled embeddings, residuals and logits (modeling_minicpm.py of openbmb/MiniCPM)
-    "minicpm": Family(
+    "minicpm": ModelTypeKeys(
         like="llama",
         flags={"attention_bias": (False, _ATTENTION_BIASES), "mlp_bias": (False, {"mlp_bias": True})},
         numbers={"scale_emb": ("embedding_scale", float)},
         experts="num_experts", dense_without_experts=True, router={"linear_router": True},
         defaults={"tie_word_embeddings": True},
     ),
-    "orion": Family(  # modeling_orion.py of OrionStarAI/Orion-14B
+    "orion": ModelTypeKeys(  # modeling_orion.py of OrionStarAI/Orion-14B
         like="llama", facts={"normalization": "layernorm"},
         flags={"attention_bias": (False, _ATTENTION_BIASES), "mlp_bias": (False, {"mlp_bias": True})},
     ),
     # modeling_exaone.py of LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, also EXAONE 3.0 and Deep
-    "exaone": Family(
+    "exaone": ModelTypeKeys(
         keys={"num_layers": "num_layers"}, names={"num_hidden_layers": "num_layers"},
         ffn_of_hidden=4,
         defaults={"vocab_size": 102_400, "hidden_size": 2048, "num_layers": 32, "num_attention_heads": 32,
                   "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     ),
     # modeling_phi.py of microsoft/phi-2 as first published
-    "phi-msft": Family(
+    "phi-msft": ModelTypeKeys(
         keys={
             "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
             "num_attention_heads": "n_head", "num_kv_heads": "n_head_kv",
@@ -80,7 +80,7 @@ REMOTE: Mapping[str, Family] = {
                   "rotary_dim": 32, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
     ),
     # modeling_baichuan.py of baichuan-inc/Baichuan-7B, Baichuan-13B and Baichuan2-7B
-    "baichuan": Family(
+    "baichuan": ModelTypeKeys(
         facts=_FUSED, follows=_first_or_second,
         defaults={"vocab_size": 64_000, "hidden_size": 4096, "intermediate_size": 11_008,
                   "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
@@ -88,7 +88,7 @@ REMOTE: Mapping[str, Family] = {
         unused=("z_loss_weight", "gradient_checkpointing"),
     ),
     # configuration_telechat.py and modeling_telechat.py of Tele-AI/telechat-7B
-    "telechat": Family(
+    "telechat": ModelTypeKeys(
         keys={"num_layers": "n_layer", "num_attention_heads": "n_head",
               "ffn_hidden_size": "ffn_hidden_size"},
         names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"},
@@ -101,7 +101,7 @@ REMOTE: Mapping[str, Family] = {
     ),
     # modeling_qwen.py of Qwen/Qwen-7B: half of ``intermediate_size`` is the MLP's width; scores and
     # positions are stretched beyond the trained length in inference alone
-    "qwen": Family(
+    "qwen": ModelTypeKeys(
         facts={**_FUSED, "qkv_bias": True}, names={"kv_channels": "head_dim"},
         numbers={"intermediate_size": ("ffn_hidden_size", lambda value: int(value) // 2)},
         fixed={"no_bias": True, "scale_attn_weights": True, "use_dynamic_ntk": (True, False),
@@ -115,7 +115,7 @@ REMOTE: Mapping[str, Family] = {
                 "use_cache_kernel"),
     ),
     # modeling_chatglm.py of THUDM/chatglm3-6b; also ChatGLM 2 and GLM-4-9B as first published
-    "chatglm": Family(
+    "chatglm": ModelTypeKeys(
         keys={
             "num_layers": "num_layers", "ffn_hidden_size": "ffn_hidden_size",
             "num_kv_heads": "multi_query_group_num", "max_position_embeddings": "seq_length",
@@ -142,7 +142,7 @@ REMOTE: Mapping[str, Family] = {
         unused=("apply_query_key_layer_scaling", "quantization_bit", "interleaved_qkv"),
     ),
     # DeepSeek's first experts (modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base)
-    "deepseek": Family(
+    "deepseek": ModelTypeKeys(
         flags={"attention_bias": (False, _ATTENTION_BIASES)}, experts="n_routed_experts",
         router={"normalized_top_k": False}, fixed={"scoring_func": "softmax"},
         defaults={"vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
@@ -150,7 +150,7 @@ REMOTE: Mapping[str, Family] = {
                   "max_position_embeddings": 2048},
     ),
     # Ling 1 (configuration_bailing_moe.py and modeling_bailing_moe.py of inclusionAI/Ling-lite)
-    "bailing_moe": Family(
+    "bailing_moe": ModelTypeKeys(
         **_BAILING, flags={"use_qkv_bias": (False, {"qkv_bias": True})},
         fixed={"use_bias": False, "norm_head": False, "norm_softmax": False},
         defaults={"use_bias": True, "vocab_size": 30_592, "hidden_size": 1024, "num_hidden_layers": 24,
@@ -158,7 +158,7 @@ REMOTE: Mapping[str, Family] = {
                   "rms_norm_eps": 1e-5, "max_position_embeddings": 16_384, "tie_word_embeddings": False},
     ),
     # Ling and Ring 2.0 (NVIDIA-NeMo/Megatron-Bridge, models/bailing), its class's defaults
-    "bailing_moe_v2": Family(
+    "bailing_moe_v2": ModelTypeKeys(
         **_BAILING, router={"router_score": "sigmoid", "selection_bias": True},
         fixed={"score_function": "sigmoid", "use_rmsnorm": True, "norm_head": False, "norm_softmax": False},
         flags={"use_qkv_bias": (False, {"qkv_bias": True}),

@@ -16,9 +16,9 @@ from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_FLOPS_PER_S,
     OUT_OF_MEMORY,
+    LoggedStep,
     LogLine,
     RunLog,
-    Step,
 )
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.units import GIB, MIB, MILLISECOND_S, TERA
@@ -64,7 +64,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
+def _iteration(log: RunLog, line: LogLine, number: str) -> LoggedStep:
     file = log.file
     parts = (part.partition(":") for part in line.text.split("|"))
     fields = {name.strip(): value.strip() for name, colon, value in parts if colon}
@@ -75,7 +75,7 @@ def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
     seconds = file.positive(text, f"{line.where}, {elapsed[0]}", high=MAX_SECONDS / scale) * scale
     batch = fields.get("global batch size")
     flops = next((fields[name] for name in _FLOPS if name in fields), None)
-    return Step(
+    return LoggedStep(
         number=int(number),
         seconds=seconds,
         global_batch_size=(

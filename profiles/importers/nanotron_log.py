@@ -18,9 +18,9 @@ from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
     OUT_OF_MEMORY,
+    LoggedStep,
     LogLine,
     RunLog,
-    Step,
     read_steps,
 )
 from meshwright.profiles.measurements import MeasuredRun
@@ -73,7 +73,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
         raise file.fault(where, 'expected "time_per_iteration_ms: …"')
     milliseconds = _human(file, time[1], f"{where}, {time[0]}", high=MAX_SECONDS / MILLISECOND_S)
     log.add(
-        Step(
+        LoggedStep(
             number=number,
             seconds=milliseconds * MILLISECOND_S,
             global_batch_size=log.configuration.get("global_batch_size"),

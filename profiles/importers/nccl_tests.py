@@ -48,7 +48,7 @@ class _Column:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LogReader:
     file: ForeignFile
     program: str | None = None
     hosts: dict[int, str] = field(default_factory=dict)
@@ -173,7 +173,7 @@ def read_nccl_tests(path: Path | str) -> CollectiveTables:
         ProfileError: no table, a broken row, other units, or no line that names the test.
     """
     file = ForeignFile.open(path)
-    reader = _Reader(file)
+    reader = _LogReader(file)
     for number, line in file.lines():
         reader.line(f"line {number}", _PREFIX.sub("", line).strip())
     reader.finish()

@@ -44,7 +44,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LoggedStep:
     """One logged step (or mean over the steps since the line before)."""
 
     number: int
@@ -60,7 +60,7 @@ class RunLog:
 
     file: ForeignFile
     framework: str
-    segments: list[dict[int, Step]] = field(default_factory=lambda: [{}])
+    segments: list[dict[int, LoggedStep]] = field(default_factory=lambda: [{}])
     configuration: dict[str, int] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     allocated_bytes: int | None = None
@@ -93,7 +93,7 @@ class RunLog:
             self.first_rank = rank
         return rank is None or rank == self.first_rank
 
-    def add(self, step: Step) -> None:
+    def add(self, step: LoggedStep) -> None:
         """Take in a step; a much lower number than before is a restart, an equal one another rank."""
         if self.segments[-1] and step.number < self._highest - LAG:
             self.segments.append({})
@@ -172,9 +172,9 @@ class RunLog:
         early = (self.reserved_bytes or 0) < (self.allocated_bytes or 0)
         return None if early else self.reserved_bytes
 
-    def _after_warm_up(self) -> tuple[list[Step], int]:
+    def _after_warm_up(self) -> tuple[list[LoggedStep], int]:
         """Return the steps after warm-up at the last global batch size, and their optimizer steps."""
-        kept: list[Step] = []
+        kept: list[LoggedStep] = []
         covered = 0
         for segment in self.segments:
             numbers = sorted(segment)
@@ -200,7 +200,7 @@ def _median(values: list[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _tokens(kept: list[Step], median: float | None, configuration: Mapping[str, int]) -> float | None:
+def _tokens(kept: list[LoggedStep], median: float | None, configuration: Mapping[str, int]) -> float | None:
     """Return tokens a second and GPU: as logged, else from batch, sequence, step time and GPUs."""
     logged = _median([step.tokens_per_s_per_gpu for step in kept])
     parts = [configuration.get(name) for name in ("global_batch_size", "seq_length", "num_gpus")]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshwright.profiles.cluster import MAX_NODES
 from meshwright.profiles.importers.foreign_file import ForeignFile
-from meshwright.profiles.measurements import Switch, SwitchTree
+from meshwright.profiles.measurements import NetworkSwitch, SwitchTree
 from meshwright.profiles.reading import shown
 
 MAX_SWITCHES = 100_000
@@ -107,7 +107,7 @@ def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str
     return values
 
 
-def _switch(file: ForeignFile, line: _Line) -> Switch:
+def _switch(file: ForeignFile, line: _Line) -> NetworkSwitch:
     name = line.values.get("switchname", line.values.get("blockname", ""))
     if not _HOST.fullmatch(name) or not {"nodes", "switches"} & set(line.values):
         raise file.fault(line.where, "expected SwitchName=… (or BlockName=…) with Nodes=… or Switches=…")
@@ -115,10 +115,10 @@ def _switch(file: ForeignFile, line: _Line) -> Switch:
         expand_hostlist(file, line.values[key], line.where) if key in line.values else ()
         for key in ("nodes", "switches")
     )
-    return Switch(name=name, nodes=nodes, switches=switches, parent=None)
+    return NetworkSwitch(name=name, nodes=nodes, switches=switches, parent=None)
 
 
-def _with_parents(file: ForeignFile, switches: dict[str, Switch]) -> tuple[Switch, ...]:
+def _with_parents(file: ForeignFile, switches: dict[str, NetworkSwitch]) -> tuple[NetworkSwitch, ...]:
     """Return the switches with their parents: every switch below at most one other, no node twice."""
     parents: dict[str, str] = {}
     owners: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _with_parents(file: ForeignFile, switches: dict[str, Switch]) -> tuple[Switc
                 raise file.fault(f"node {shown(node)}", "hangs below two switches, expected a tree")
     _check_roots(file, switches, parents)
     return tuple(
-        Switch(
+        NetworkSwitch(
             name=switch.name,
             nodes=tuple(dict.fromkeys(switch.nodes)),
             switches=switch.switches,
@@ -143,7 +143,7 @@ def _with_parents(file: ForeignFile, switches: dict[str, Switch]) -> tuple[Switc
     )
 
 
-def _check_roots(file: ForeignFile, switches: dict[str, Switch], parents: dict[str, str]) -> None:
+def _check_roots(file: ForeignFile, switches: dict[str, NetworkSwitch], parents: dict[str, str]) -> None:
     """Check that every switch is reached from a root; otherwise some of them form a ring."""
     reached = [name for name in switches if name not in parents]
     for name in reached:
@@ -165,7 +165,7 @@ def read_slurm_topology(path: Path | str) -> SwitchTree:
         ProfileError: an unknown parameter, a broken list of hosts, an unknown switch, or no tree.
     """
     file = ForeignFile.open(path)
-    switches: dict[str, Switch] = {}
+    switches: dict[str, NetworkSwitch] = {}
     sizes: tuple[int, ...] = ()
     for line in _lines(file):
         if set(line.values) == {"blocksizes"}:

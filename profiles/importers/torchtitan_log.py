@@ -17,9 +17,9 @@ from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
     OUT_OF_MEMORY,
+    LoggedStep,
     LogLine,
     RunLog,
-    Step,
     read_steps,
     timestamp,
 )
@@ -58,7 +58,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
         return
     flops = found["tflops"][0] if "tflops" in found else None
     log.add(
-        Step(
+        LoggedStep(
             number=number,
             seconds=min(seconds, MAX_SECONDS),
             tokens_per_s_per_gpu=tokens,

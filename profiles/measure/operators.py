@@ -18,7 +18,7 @@ from meshwright.profiles.measure.layer import (
     rotated,
     rotations,
 )
-from meshwright.profiles.measure.shard import Gemm, Shard
+from meshwright.profiles.measure.shard import Shard, ShardGemm
 from meshwright.profiles.measure.timing import Effort, Label, timed, timed_backward
 from meshwright.profiles.measured.profile import Measurement
 from meshwright.profiles.model import ModelSpec
@@ -181,7 +181,7 @@ def measure_attention(shard: Shard, label: Label, device: Device, effort: Effort
 # Matrix products of a layer's shard: Y = X W', dX = dY W and dW = dY' X.
 
 
-def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> list[Measurement]:
+def measure_gemm(gemm: ShardGemm, label: Label, device: Device, effort: Effort) -> list[Measurement]:
     """Time forward, input gradient and weight gradient; several experts grouped or as one batch.
 
     W is stored (n, k), as torch.nn.Linear stores it, so the three products read their operands in the
@@ -212,7 +212,7 @@ def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> li
 
 
 def _grouped_passes(
-    gemm: Gemm, x: Tensor, w: Tensor, dy: Tensor, device: Device
+    gemm: ShardGemm, x: Tensor, w: Tensor, dy: Tensor, device: Device
 ) -> dict[str, Callable[[], Tensor]] | None:
     """Return the three products of all experts in one kernel each; None where torch has none for these."""
     product = device.grouped_product

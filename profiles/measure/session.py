@@ -136,7 +136,7 @@ def _other_subject(ours: Subject, theirs: Subject) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedMeasurements:
     """The measurements to take."""
 
     subject: Subject
@@ -166,7 +166,7 @@ class Wanted:
         )
 
 
-def compute_tasks(wanted: Wanted) -> tuple[Task, ...]:
+def compute_tasks(wanted: WantedMeasurements) -> tuple[Task, ...]:
     """Return the tasks that one process measures by itself: operators first, whole layers last."""
     makers: dict[MeasuredGroup, Callable[[Shard], Iterator[Task]]] = {
         "gemm": _gemm_tasks,
@@ -184,7 +184,7 @@ def compute_tasks(wanted: Wanted) -> tuple[Task, ...]:
     )
 
 
-def collective_tasks(wanted: Wanted, ranks: Ranks, device: Device) -> tuple[Task, ...]:
+def collective_tasks(wanted: WantedMeasurements, ranks: Ranks, device: Device) -> tuple[Task, ...]:
     """Return the tasks that all processes measure together; none if there is only one process."""
     if "collectives" not in wanted.groups or ranks.world_size == 1:
         return ()
@@ -255,7 +255,7 @@ ALONE = "collectives: skipped, they need several processes (start the command wi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class MeasuringOptions:
     """The options with which measuring was started."""
 
     device: Device
@@ -266,7 +266,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MeasuringOutcome:
     """The progress of one start."""
 
     profile: MeasuredProfile
@@ -275,7 +275,7 @@ class Outcome:
     skipped: int  # of which could not be measured
 
 
-def measure(wanted: Wanted, path: Path, start: Start) -> Outcome | None:
+def measure(wanted: WantedMeasurements, path: Path, start: MeasuringOptions) -> MeasuringOutcome | None:
     """Measure everything that the file at ``path`` lacks; None on ranks that only took part.
 
     Raises:
@@ -302,13 +302,18 @@ def measure(wanted: Wanted, path: Path, start: Start) -> Outcome | None:
     return _outcome([*together, *compute], notebook.profile)
 
 
-def _opened(wanted: Wanted, path: Path, start: Start) -> Notebook:
+def _opened(wanted: WantedMeasurements, path: Path, start: MeasuringOptions) -> Notebook:
     session = session_of(start.device, start.command)
     return open_notebook(path, wanted.subject, machine_of(start.device), session)
 
 
 def _measure_together(
-    tasks: Sequence[Task], wanted: Wanted, path: Path, start: Start, *, effort: Effort
+    tasks: Sequence[Task],
+    wanted: WantedMeasurements,
+    path: Path,
+    start: MeasuringOptions,
+    *,
+    effort: Effort,
 ) -> Notebook | None:
     """Measure on every rank what rank 0 still lacks; return the notebook on rank 0, else None.
 
@@ -333,7 +338,7 @@ def _measure_together(
     return notebook
 
 
-def _measure_alone(task: Task, notebook: Notebook, start: Start, effort: Effort) -> None:
+def _measure_alone(task: Task, notebook: Notebook, start: MeasuringOptions, effort: Effort) -> None:
     """Measure one task; the file keeps why it could not be, such as memory or a missing operator.
 
     Raises:
@@ -368,7 +373,7 @@ def _first_line(fault: BaseException) -> str:
     return plain(f"{type(fault).__name__}: {str(fault).strip().partition(chr(10))[0]}")
 
 
-def _keep(task: Task, measurements: list[Measurement], notebook: Notebook, start: Start) -> None:
+def _keep(task: Task, measurements: list[Measurement], notebook: Notebook, start: MeasuringOptions) -> None:
     notebook.add(task.name, measurements)
     start.say(f"{task.name}: {', '.join(_words(one) for one in measurements)}")
 
@@ -382,13 +387,13 @@ def _words(one: Measurement) -> str:
     return f"{one.kind} {middle} ms ({low}-{high})"
 
 
-def _wanted_now(task: Task, notebook: Notebook, start: Start) -> bool:
+def _wanted_now(task: Task, notebook: Notebook, start: MeasuringOptions) -> bool:
     return not notebook.holds(task.name) and time.monotonic() < start.deadline_s
 
 
-def _outcome(tasks: Sequence[Task], profile: MeasuredProfile) -> Outcome:
+def _outcome(tasks: Sequence[Task], profile: MeasuredProfile) -> MeasuringOutcome:
     names = {task.name for task in tasks}
-    return Outcome(
+    return MeasuringOutcome(
         profile=profile,
         planned=len(names),
         held=len(names & set(profile.completed)),

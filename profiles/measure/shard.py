@@ -24,7 +24,7 @@ _OF_EXPERTS = ("linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemm:
+class ShardGemm:
     """``experts`` products of (m, k) by (k, n): one, but for the experts of a layer."""
 
     operator: str
@@ -141,13 +141,13 @@ class Shard:
         """Return (outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
         return _mlp("experts", self.model, self.model.moe.ffn_hidden_size, self) if self.model.moe else {}
 
-    def gemms(self) -> tuple[Gemm, ...]:
+    def gemms(self) -> tuple[ShardGemm, ...]:
         """Return the matrix products of a forward pass: every kind of layer once, and the output head."""
         matrices: dict[str, tuple[int, int]] = {}
         for kind in sorted(set(self.model.layer_kinds())):
             matrices |= self.matrices(kind)
         matrices["head"] = (self.vocab, self.model.hidden_size)
-        plain = [Gemm(operator=name, m=self.tokens, n=n, k=k) for name, (n, k) in matrices.items()]
+        plain = [ShardGemm(operator=name, m=self.tokens, n=n, k=k) for name, (n, k) in matrices.items()]
         return (*plain, *self._expert_gemms())
 
     def attention_flops(self) -> float:
@@ -172,10 +172,10 @@ class Shard:
             return 2.0 * forward
         return forward + self.attention_flops() + self.adapter_flops(kind)
 
-    def _expert_gemms(self) -> tuple[Gemm, ...]:
+    def _expert_gemms(self) -> tuple[ShardGemm, ...]:
         rows, experts = self.expert_rows, self.local_experts
         return tuple(
-            Gemm(operator=name, m=rows, n=n, k=k, experts=experts)
+            ShardGemm(operator=name, m=rows, n=n, k=k, experts=experts)
             for name, (n, k) in self.expert_matrices().items()
         )
 

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import BaseModel
 
-from meshwright.profiles.documents import DOCUMENT, PROBLEM, JsonReader, Limits, read_json
+from meshwright.profiles.documents import DOCUMENT, PROBLEM, InputLimits, JsonReader, read_json
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.api.errors import (
@@ -225,7 +225,7 @@ async def no_fields(request: Request) -> None:
 
 
 @asynccontextmanager
-async def arriving(request: Request, limits: Limits) -> AsyncIterator[AsyncIterator[bytes]]:
+async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[AsyncIterator[bytes]]:
     """The pieces of a body. A large one waits for its turn, which lasts until the request was worked on.
 
     Raises:
@@ -252,7 +252,7 @@ async def arriving(request: Request, limits: Limits) -> AsyncIterator[AsyncItera
         turn.release()
 
 
-async def _pieces(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]:
     """The pieces of a body, none of them empty."""
     num_bytes = 0
     until = asyncio.get_running_loop().time() + MAX_UPLOAD_S
@@ -271,7 +271,7 @@ async def _pieces(request: Request, limits: Limits) -> AsyncIterator[bytes]:
             yield piece
 
 
-def _require_room(num_bytes: int, limits: Limits) -> None:
+def _require_room(num_bytes: int, limits: InputLimits) -> None:
     if num_bytes > limits.max_bytes:
         message = f"the body may be {limits.max_bytes} bytes long at most here; {limits.advice}"
         raise BodyTooLargeError(message)

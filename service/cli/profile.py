@@ -21,9 +21,9 @@ from meshwright.profiles.measure.collectives import ranks_from
 from meshwright.profiles.measure.device import DEVICES, DTYPES, open_device
 from meshwright.profiles.measure.session import (
     NO_MEMORY,
-    Outcome,
-    Start,
-    Wanted,
+    MeasuringOptions,
+    MeasuringOutcome,
+    WantedMeasurements,
     compute_tasks,
     measure,
 )
@@ -117,7 +117,7 @@ def run_profile(request: ProfileRequest, out: Path) -> int:
     ranks = ranks_from(os.environ)
     kind = _choice("--device", request.device, DEVICES)
     device = open_device(kind, dtype=wanted.subject.dtype, index=ranks.local_rank)
-    start = Start(
+    start = MeasuringOptions(
         device=device,
         ranks=ranks,
         command=("meshwright", *sys.argv[1:]),
@@ -134,7 +134,7 @@ def run_profile(request: ProfileRequest, out: Path) -> int:
     return FOUND
 
 
-def _wanted(request: ProfileRequest) -> Wanted:
+def _wanted(request: ProfileRequest) -> WantedMeasurements:
     targets = tuple(dict.fromkeys(word.strip() for word in request.lora_targets.split(",")))
     subject = Subject(
         model=model_from_mapping(model_part(request.model)),
@@ -145,7 +145,7 @@ def _wanted(request: ProfileRequest) -> Wanted:
         lora_rank=_size("--lora-rank", request.lora_rank, MAX_SIZE) if request.lora_rank else 0,
         lora_targets=targets if request.lora_rank else (),  # the shard refuses unknown ones
     )
-    return Wanted(
+    return WantedMeasurements(
         subject=subject,
         tensor_parallel_sizes=_sizes("--tp", request.tensor_parallel_sizes),
         micro_batch_sizes=_sizes("--micro-batch", request.micro_batch_sizes),
@@ -213,7 +213,7 @@ def _say_nothing(_line: str) -> None:
     """Of the processes that only take part."""
 
 
-def _show(outcome: Outcome, out: Path) -> None:
+def _show(outcome: MeasuringOutcome, out: Path) -> None:
     layers = _layer_table(outcome.profile)
     if layers.row_count:
         screen().print(layers)

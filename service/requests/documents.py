@@ -11,7 +11,7 @@ from pathlib import Path
 from meshwright.profiles.documents import (
     FILE,
     YAML_FILE,
-    Limits,
+    InputLimits,
     read_json,
     read_yaml,
     shown,
@@ -71,7 +71,7 @@ def read_lengths_file(path: Path) -> Mapping[str, object]:
     return mapping_of_counts(counts)
 
 
-def _content(path: Path, limits: Limits) -> bytes:
+def _content(path: Path, limits: InputLimits) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(limits.max_bytes + 1)  # a device has no size and no end

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import Depends, Request, Security
 from fastapi.security import SecurityScopes
 
-from meshwright.profiles.documents import DOCUMENT, Limits, require_plain
+from meshwright.profiles.documents import DOCUMENT, InputLimits, require_plain
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import SMALL_BYTES, admit, arriving, session_of
 from meshwright.service.errors import ForbiddenError
@@ -46,7 +46,7 @@ SUBMITS = Security(_act, scopes=["submit"])
 ADMINISTERS = Security(_act, scopes=["admin"])
 
 
-def form_of(limits: Limits) -> Callable[[Request], AsyncIterator[Values]]:
+def form_of(limits: InputLimits) -> Callable[[Request], AsyncIterator[Values]]:
     """Return the dependency that reads a form: its fields, each with its values.
 
     It raises InvalidProblemError if the body is not a form, or holds a value that no request may hold, and

@@ -22,7 +22,7 @@ from meshwright.profiles.collectives.collectives import (
 )
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
-from meshwright.profiles.sequences import Filled, Work
+from meshwright.profiles.sequences import FilledSequences, Work
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
@@ -367,7 +367,7 @@ def shape_message_s(ctx: Context) -> FloatArray:
 
 
 @lru_cache(maxsize=16)
-def _work_of(filled: Filled, model: ModelSpec) -> Work:
+def _work_of(filled: FilledSequences, model: ModelSpec) -> Work:
     return filled.work(lambda length: length * model.attended_tokens(length))
 
 
@@ -398,7 +398,7 @@ def _waiting(ctx: Context, work: Work, *, whole: bool = False) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _padded_work(filled: Filled, model: ModelSpec, size: int) -> Work:
+def _padded_work(filled: FilledSequences, model: ModelSpec, size: int) -> Work:
     """Return the work of a whole micro-batch that is padded to the longest of ``size`` documents."""
     tokens, which = np.unique(filled.longest(size), return_inverse=True)
     each = np.array([length * model.model_flops_per_token(int(length)) for length in tokens.tolist()])

@@ -20,7 +20,7 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.measure.device import Device, load_torch, open_device
 from meshwright.profiles.measure.layer import build_layer, measure_layer
 from meshwright.profiles.measure.operators import measure_gemm
-from meshwright.profiles.measure.shard import Gemm
+from meshwright.profiles.measure.shard import ShardGemm
 from meshwright.profiles.measure.timing import QUICK, Label
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.read import read_measured_profile
@@ -174,7 +174,7 @@ def test_grouped_products_and_batched_ones_are_the_same_experts(gpu: Device) -> 
 
 def test_all_three_grouped_products_of_experts_are_timed(gpu: Device) -> None:
     label = Label(task="gemm", group="gemm", operator="experts_up", shape={})
-    measured = measure_gemm(Gemm(operator="up", m=16, n=32, k=64, experts=4), label, gpu, QUICK)
+    measured = measure_gemm(ShardGemm(operator="up", m=16, n=32, k=64, experts=4), label, gpu, QUICK)
     assert [one.kind for one in measured] == ["forward", "input_gradient", "weight_gradient"]
 
 

@@ -11,7 +11,7 @@ from meshwright.profiles.measure.operators import (
     measure_memory_bound,
     memory_bound_makers,
 )
-from meshwright.profiles.measure.shard import Gemm, Shard
+from meshwright.profiles.measure.shard import Shard, ShardGemm
 from meshwright.profiles.measure.timing import QUICK, Label, timed_with
 from tests.problems.measured_profiles import TINY
 
@@ -22,7 +22,7 @@ LABEL = Label(task="t", group="gemm", operator="o", shape={})
 @pytest.mark.parametrize("experts", [1, 3])
 def test_a_gemm_has_three_passes_of_the_same_work(experts: int) -> None:
     device = open_device("cpu", dtype="bf16")
-    measured = measure_gemm(Gemm(operator="o", m=8, n=16, k=32, experts=experts), LABEL, device, QUICK)
+    measured = measure_gemm(ShardGemm(operator="o", m=8, n=16, k=32, experts=experts), LABEL, device, QUICK)
     assert [one.kind for one in measured] == ["forward", "input_gradient", "weight_gradient"]
     # 2 · 8 · 16 · 32 FLOPs; (8·32 + 16·32 + 8·16) elements of 2 bytes
     assert {one.work_flops for one in measured} == {experts * 8192}

@@ -11,7 +11,7 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.library import find_model, model_names
 from meshwright.profiles.measure.collectives import Ranks, ranks_from
 from meshwright.profiles.measure.session import open_notebook
-from meshwright.profiles.measure.shard import Gemm, Shard
+from meshwright.profiles.measure.shard import Shard, ShardGemm
 from meshwright.profiles.measure.timing import timing_of
 from meshwright.profiles.measured.profile import Skipped
 from meshwright.profiles.measured.read import read_measured_profile
@@ -180,11 +180,11 @@ def test_an_uncut_layer_does_the_models_flops(name: str) -> None:
 def test_the_gemms_of_llama_3_1_8b_on_two_ranks() -> None:
     gemms = {gemm.operator: gemm for gemm in shard(find_model("llama-3.1-8b"), tp=2, seq=1024).gemms()}
     # 32 + 2·8 heads of 128 on two ranks: 3072 columns; MLP 14336 / 2, gate and up in one
-    assert gemms["qkv"] == Gemm(operator="qkv", m=1024, n=3072, k=4096)
-    assert gemms["attention_out"] == Gemm(operator="attention_out", m=1024, n=4096, k=2048)
-    assert gemms["mlp_up"] == Gemm(operator="mlp_up", m=1024, n=14336, k=4096)
-    assert gemms["mlp_down"] == Gemm(operator="mlp_down", m=1024, n=4096, k=7168)
-    assert gemms["head"] == Gemm(operator="head", m=1024, n=64128, k=4096)
+    assert gemms["qkv"] == ShardGemm(operator="qkv", m=1024, n=3072, k=4096)
+    assert gemms["attention_out"] == ShardGemm(operator="attention_out", m=1024, n=4096, k=2048)
+    assert gemms["mlp_up"] == ShardGemm(operator="mlp_up", m=1024, n=14336, k=4096)
+    assert gemms["mlp_down"] == ShardGemm(operator="mlp_down", m=1024, n=4096, k=7168)
+    assert gemms["head"] == ShardGemm(operator="head", m=1024, n=64128, k=4096)
 
 
 def test_key_value_heads_are_copied_once_there_are_more_ranks_than_heads() -> None:
@@ -197,7 +197,7 @@ def test_experts_get_equal_loads() -> None:
     mixtral = shard(find_model("mixtral-8x7b"), tp=2, ep=4)
     assert (mixtral.local_experts, mixtral.expert_rows) == (2, 4096)
     up = next(gemm for gemm in mixtral.gemms() if gemm.operator == "experts_up")
-    assert up == Gemm(operator="experts_up", m=4096, n=14336, k=4096, experts=2)
+    assert up == ShardGemm(operator="experts_up", m=4096, n=14336, k=4096, experts=2)
     # 2 FLOPs · 2 experts · 4096 · 14336 · 4096
     assert up.flops == 2 * 2 * 4096 * 14336 * 4096
 
