@@ -59,7 +59,6 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Yield shards, experts, sequences and host memory that the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
     ranks = config.data_parallel_size * config.context_parallel_size
     if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
@@ -81,7 +80,6 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check offloading against the launcher, the request and the hosts."""
     able = launcher_capabilities(problem.launcher)
     whose = problem.workload.framework_options.get("offload_modules", "all")
     if config.offload not in able.offload:
@@ -126,7 +124,6 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that the order of ranks is the launcher's, and not another order in different words."""
     able, order = launcher_capabilities(problem.launcher), config.rank_order
     if order not in able.rank_orders:
         yield f"{able.launcher} does not number ranks by {order}"
@@ -162,7 +159,6 @@ def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Evaluate side constraints for this one configuration."""
     for text in problem.options.constraints:
         named = {name: getattr(config, name) for name in names_of((text,))}
         if not holds_for(constraint_of(text), named):
@@ -174,7 +170,6 @@ def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]
 
 
 def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check stages on node groups: where they are, with which sizes, and that they hold all layers."""
     if problem.launcher != PLACING_LAUNCHER:
         yield f"{problem.launcher} cannot place stages on node groups"
         return
@@ -185,7 +180,6 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check one pipeline: its stages have groups and hold all layers."""
     names = problem.cluster.group_names
     groups = dict(zip(names, problem.cluster.distinct_groups, strict=True))
     stages = config.stage_groups
@@ -253,7 +247,6 @@ def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check GPUs and sequences of all replicas together."""
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     for name, (used, have) in lacking_gpus(problem, config).items():
@@ -264,7 +257,6 @@ def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check everything about one mesh that needs no prices."""
     yield from _tensor_faults(problem, config)
     yield from _sequence_faults(problem, config)
     yield from _expert_faults(problem, config)
@@ -275,7 +267,6 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check the sizes that tensor parallelism divides, and what stages cannot hand on."""
     model, tp = problem.model, config.tensor_parallel_size
     earlier = model.layer_embedding_size or model.borrowing_layers
     if config.pipeline_parallel_size > 1 and (earlier or (model.indexer and model.indexer.reusing_layers)):
@@ -297,7 +288,6 @@ def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that context- and tensor-parallel ranks split a sequence, and exchange whole heads."""
     model, seq = problem.model, problem.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     heads, among = (*model.head_counts, *model.kv_head_counts), _exchanging(config)
@@ -318,7 +308,6 @@ def _exchanging(config: Configuration) -> int:
 
 
 def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that experts are split evenly among the ranks of a stage."""
     ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
     ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
     experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
@@ -329,7 +318,6 @@ def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that layers add up, and that chunks, schedule and recomputation fit one another."""
     pp, vpp, split = config.pipeline_parallel_size, config.virtual_pipeline_size, config.stage_layers
     if len(split) != pp * vpp:
         yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
@@ -345,7 +333,6 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _schedule_faults(config: Configuration) -> Iterator[str]:
-    """Check that the schedule can run these stages, chunks and micro-batches."""
     name, pp, vpp = config.pipeline_schedule, config.pipeline_parallel_size, config.virtual_pipeline_size
     chunked = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
     if (name == "none") != (pp == 1):
@@ -365,7 +352,6 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
-    """Check that granularity and layer count belong together."""
     layers, split, own = config.recompute_layers, config.stage_layers, config.stage_recompute_layers
     if config.recompute_granularity not in RECOMPUTE:
         yield "recompute_granularity is unknown"
@@ -381,7 +367,6 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
 
 
 def _step_faults(config: Configuration) -> Iterator[str]:
-    """Check that shard sets have several ranks."""
     ranks, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
     if not 0 <= config.zero_stage <= _LARGEST_STAGE:
         yield "zero_stage must be 0 to 3"
@@ -399,7 +384,6 @@ def _step_faults(config: Configuration) -> Iterator[str]:
 
 
 def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
-    """Check every rank against its GPU's budget for the allowed chance to run out of memory."""
     for number, stage in enumerate(evaluation.stages):
         used, budget = sum(stage.memory_bytes().values()), stage.on.budget_bytes
         if used > budget + ROUNDED_BYTES:
@@ -407,7 +391,6 @@ def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
-    """Check name, rank, certificate, objective and prediction of the plan; ``digest`` is the problem's."""
     if plan.plan_id != plan_id_of(digest, plan.config):
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
@@ -420,7 +403,6 @@ def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) 
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:
-    """Yield where two values, or the values in them, differ by more than rounding."""
     if isinstance(found, Prediction | StagePrediction):
         for one in fields(found):
             yield from _differences(
@@ -450,7 +432,6 @@ def _both_lists(found: object, expected: object) -> bool:
 
 
 def _prediction_faults(prediction: Prediction) -> Iterator[str]:
-    """Check inner consistency: sums, order, signs."""
     if not prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s:
         yield "the interval does not hold the step time"
     if prediction.step_time_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0:

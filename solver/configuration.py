@@ -594,7 +594,6 @@ class Columns:
 
 
 def _recomputed(configuration: Configuration) -> int:
-    """Return ``recompute_layers`` of a row."""
     if configuration.recompute_granularity != "full":
         return 0
     if configuration.stage_recompute_layers:

@@ -100,7 +100,6 @@ class _Finished:
 
 
 def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
-    """Return memory by term and time of every stage, with its own GPU's limit where those differ."""
     layers = [
         sum(pipeline.config.layers_of_rank(rank))
         for pipeline in evaluation.classes
@@ -147,7 +146,6 @@ def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) 
 
 
 def _extrapolated(evaluation: Evaluation) -> tuple[str, ...]:
-    """Return inputs outside the measured range, by node group if there are several."""
     found = dict[str, None]()
     for stage in sorted(evaluation.stages, key=lambda one: one.row):
         if not stage.on.is_timed[stage.row]:

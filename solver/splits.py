@@ -157,7 +157,6 @@ class Prescribed:
         return [self._split(*one) for one in each], which
 
     def _split(self, pp: int, vpp: int, tp: int = 1) -> Split | None:
-        """Return the split of rows of these sizes."""
         split: Split | None = self.asked
         if self.balanced is not None:
             own = _plannable(self.balanced, pp, tp)

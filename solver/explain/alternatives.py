@@ -117,7 +117,6 @@ def _replayed(layers: int, split: tuple[int, ...]) -> int:
 
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield raw changes with their words."""
     yield from _changes_on_groups(c) if c.stage_groups else _changes_of_mesh(problem, c)
     larger = _set(c, "micro_batch_size", c.micro_batch_size * 2)
     yield larger
@@ -132,7 +131,6 @@ def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configur
 
 
 def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield those of the sizes of a mesh, and of how many layers of its chunks recompute."""
     for name in _MESH:
         size = getattr(c, name)
         yield from _traded(c, name, size * 2)
@@ -161,19 +159,16 @@ def _recomputing_too(
 
 
 def _near(size: int) -> list[int]:
-    """Return one less and one more."""
     return [value for value in (size - 1, size + 1) if value > 0]
 
 
 def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
-    """Change one size alone."""
     words = f"{SHORT_NAMES[name]} {value}" if value != getattr(c, name) else ""
     changed: dict[str, int] = {name: value}
     return words, replace(c, **changed)  # type: ignore[arg-type]
 
 
 def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield half and double the expert parallelism."""
     size = c.expert_parallel_size
     yield _set(c, "expert_parallel_size", size * 2)
     if size % 2 == 0:
@@ -181,7 +176,6 @@ def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Configuration]]:
-    """Trade one axis of the mesh for data parallelism, and for the pipeline."""
     old = getattr(c, name)
     for other in ("data_parallel_size", "pipeline_parallel_size"):
         product = getattr(c, other) * old
@@ -194,7 +188,6 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
 
 
 def _recomputing(c: Configuration, layers: int) -> Configuration:
-    """Return the configuration with so many layers of each chunk recomputed as a whole."""
     return replace(c, recompute_granularity="full", recompute_layers=layers)
 
 
@@ -281,7 +274,6 @@ class RuleJudge:
 
 
 def _masks(on: PricedPipelines) -> tuple[list[str], IntArray]:
-    """Return the names of the rules on a group, and the broken ones of each row."""
     rules = rules_of(on.problem)
     return [rule.name for rule in rules], violation_masks(rules, on.columns)
 
@@ -291,7 +283,6 @@ def _masks(on: PricedPipelines) -> tuple[list[str], IntArray]:
 
 
 def _changes_on_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield raw changes with their words."""
     for more, less in ((2, 1), (1, 2)):  # of data parallelism, and what is traded for it
         if c.data_parallel_size * more % less == 0:
             yield from _traded_on_groups(c, c.data_parallel_size * more // less, more, less)
@@ -303,7 +294,6 @@ def _changes_on_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 def _traded_on_groups(
     c: Configuration, dp: int, more: int, less: int
 ) -> Iterator[tuple[str, Configuration]]:
-    """Move data parallelism from or to another axis of every stage."""
     if c.context_parallel_size * less % more == 0:
         cp = c.context_parallel_size * less // more
         yield f"cp {cp}, dp {dp}", replace(c, data_parallel_size=dp, context_parallel_size=cp)
@@ -318,7 +308,6 @@ def _traded_on_groups(
 
 
 def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Double and halve the tensor parallelism of one group's stages, on as many GPUs more or fewer."""
     for group in dict.fromkeys(one.group for one in c.stage_groups):
         sizes = {one.tensor_parallel_size for one in c.stage_groups if one.group == group}
         for factor in (2.0, 0.5):
@@ -331,7 +320,6 @@ def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _scaled(one: StageGroup, factor: float) -> StageGroup:
-    """Return a stage with another tensor-parallel size."""
     return replace(one, tensor_parallel_size=max(int(one.tensor_parallel_size * factor), 1))
 
 
@@ -360,7 +348,6 @@ def _without(c: Configuration, at: int) -> Configuration:
 
 
 def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Move one layer from a stage to its neighbour, where groups meet."""
     for at, (one, other) in enumerate(pairwise(c.stage_groups)):
         if one.group == other.group:
             continue

@@ -148,7 +148,6 @@ def _moved(on: PricedPipelines) -> PricedPipelines:
 
 
 def _with(pipeline: Pipeline, moved: Mapping[int, PricedPipelines], constant: int) -> Pipeline:
-    """Return a pipeline with one constant of a group moved."""
 
     def stage_of(stage: Stage) -> Stage:
         on = moved.get(id(stage.on))
@@ -180,7 +179,6 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
 
 
 def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
-    """Return the plan as an unmeasured run."""
     return Observation(
         name=plan.plan_id,
         problem=_of_plan(problem, plan),
@@ -191,7 +189,6 @@ def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
 
 
 def _of_plan(problem: Problem, plan: Plan) -> Problem:
-    """Return the problem with the plan's own precision, optimizer and switches."""
     return replace(problem, workload=with_changes(problem.workload, plan.workload))
 
 

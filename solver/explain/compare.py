@@ -70,7 +70,6 @@ def differences_of(first: Configuration, second: Configuration) -> list[Differen
 
 
 def _groups(config: Configuration) -> Mapping[str, tuple[str, ...]]:
-    """Return what differs together, for configurations of this kind."""
     return _GROUPS_OF_STAGES if config.stage_groups else _GROUPS
 
 
@@ -83,7 +82,6 @@ def _recompute(c: Configuration) -> str:
 
 
 def _words(name: str, first: Configuration, second: Configuration) -> str:
-    """Return ``tp 8 → 4``."""
     if name == _RECOMPUTE:
         return f"recompute {_recompute(second)}"
     if name == "stage_groups":
@@ -148,7 +146,6 @@ def carried(
 
 
 def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
-    """Return whether the recomputation in force covers every layer of its own configuration."""
     owner = second if _RECOMPUTE in done else first
     return owner.recompute_layers >= max(owner.stage_layers)
 
@@ -156,7 +153,6 @@ def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) 
 def _split(
     problem: Problem, first: Configuration, second: Configuration, chunks: int, done: AbstractSet[str]
 ) -> tuple[int, ...]:
-    """Return the split of one of the two if it has as many chunks, else an even one."""
     owners = (second, first) if "stage_layers" in done else (first, second)
     if len(first.stage_layers) != len(second.stage_layers):
         owners = (second, first)
@@ -213,7 +209,6 @@ def best_order(
 
 
 def _whole(second: Configuration) -> str:
-    """Return all differences at once, in words."""
     if second.replicas:
         names = [one.stage_groups[0].group for one in second.replicas]
         return f"replicas of their own on {', '.join(names)}"
@@ -221,7 +216,6 @@ def _whole(second: Configuration) -> str:
 
 
 def _places(config: Configuration) -> str:
-    """Return ``2 × h100 tp 4, 1 × a100 tp 2``."""
     places = [(one.group, one.tensor_parallel_size) for one in config.stage_groups]
     runs = [(place, len(list(run))) for place, run in groupby(places)]
     return ", ".join(f"{count} × {group} tp {size}" for (group, size), count in runs)
@@ -307,7 +301,6 @@ def compared(profile: Profile, first: ComparedConfiguration, second: ComparedCon
 
 
 def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
-    """Carry over the differences of the sides' workloads one by one."""
     now, then = first.workload.framework_options, second.workload.framework_options
     problem, found = first, []
     for name in ("precision", "optimizer"):

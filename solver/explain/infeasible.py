@@ -114,7 +114,6 @@ def _words(names: Sequence[str], mask: int) -> list[str]:
 
 
 def _memory_name(problem: Problem, rows: Rows) -> str:
-    """Return memory as a limit, in words."""
     chance = problem.options.max_out_of_memory_probability
     return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
 
@@ -150,7 +149,6 @@ def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns
 
 
 def _shortfall(legal: Rows) -> Shortfall | None:
-    """Return the legal configuration that lacks least memory."""
     rows = legal.take(lightest(legal.columns))
     found = nearest(rows) if len(rows) else None
     if found is None:
@@ -170,7 +168,6 @@ def _shortfall(legal: Rows) -> Shortfall | None:
 
 
 def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
-    """Return how much memory is missing, and the part that no split of the step can avoid."""
     limit, budget = memory_limit_bytes(problem), rows.budget_bytes
     short = shortfall.needed_bytes - shortfall.limit_bytes
     static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
@@ -196,7 +193,6 @@ def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
 
 
 def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]:
-    """Yield the rules broken by rows that meet some limits of the request."""
     if not meeting.any():
         yield f"{asked}: no configuration on {space.num_gpus} GPUs has it"
         return
@@ -207,7 +203,6 @@ def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]
 
 
 def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[str]:
-    """Propose a higher accepted risk of running out of memory, if a moderate one is enough."""
     if shortfall is None:
         return
     limit = float(memory_limit_bytes(problem))
@@ -217,7 +212,6 @@ def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | Non
 
 
 def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:
-    """Propose limits of the request to drop, alone or together; the result was priced and fits."""
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in corrections:
         if mask and mask & ~request == 0:
@@ -319,7 +313,6 @@ def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np
 
 
 def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
-    """Yield every choice of berths of the rows."""
     groups = outer.group_of
     for row in rows:
         by_group = [
@@ -334,7 +327,6 @@ def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
 
 
 def _fits_with(one: Field, more_bytes: float) -> Placed | None:
-    """Return a field's placement if every GPU had so much more memory."""
     rows = tuple(replace(rows, budget_bytes=rows.budget_bytes + more_bytes) for rows in one.outer.rows)
     found = Program(replace(one, outer=replace(one.outer, rows=rows))).least_sum(_ANY)
     return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
@@ -360,7 +352,6 @@ def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
 
 
 def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
-    """Describe the stage that lacks most, its group and its terms."""
     config = of_placement(outer, found).config
     stages = evaluate(problem, profile, [config])[0].stages
     budgets = [stage.on.budget_bytes for stage in stages]
@@ -495,7 +486,6 @@ def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasi
 
 
 def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]:
-    """Yield the rules broken by rows that keep a conflict's limits."""
     said = " and ".join(conflict) or "on this cluster"
     fleet = NodeGroups.of(limits.problem, limits.profile)
     (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()

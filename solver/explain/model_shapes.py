@@ -66,7 +66,6 @@ def shape_advice(
 
 
 def _alike(one: ModelSpec, other: ModelSpec, tolerance: float) -> bool:
-    """Return whether all parameters, and those that a token uses, stay within the tolerance."""
     pairs = (
         (one.num_parameters(), other.num_parameters()),
         (one.num_active_parameters(), other.num_active_parameters()),
@@ -80,7 +79,6 @@ def _priced(
     best: tuple[Configuration, Prediction],
     nearby_shape: tuple[str, str, ModelSpec],
 ) -> NearbyShape | Literal["unknown"] | None:
-    """Price one shape under a search of its own, and in the asked one's layout if possible."""
     change, why, model = nearby_shape
     there = replace(problem, model=model)
     found = fastest(there, profile)
@@ -114,7 +112,6 @@ def _in_place(problem: Problem, profile: Profile, layout: Configuration, price: 
 
 
 def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
-    """Return the tensor-parallel sizes within an island that the shape allows."""
     return tuple(
         tp
         for tp in range(1, island + 1)
@@ -158,7 +155,6 @@ def _multiples(value: int, units: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _vocabularies(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Yield vocabularies of whole tiles for every rank."""
     for size, unit in _multiples(model.vocab_size, (_VOCABULARY_UNIT, _VOCABULARY_UNIT * island)):
         if size > model.vocab_size:  # tokens cannot be taken away
             why = f"a multiple of {unit}: no padding, whole tiles"
@@ -166,7 +162,6 @@ def _vocabularies(model: ModelSpec, island: int) -> Iterator[Change]:
 
 
 def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Yield feed-forward widths of whole tiles, for every rank of an island too."""
     units = (*_WIDTH_UNITS, *(unit * island for unit in _WIDTH_UNITS))
     for size, unit in _multiples(model.ffn_hidden_size, sorted(units)):
         why = f"a multiple of {unit}: whole tiles up to tp {island}"
@@ -174,7 +169,6 @@ def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
 
 
 def _heads(model: ModelSpec) -> Iterator[Change]:
-    """Yield other head sizes at the same total width, with as many queries for each key and value."""
     if model.mla is not None or model.local_attention is not None:
         return
     width, queries = (
@@ -196,7 +190,6 @@ def _heads(model: ModelSpec) -> Iterator[Change]:
 
 
 def _layers(model: ModelSpec) -> Iterator[Change]:
-    """Yield layer counts that more pipelines divide; the width compensates if needed."""
     for layers, unit in _multiples(model.num_layers, _LAYER_UNITS):
         if abs(layers - model.num_layers) <= _MOST_LAYERS_AWAY:
             why = f"a multiple of {unit}: even stages and chunks"
@@ -208,7 +201,6 @@ def _layers(model: ModelSpec) -> Iterator[Change]:
 
 
 def _experts(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Yield numbers and widths of experts that split evenly, at about the same total width."""
     moe = model.moe
     if moe is None:
         return

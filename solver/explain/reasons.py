@@ -111,7 +111,6 @@ def ways_of(
 
 
 def _gemm(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try larger products or another precision."""
     able = all("fp8" in group.gpu.peak_flops for group in start.problem.cluster.groups)
     eighth = able and start.facts.precision_recipe == "none"
     return [
@@ -122,7 +121,6 @@ def _gemm(start: _AdviceStart) -> list[ChangeToTry]:
 
 
 def _attention(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try a kernel without score matrix, or wider heads."""
     model = start.problem.model
     ways = [] if start.facts.flash else start.option("flash attention", "attention_kernel", "flash2")
     factor = _WIDE_HEAD // model.head_dim
@@ -139,7 +137,6 @@ def _attention(start: _AdviceStart) -> list[ChangeToTry]:
 
 
 def _memory_bound(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try fused operators, and sequence parallelism if norms see whole sequences."""
     split = start.configuration.tensor_parallel_size > 1
     return [
         *start.option("fused element-wise operators", "elementwise_fused"),
@@ -149,7 +146,6 @@ def _memory_bound(start: _AdviceStart) -> list[ChangeToTry]:
 
 
 def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try less tensor parallelism, or hide it under products if the launcher can."""
     able = start.problem.launcher in ("none", *switches()["overlap_tensor"].takers)
     hidden = start.option("collectives under the products", "overlap_tensor") if able else []
     return [
@@ -159,7 +155,6 @@ def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
 
 
 def _bubble(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try more micro-batches for fewer, finer stages."""
     return [
         *start.moved("a smaller micro-batch", "micro_batch_size", -1),
         *start.moved("a smaller dp", "data_parallel_size", -1),
@@ -169,7 +164,6 @@ def _bubble(start: _AdviceStart) -> list[ChangeToTry]:
 
 
 def _recompute(start: _AdviceStart) -> list[ChangeToTry]:
-    """Try less recomputation, which takes memory."""
     return [
         *start.moved("fewer recomputed layers", "recompute_layers", -1),
         *start.set("no recomputation", recompute_granularity="none", recompute_layers=0),
@@ -375,7 +369,6 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
 
 
 def _losses(start: _ExplainedConfiguration, tried: _Tried) -> Iterator[Loss]:
-    """Yield the largest terms, each with a remedy and the change that costs the step least."""
     for term in start.terms():
         seconds = start.fall_s[term]
         ways = filter(tried.is_right, start.advice(term))
@@ -397,7 +390,6 @@ def _losses(start: _ExplainedConfiguration, tried: _Tried) -> Iterator[Loss]:
 
 
 def _limits(start: _ExplainedConfiguration, tried: _Tried) -> tuple[Limit, ...]:
-    """Return limits that alone stop a change that is faster in simulation; the costliest first."""
     binding = []
     for some in start.stopped().values():
         one = min(some, key=lambda one: tried.step_s(start.way(one)))
@@ -408,7 +400,6 @@ def _limits(start: _ExplainedConfiguration, tried: _Tried) -> tuple[Limit, ...]:
 
 
 def _stopped_by(one: Alternative) -> str | None:
-    """Return the only obstacle of a move, if there is just one."""
     if one.short_bytes and not one.broken:
         stage, short = one.heaviest_stage, one.short_bytes / GIB
         where = f"{one.largest_term} of stage {stage}{one.place}"

@@ -95,7 +95,6 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
-    """Accept a higher risk of running out of memory, if a moderate one is enough."""
     if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
         accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
@@ -119,7 +118,6 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[ProblemChange
 
 
 def _switched(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
-    """Try switches of the launcher in another position."""
     work, gpus = problem.workload, [group.gpu for group in problem.cluster.groups]
     only, facts = str(problem.options.pin.get("recompute_granularity")), profile.framework
     stated = work.framework_options
@@ -143,7 +141,6 @@ def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iter
 
 
 def _gradients(problem: Problem) -> tuple[str, Problem] | None:
-    """Store gradients in two bytes."""
     work = problem.workload
     if work.framework_options.get("gradient_dtype", "fp32") != "fp32":
         return None
@@ -152,7 +149,6 @@ def _gradients(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def _states(problem: Problem) -> tuple[str, Problem] | None:
-    """Store optimizer states in one byte each."""
     work = problem.workload
     if work.optimizer not in ("adamw", "adamw-bf16"):
         return None
@@ -160,7 +156,6 @@ def _states(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
-    """Keep optimizer states or activations in host memory, if the launcher can."""
     able = launcher_capabilities(problem.launcher).offload
     if "offload" in problem.options.allow or len(able) == 1:
         return None
@@ -230,13 +225,11 @@ def other_gpus(problem: Problem) -> Iterator[ProblemChange]:
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
-    """Return the problem on another cluster with all of its nodes."""
     options: SearchOptions = replace(problem.options, num_nodes=(), num_gpus=())
     return replace(problem, cluster=cluster, options=options)
 
 
 def _profile(problem: Problem, profile: Profile) -> Profile:
-    """Return the profile of a changed launcher: the same if its framework is."""
     other = default_profile(problem.cluster, problem.priced_as)
     return profile if other.framework.name == profile.framework.name else other
 
@@ -276,7 +269,6 @@ def with_remedies(
 
 
 def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[ProblemChange]:
-    """Yield changes that need neither other work nor other machines."""
     yield from asked_less(problem, profile, found.nearest)
     yield from done_otherwise(problem, profile)
 
@@ -301,7 +293,6 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
 
 
 def _fastest_of(change: ProblemChange) -> Fastest:
-    """Return the first plan of a changed problem."""
     return fastest(change.problem, change.profile)
 
 
@@ -344,7 +335,6 @@ def first_plans(
 
 
 def _is_refuted(problem: Problem, profile: Profile) -> bool:
-    """Return whether none of all candidates fits, judged by the lightest ones."""
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
     if _ties(problem) or pinned or problem.options.stage_layers:
         return False
@@ -410,7 +400,6 @@ def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
 
 
 def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> PricedRun | None:
-    """Return the run of the first plan."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
     plans = search(problem, profile, ways=ways).plans
@@ -476,7 +465,6 @@ def _round(nodes: int, spare: int) -> int:
 
 
 def _as_asked(change: ProblemChange) -> list[Remedy]:
-    """Return the first plan of the request itself on more nodes, if it has one."""
     options = replace(change.problem.options, top_k=1, certify="none", gpus="all", time_limit_s=_SEARCH_S)
     problem = replace(change.problem, options=options)
     run = _first_run(problem, change.profile)
@@ -486,7 +474,6 @@ def _as_asked(change: ProblemChange) -> list[Remedy]:
 
 
 def _remedy(problem: Problem, told: tuple[str, str], plan: Plan) -> Remedy:
-    """Return a change with its plan."""
     tokens = problem.tokens_of(plan.config)
     return remedy_of(told, plan.config, plan.prediction, tokens=tokens)
 
@@ -529,7 +516,6 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
 
 
 def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemChange]:
-    """Yield changes that need neither other work nor other machines."""
     problem, profile = limits.problem, limits.profile
     if lack is not None:
         fleet = NodeGroups.of(problem, profile)
@@ -541,7 +527,6 @@ def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemCh
 
 
 def _asked_less(limits: ProblemLimits) -> Iterator[ProblemChange]:
-    """Drop the request's own limits: the fewest together."""
     names = [name for name in limits.names if name != limits.memory]
     every, dropped = frozenset(limits.names), list[set[str]]()
     for size in range(1, len(names) + 1):
@@ -555,7 +540,6 @@ def _asked_less(limits: ProblemLimits) -> Iterator[ProblemChange]:
 
 
 def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[ProblemChange]:
-    """Yield more nodes of one group, fewest first."""
     now = problem.cluster.distinct_groups[group].num_nodes
     for nodes in sorted({ceil(now * factor) for factor in NODE_FACTORS} - {now}):
         yield on_nodes_of(problem, profile, group, nodes)
@@ -569,7 +553,6 @@ def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> P
 
 
 def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[ProblemChange]:
-    """Try larger GPUs in one group, the smallest first."""
     own, name = problem.cluster.distinct_groups[group], problem.cluster.group_names[group]
     for gpu in larger_gpus(own):
         words = f"{gpu.display_name} instead of {name}"
@@ -579,7 +562,6 @@ def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Pro
 def _with_group(
     problem: Problem, profile: Profile, at: int, group: NodeGroup, told: tuple[str, str]
 ) -> ProblemChange:
-    """Change one of the problem's distinct groups; others keep their profile."""
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
     fresh = default_profile(changed.cluster, changed.priced_as)
@@ -591,7 +573,6 @@ def _with_group(
 
 
 def _fastest_placed(change: ProblemChange) -> Fastest:
-    """Return the first plan of a changed problem with placed stages."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
     options = replace(

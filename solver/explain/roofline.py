@@ -84,7 +84,6 @@ def _held(pipeline: Pipeline) -> dict[tuple[PricedPipelines, int], FloatArray]:
 
 
 def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Roofline:
-    """Return the operators of the parts of one row."""
     model, profile = on.problem.model, on.profile
     ctx = context_of(on.problem, on.columns.take(np.array([row])), profile)
     kinds = LayerLayout.of(model).kinds
@@ -105,12 +104,10 @@ def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Ro
 
 
 def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
-    """Return whether no other kind of layer runs the same operator."""
     return all((point.name, point.flops) != (one.name, one.flops) for one in points)
 
 
 def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:
-    """Yield the operators of one layer of a kind."""
     read, precision = _RooflineReader(ctx=ctx, layers=layers), ctx.linear_precision
     gemms = layer_gemms(ctx, kind)
     plain = [gemm for gemm in gemms if not gemm.grouped]
@@ -142,7 +139,6 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
 
 
 def _one(value: object) -> float:
-    """Return the only entry of an array, or a number."""
     return float(np.asarray(value).reshape(-1)[0])
 
 

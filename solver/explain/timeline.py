@@ -32,7 +32,6 @@ def timelines_of(problem: Problem, profile: Profile, config: Configuration) -> l
 
 
 def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
-    """Return the simulated passes, scaled, with the work after the last one of each rank."""
     c = priced.config
     schedule, pp, m = c.pipeline_schedule, c.pipeline_parallel_size, c.num_microbatches
     forward_s, backward_s, weight_s = priced.passes_s()
@@ -71,7 +70,6 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
 
 
 def _rank(priced: Pipeline, number: int, passes: Passes, ends_s: tuple[float, float]) -> RankTimeline:
-    """Return one rank's passes and tails."""
     scale, stage = priced.straggler, priced.stages[number]
     optimizer_s = min(stage.tail_s, stage.of_tail_s("optimizer"))
     return RankTimeline(

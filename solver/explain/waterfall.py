@@ -73,7 +73,6 @@ def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArr
 
 
 def _both(seconds: PassSeconds) -> FloatArray:
-    """Return forward plus backward."""
     return seconds.forward + seconds.backward
 
 
@@ -86,7 +85,6 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
 
 
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Return products and attention of the head with its multi-token-prediction layers."""
     model, depth = ctx.model, ctx.model.num_mtp_layers
     one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=(HEAD in ctx.trained_modules)))
     if not depth:

@@ -165,7 +165,6 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
 
 
 def _warnings(found: AnswerInputs) -> tuple[str, ...]:
-    """Return warnings of assumptions, omissions and missing proofs."""
     problem = found.problem
     return (
         *found.space.warnings,
@@ -177,7 +176,6 @@ def _warnings(found: AnswerInputs) -> tuple[str, ...]:
 
 
 def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
-    """Return a warning if not every ranked row became a plan."""
     said = (
         f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
     )

@@ -351,7 +351,6 @@ def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
 
 
 def _holds_both_ends(row: Rows, rank: int) -> bool:
-    """Return whether a rank holds the model's first and last chunk."""
     return rank == 0 and bool(row.in_a_v[0])
 
 
@@ -386,7 +385,6 @@ def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int)
 
 
 def _chunks_of(row: Rows, rank: int) -> list[int]:
-    """Return the chunks of a rank in model order."""
     p, v = int(row.p[0]), int(row.v[0])
     return [rank, 2 * p - 1 - rank] if row.in_a_v[0] else list(range(rank, p * v, p))
 

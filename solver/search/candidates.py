@@ -137,7 +137,6 @@ def candidates(row: Rows, split: Split) -> list[Split]:
 
 
 def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
-    """Return ``split`` of row ``at`` and others, whatever their memory."""
     look()
     if not rows.uneven_stages or rows.only_split:
         return [split]
@@ -201,12 +200,10 @@ def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> 
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:
-    """Return stages of one row under several splits, without their memory."""
     return row.take([0] * len(splits)).stages(splits, with_memory=False)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
-    """Return the step time of several splits of one row from the ends of its ranks."""
     last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
     return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]))
 

@@ -69,7 +69,6 @@ def lightest_of(rows: Columns | Crossing) -> IntArray:
 
 
 def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
-    """Return the rows of some kinds that recompute most layers."""
     most, found = -1, list[IntArray]()
     for start in range(0, len(some), CHUNK):
         look()

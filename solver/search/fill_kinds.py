@@ -195,7 +195,6 @@ class _Filling:
 
 
 def _ample(room: FloatArray) -> FloatArray:
-    """Add a margin for rounding to a room."""
     return np.asarray(room + 1e-9 * np.abs(room))
 
 
@@ -262,7 +261,6 @@ def _reachable_by_rank(rows: Rows) -> BoolArray:
 
 
 def _are_alike(rows: Rows) -> bool:
-    """Return whether all rows have chunks of the same least size, laid out alike."""
     same = (rows.smallest_chunk == rows.smallest_chunk[:1]).all() and (rows.in_a_v == rows.in_a_v[:1]).all()
     return bool(same) and len(rows) > 0
 
@@ -540,7 +538,6 @@ def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
 
 
 def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    """Test rows of one shape with a backward pass that is split, or in one."""
     if not group.uneven_stages:
         return _only_split(group, pp * vpp)
     fits = np.flatnonzero(fits_by_kind(group, pp, vpp))
@@ -555,7 +552,6 @@ def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
 
 
 def _reach_of_fitting(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    """Test rows that memory does not refute at sight."""
     if vpp > 1:
         return _busy(group) if split else _interleaved(group, pp, vpp)
     if split:
@@ -590,7 +586,6 @@ def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatAr
 
 
 def _only_split(group: Rows, chunks: int) -> Reach:
-    """Test rows of one shape with a single split."""
     split = even_chunks(group, chunks)
     if split is None:
         return lambda step_s, **_: np.zeros(len(step_s), dtype=np.bool_)

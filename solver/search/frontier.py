@@ -238,7 +238,6 @@ class Frontier:
         self.bound_s[index] = bound_at_sight_s(self.rows.take(index))
 
     def _open_kinds(self, unopened: Unopened) -> None:
-        """Bound the rows of the next kinds and sort them in."""
         before = unopened.at
         index = unopened.open()
         try:
@@ -377,7 +376,6 @@ class Frontier:
                 self.simulate(one.row)
 
     def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        """Return promising rows by bounds that are raised."""
         limit, waiting = self.cutoff_s, self._order
         scout = Scout(
             rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit, apart=self.apart
@@ -421,7 +419,6 @@ class Frontier:
         return np.asarray(alike & first)
 
     def _open(self) -> None:
-        """Solve the next rows by bound and queue them under the bound of their candidates."""
         batch, aside = list[int](), list[tuple[float, int]]()
         most = max(_BATCH, (len(self.solved) - _SOON) // 2)
         latest_s = min(self._unseen_s, self.cutoff_s)
@@ -444,7 +441,6 @@ class Frontier:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
     def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
-        """Return the values that distinguish the rows' plans."""
         return layouts_of(self.rows.columns, index, self.apart)
 
     def limits_s(self, index: IntArray) -> FloatArray:
@@ -488,7 +484,6 @@ class Frontier:
         self.bound_s[index] = after
 
     def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
-        """Return whether each row may have a split that fits and simulates to ``limit_s`` or less."""
         able = np.asarray(self.bound_s[index] <= limit_s)
         if self.rows.only_split:  # its bound is the last tier
             return able
@@ -511,7 +506,6 @@ class Frontier:
         return [self.solved[row] for row in indices if row in self.solved]
 
     def _record(self, indices: tuple[int, ...], splits: tuple[Split, ...]) -> None:
-        """Remember solved rows with their least closed form and the bound of their candidates."""
         rows = self.rows.take(list(indices))
         objectives = objective_s(rows.prices, rows.columns, rows.stages(list(splits)))
         found = candidates_of(rows, splits)

@@ -145,7 +145,6 @@ class Priced:
         return self.kinds
 
     def _beside(self, columns: Columns, prices: RowPrices) -> Rows:
-        """Join rows with their prices."""
         return Rows(
             columns=columns,
             prices=prices,
@@ -168,7 +167,6 @@ def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
 
 
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
-    """Return rows with these prices, which are laid out."""
     layout = LayerLayout.of(problem.model)
     layout = layout.with_prediction(problem.model.num_mtp_layers) if problem.counts_prediction else layout
     return Rows(
@@ -270,7 +268,6 @@ def _by_part(
     columns: Columns,
     priced: Callable[[Problem, Columns], RowPrices],
 ) -> RowPrices:
-    """Price the ``columns`` that represent some kinds, each by its own problem."""
     if len(problems) == 1:
         return priced(problems[0], columns)
     runs = list(_runs(problems, kinds, some))
@@ -336,7 +333,6 @@ def _counts_chunks(profile: Profile) -> bool:
 
 
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
-    """Return the columns that a price depends on."""
     residual = _counts_chunks(profile)
     chunks = columns.virtual_pipeline_size
     others = [
@@ -473,7 +469,6 @@ class Unopened:
         return found
 
     def _take_apart(self, index: IntArray) -> None:
-        """Price and bound the kinds of some near families, and sort them in."""
         fresh = self.near.families.members_of(index)
         left = np.ones(len(self.near), dtype=np.bool_)
         left[index] = False
@@ -481,7 +476,6 @@ class Unopened:
         self._sort_in(fresh)
 
     def _sort_in(self, fresh: IntArray) -> None:
-        """Price and bound some kinds, and queue them."""
         fresh = np.sort(fresh)  # kinds of one part lie together
         bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
         for start in range(0, len(fresh), CHUNK):
@@ -497,7 +491,6 @@ class Unopened:
         self.behind = np.concatenate([[0], np.cumsum(self.kinds.sizes[self.order])])
 
     def _take_apart_far(self, limit_s: float) -> None:
-        """Split families beyond the limit that fit and have a closed form that may be less."""
         far = list[Bounded]()
         for some in self.far:
             less = some.objective_s < limit_s

@@ -121,7 +121,6 @@ class Rows:
         return counts
 
     def _idlest(self, row: int, stages: Stages, begin: IntArray) -> int:
-        """Return the stage where one more replayed layer adds least to the closed form."""
         p, share = len(begin), self.m[row] - self.phi[row]
         own = share * stages.rank_time_s[row, :p] + stages.rank_tail_s[row, :p]
         kinds = (np.diff(self.layout.cumulative, axis=0) > 0).argmax(axis=1)

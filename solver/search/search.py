@@ -127,7 +127,6 @@ def first_plan(
 
 
 def _spread(count: int, most: int = _SAMPLE) -> IntArray:
-    """Return evenly spaced row numbers."""
     return (
         np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.arange(0)
     )
@@ -251,7 +250,6 @@ def _told(
 
 
 def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
-    """Return why nothing is legal and fits."""
     whole = refuted_space(problem)
     legal: Columns | Crossing = whole.columns.take(whole.legal)
     if not whole.whole:
@@ -400,7 +398,6 @@ def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
 
 
 def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
-    """Return the state of a search that has looked at nothing."""
     rows = priced_space(problem, profile, empty_space(problem).rows)
     frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
     frontier.covers_all = False
@@ -413,7 +410,6 @@ def _apart(problem: Problem) -> tuple[str, ...]:
 
 
 def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs:
-    """Rank the best rows of a sample, for at most a share of the time."""
     problem = found.problem
     space = sampled_space(problem, wide=wide)
     opening = _opening(found, space, watch)
@@ -434,7 +430,6 @@ def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs
 
 
 def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
-    """Find a first plan of a space, for at most a share of the time."""
     share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
     with share.cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
@@ -442,13 +437,11 @@ def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
 
 
 def _configurations(frontier: Frontier) -> list[Configuration]:
-    """Return the ranked rows of a frontier."""
     ranked = frontier.ranked
     return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
 def _frontier(found: AnswerInputs, space: Space, rows: Priced, watch: Watch) -> Frontier:
-    """Price all legal rows and bound them as far as needed."""
     problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
     watch.report(
@@ -486,7 +479,6 @@ def _interrupt(
 
 
 def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proof:
-    """Bound all simulations and find the least closed-form objective, as far as time allows."""
     if not frontier.covers_all:
         return Proof()
     low = frontier.least_s if np.isfinite(frontier.least_s) else None

@@ -249,7 +249,6 @@ def only_bound_s(rows: Rows) -> FloatArray:
 
 
 def _with_a_split(splits: list[Split | None]) -> tuple[IntArray, list[Split]]:
-    """Return the rows that have a split, and their splits."""
     index = [row for row, split in enumerate(splits) if split is not None]
     return np.array(index, dtype=np.int64), [split for split in splits if split is not None]
 
@@ -273,7 +272,6 @@ def best_splits(rows: Rows) -> list[Split | None]:
 
 
 def _best_of_uniform(rows: Rows) -> list[Split | None]:
-    """Return the best split of each row for layers of one kind."""
     caps, found = layer_caps(rows), list[Split | None]([None] * len(rows))
     fits = caps.feasible(rows.layout.num_layers)
     for row in np.flatnonzero(fits & rows.per_stage).tolist():
@@ -411,7 +409,6 @@ class StageTables:
         return np.asarray(self._between(price, cells) + ends)
 
     def _legal(self) -> BoolArray:
-        """Mark stages in order, each large enough, with room for the others, the ends in place."""
         stage, start, end = self.every
         least, layers, after = int(self.row.smallest_chunk[0]), self.num_layers, self.p - 1 - stage
         starts = np.where(stage == 0, start == 0, start >= np.maximum(stage * least, 1))

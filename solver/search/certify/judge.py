@@ -213,7 +213,6 @@ class Judge:
         return None
 
     def _stop(self) -> None:
-        """End the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             _end(child)
@@ -358,7 +357,6 @@ class PlacedJudge:
         return Certificate(rows=frozenset(done), warnings=(warning,) if missing else ())
 
     def _plan(self, at: int, fields: Sequence[Field], ranked: Sequence[Sequence[Field]]) -> bool:
-        """Return whether a plan's fields are confirmed; the first plan's among its rivals as well."""
         own = [Claimed.of(one) for one in fields]
         if at or len(own) > 1:
             return all(self.confirms([claim]) for claim in own)
@@ -386,7 +384,6 @@ def compare(claims: Sequence[Claimed], verdict: Mapping[str, Any], exact_s: floa
 
 
 def _placement(stands: Sequence[Sequence[int]]) -> Placement:
-    """Return berth and number of layers of each stage as stops."""
     begin, stops = 0, list[Stop]()
     for berth, layers in stands:
         stops.append(Stop(berth, begin, begin + layers))

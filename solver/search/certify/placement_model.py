@@ -68,7 +68,6 @@ def judge_placement(request: PlacementRequest) -> PlacementVerdict:
 
 
 def _declared(model: cp_model.CpModel, request: PlacementRequest, one: FieldRequest) -> Block:
-    """Declare all variables of a field."""
     berths, stages = range(len(one.room)), range(one.num_stages)
     return Block(
         field=one,
@@ -84,7 +83,6 @@ def _declared(model: cp_model.CpModel, request: PlacementRequest, one: FieldRequ
 
 
 def _groups_have_one_run(model: cp_model.CpModel, block: Block) -> None:
-    """Place every stage; every berth has one run of stages, of at most its room."""
     berths = range(len(block.field.room))
     for row in block.on:
         model.add_exactly_one(row)
@@ -99,7 +97,6 @@ def _groups_have_one_run(model: cp_model.CpModel, block: Block) -> None:
 
 
 def _every_layer_sits_once(model: cp_model.CpModel, request: PlacementRequest, block: Block) -> None:
-    """Let stages follow one another from the first layer to the last, each with at least one."""
     model.add(block.ends[0] == 0)
     model.add(block.ends[-1] == request.num_layers)
     for start, end in pairwise(block.ends):
@@ -109,7 +106,6 @@ def _every_layer_sits_once(model: cp_model.CpModel, request: PlacementRequest, b
 def _layers_stand_where_their_stage_does(
     model: cp_model.CpModel, request: PlacementRequest, block: Block
 ) -> None:
-    """Place layers of each kind between a stage's ends, on its berth alone."""
     held = [_before(model, request, end) for end in block.ends]
     for stage, (start, end) in enumerate(pairwise(held)):
         for kind, every in enumerate(request.cumulative):
@@ -134,7 +130,6 @@ def _before(model: cp_model.CpModel, request: PlacementRequest, end: cp_model.In
 
 
 def _every_stage_fits_its_memory(model: cp_model.CpModel, block: Block) -> None:
-    """Keep states and kept activations within the room of the stage's own GPU."""
     one = block.field
     for stage, row in enumerate(block.on):
         for berth, on in enumerate(row):
@@ -186,7 +181,6 @@ def _terms(
 
 
 def _hint(model: cp_model.CpModel, block: Block, *, chosen: bool) -> None:
-    """Hint the exact program's placement."""
     model.add_hint(block.chosen, chosen)
     begin = 0
     for stage, (berth, layers) in enumerate(block.field.hint):
@@ -198,7 +192,6 @@ def _hint(model: cp_model.CpModel, block: Block, *, chosen: bool) -> None:
 
 
 def _verdict(model: cp_model.CpModel, request: PlacementRequest, blocks: list[Block]) -> PlacementVerdict:
-    """Solve, and read the result."""
     solver = solver_of(request)
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

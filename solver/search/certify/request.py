@@ -119,7 +119,6 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
-    """Return the splits of a row if the space offers only some."""
     layers = one.layout.without_end_counts
     if one.only_split:
         return [list(layers(split)) for split in one.only_split.splits(one.columns) if split is not None]

@@ -300,7 +300,6 @@ def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
 
 
 def _summed(decision: Decision, row: int) -> list[Terms]:
-    """Return the time of each rank's layers of several kinds."""
     request = decision.request.rows[row]
     ranks: list[Terms] = []
     for rank in range(len(request.rank_const)):
@@ -416,7 +415,6 @@ def judge(request: Request) -> CpSatResult:
 
 
 def _hint(decision: Decision) -> None:
-    """Hint the incumbent's choices and boundaries."""
     request, model, begin = decision.request, decision.model, 0
     model.add_hint(decision.row, request.hint_row)
     for i, literal in enumerate(decision.chosen):
