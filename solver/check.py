@@ -67,7 +67,7 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} has no tensor parallelism of experts"
     alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
     if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
-        yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
+        yield f"{able.launcher} needs sequence_parallel for experts with tensor parallelism"
     if config.stage_recompute_layers and not able.recompute_per_stage:
         yield f"{able.launcher} recomputes as many layers of every stage"
     if config.context_parallel_mode not in able.context_parallel_modes:
@@ -81,10 +81,10 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     able = launcher_capabilities(problem.launcher)
-    whose = problem.workload.framework_options.get("offload_modules", "all")
+    modules = problem.workload.framework_options.get("offload_modules", "all")
     if config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
-    elif "activations" in config.offload and able.offloads_modules and whose == "all":
+    elif "activations" in config.offload and able.offloads_modules and modules == "all":
         yield f"{able.launcher} offloads activations of named modules alone"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
@@ -411,24 +411,14 @@ def _differences(name: str, found: object, expected: object) -> Iterator[str]:
     elif isinstance(found, Mapping) and isinstance(expected, Mapping) and found.keys() == expected.keys():
         for key in expected:
             yield from _differences(f"{name}.{key}", found[key], expected[key])
-    elif _both_lists(found, expected):
-        for at, (one, other) in enumerate(zip(found, expected, strict=True)):  # type: ignore[call-overload]
+    elif isinstance(found, tuple) and isinstance(expected, tuple) and len(found) == len(expected):
+        for at, (one, other) in enumerate(zip(found, expected, strict=True)):
             yield from _differences(f"{name}[{at}]", one, other)
     elif isinstance(found, int | float) and isinstance(expected, int | float):
         if not math.isfinite(found) or not math.isclose(found, expected, rel_tol=_RELATIVE, abs_tol=1e-12):
             yield f"{name} is {found}, should be {expected}"
     elif found != expected:
         yield f"{name} should be another"
-
-
-def _both_lists(found: object, expected: object) -> bool:
-    """Return whether both are sequences of the same length, and not words."""
-    return (
-        isinstance(found, Sequence)
-        and isinstance(expected, Sequence)
-        and not isinstance(found, str)
-        and len(found) == len(expected)
-    )
 
 
 def _prediction_faults(prediction: Prediction) -> Iterator[str]:

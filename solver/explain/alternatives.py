@@ -17,7 +17,6 @@ from meshwright.solver.configuration import (
     SHORT_NAMES,
     Configuration,
     IntArray,
-    StageGroup,
     plain_order,
     settled_on_groups,
 )
@@ -118,16 +117,13 @@ def _replayed(layers: int, split: tuple[int, ...]) -> int:
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
     yield from _changes_on_groups(c) if c.stage_groups else _changes_of_mesh(problem, c)
-    larger = _set(c, "micro_batch_size", c.micro_batch_size * 2)
-    yield larger
-    if c.micro_batch_size % 2 == 0:
-        yield _set(c, "micro_batch_size", c.micro_batch_size // 2)
+    yield from _doubled_and_halved(c, "micro_batch_size")
     for stage in launcher_capabilities(problem.launcher).zero_stages:
         yield _set(c, "zero_stage", stage)
     yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
     yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)
     yield "recompute every layer", _recomputing(c, max(c.stage_layers))
-    yield from _recomputing_too(c, iter([larger]))
+    yield from _recomputing_too(c, iter([_set(c, "micro_batch_size", c.micro_batch_size * 2)]))
 
 
 def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
@@ -140,7 +136,7 @@ def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, 
         if c.pipeline_parallel_size > 1:
             yield _set(c, "virtual_pipeline_size", vpp)
     if problem.model.moe is not None:
-        yield from _expert_changes(c)
+        yield from _doubled_and_halved(c, "expert_parallel_size")
     most = max(c.stage_layers)
     now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
     for layers in (layers for layers in sorted(_near(now)) if layers < most):
@@ -168,11 +164,11 @@ def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
     return words, replace(c, **changed)  # type: ignore[arg-type]
 
 
-def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    size = c.expert_parallel_size
-    yield _set(c, "expert_parallel_size", size * 2)
+def _doubled_and_halved(c: Configuration, name: str) -> Iterator[tuple[str, Configuration]]:
+    size = getattr(c, name)
+    yield _set(c, name, size * 2)
     if size % 2 == 0:
-        yield _set(c, "expert_parallel_size", size // 2)
+        yield _set(c, name, size // 2)
 
 
 def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Configuration]]:
@@ -313,14 +309,13 @@ def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
         for factor in (2.0, 0.5):
             if min(sizes) * factor >= 1:
                 stages = tuple(
-                    _scaled(one, factor) if one.group == group else one for one in c.stage_groups
+                    replace(one, tensor_parallel_size=max(int(one.tensor_parallel_size * factor), 1))
+                    if one.group == group
+                    else one
+                    for one in c.stage_groups
                 )
                 words = f"tp {int(max(sizes) * factor)} on {group}"
                 yield words, replace(c, stage_groups=stages)
-
-
-def _scaled(one: StageGroup, factor: float) -> StageGroup:
-    return replace(one, tensor_parallel_size=max(int(one.tensor_parallel_size * factor), 1))
 
 
 def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
@@ -331,8 +326,8 @@ def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
         size = c.stage_layers[at]
         if size > 1:
             split = (*c.stage_layers[:at], size - size // 2, size // 2, *c.stage_layers[at + 1 :])
-            stands = (*c.stage_groups[: at + 1], *c.stage_groups[at:])
-            yield f"a stage more on {group}", replace(c, stage_layers=split, stage_groups=stands)
+            groups = (*c.stage_groups[: at + 1], *c.stage_groups[at:])
+            yield f"a stage more on {group}", replace(c, stage_layers=split, stage_groups=groups)
         if len(c.stage_groups) > 1:
             yield f"a stage less on {group}", _without(c, min(own, key=lambda one: c.stage_layers[one]))
 
@@ -343,8 +338,8 @@ def _without(c: Configuration, at: int) -> Configuration:
     sizes = list(c.stage_layers)
     sizes[into] += sizes[at]
     split = tuple(size for stage, size in enumerate(sizes) if stage != at)
-    stands = tuple(one for stage, one in enumerate(c.stage_groups) if stage != at)
-    return replace(c, stage_layers=split, stage_groups=stands)
+    groups = tuple(one for stage, one in enumerate(c.stage_groups) if stage != at)
+    return replace(c, stage_layers=split, stage_groups=groups)
 
 
 def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:

@@ -132,7 +132,10 @@ def carried(
     if gpus % model or not 0 < chunks <= problem.model.num_layers:
         return None
     split = _split(problem, first, second, chunks, done)
-    every = mixed.recompute_granularity == "full" and _every(first, second, done)
+    recomputing = second if _RECOMPUTE in done else first
+    every = mixed.recompute_granularity == "full" and (
+        recomputing.recompute_layers >= max(recomputing.stage_layers)
+    )
     found = settle(
         problem,
         replace(
@@ -143,11 +146,6 @@ def carried(
         ),
     )
     return None if found is None else _sharded(first, second, found)
-
-
-def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
-    owner = second if _RECOMPUTE in done else first
-    return owner.recompute_layers >= max(owner.stage_layers)
 
 
 def _split(

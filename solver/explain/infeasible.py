@@ -49,8 +49,8 @@ from meshwright.solver.splits import Prescribed
 _LARGEST_CONFLICT = 4
 _MOST_CONFLICTS = 4
 _MOST_CHANGES = 4
-_ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
-_LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
+ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
+LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -91,7 +91,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
         rows: the legal ones, priced; those that need least memory are enough.
     """
     space = with_whole(problem, space)
-    names = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
+    limits = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
     corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
     shortfall = _shortfall(rows)
@@ -99,11 +99,11 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     reasons += _request_reasons(space, conflicts)
     changes = chain(
         _risk_changes(problem, profile, shortfall),
-        _dropped_limits(space, corrections),
+        (f"without {' and '.join(names)}" for names in droppable_limits(space, corrections)),
     )
     return Infeasibility(
         reasons=tuple(reasons),
-        conflicts=tuple(tuple(_words(names, conflict)) for conflict in conflicts),
+        conflicts=tuple(tuple(_words(limits, conflict)) for conflict in conflicts),
         nearest=shortfall,
         changes=tuple(islice(changes, _MOST_CHANGES)),
     )
@@ -207,15 +207,16 @@ def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | Non
         return
     limit = float(memory_limit_bytes(problem))
     risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
-    if risk <= _LARGEST_RISK:
-        yield f"an out-of-memory risk of {ceil(risk * 1000 + _ROUNDING) / 10:.1f} %"  # never rounded down
+    if risk <= LARGEST_RISK:
+        yield f"an out-of-memory risk of {ceil(risk * 1000 + ROUNDING) / 10:.1f} %"  # never rounded down
 
 
-def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:
+def droppable_limits(space: Space, corrections: Sequence[int]) -> Iterator[list[str]]:
+    """Yield the corrections that drop limits of the request alone, by name."""
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in corrections:
         if mask and mask & ~request == 0:
-            yield "without " + " and ".join(_words([rule.name for rule in space.rules], mask))
+            yield _words([rule.name for rule in space.rules], mask)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | Non
         for one in islice(_fields(outer, _roomiest(outer)) if len(outer) else (), _FIELDS):
             look()
             _try_less(one, tried)
-    return _told(problem, profile, outer, tried[-1][1]) if tried else None
+    return _lack_of(problem, profile, outer, tried[-1][1]) if tried else None
 
 
 def _roomiest(outer: Outer) -> list[int]:
@@ -351,7 +352,7 @@ def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
             tried.append((high, able))
 
 
-def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
+def _lack_of(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
     config = of_placement(outer, found).config
     stages = evaluate(problem, profile, [config])[0].stages
     budgets = [stage.on.budget_bytes for stage in stages]
@@ -486,7 +487,7 @@ def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasi
 
 
 def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]:
-    said = " and ".join(conflict) or "on this cluster"
+    prefix = " and ".join(conflict) or "on this cluster"
     fleet = NodeGroups.of(limits.problem, limits.profile)
     (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()
     for berth in berths_of(fleet):
@@ -500,9 +501,9 @@ def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]
         mask = min(np.unique(left).tolist(), key=lambda one: one.bit_count())
         broken = [rule for bit, rule in enumerate(rules) if mask >> bit & 1]
         if not broken:
-            yield f"{said}: no group has GPUs enough for the stages"
+            yield f"{prefix}: no group has GPUs enough for the stages"
             return
         fewest = broken if not fewest or len(broken) < len(fewest) else fewest
     if not fewest:
-        yield f"{said}: no configuration of this cluster has it"
-    yield from (f"{said}: {rule.name} ({rule.reason})" for rule in fewest)
+        yield f"{prefix}: no configuration of this cluster has it"
+    yield from (f"{prefix}: {rule.name} ({rule.reason})" for rule in fewest)

@@ -359,13 +359,13 @@ def with_reasons(
 
 def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
     """Report what time cut from the explanations; ``odds``: whether odds were due."""
-    explained, said = sum(plan.why is not None for plan in plans), list[str]()
+    explained, warnings = sum(plan.why is not None for plan in plans), list[str]()
     if explained < len(plans):
         number = f"{len(plans) - explained} of {len(plans)} plans"
-        said.append(f"{number} could not be explained within the time limit")
+        warnings.append(f"{number} could not be explained within the time limit")
     if odds and any(plan.odds is None for plan in plans):
-        said.append("the time limit left no time to compute the plans' odds")
-    return tuple(said)
+        warnings.append("the time limit left no time to compute the plans' odds")
+    return tuple(warnings)
 
 
 def _losses(start: _ExplainedConfiguration, tried: _Tried) -> Iterator[Loss]:

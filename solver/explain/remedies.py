@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from math import ceil
 from typing import Literal
 
@@ -35,9 +35,12 @@ from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_prob
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.explain.infeasible import (
+    LARGEST_RISK,
+    ROUNDING,
     Lack,
     ProblemLimits,
     correction_masks,
+    droppable_limits,
     explained,
     limits_of,
     nearest_lack,
@@ -54,7 +57,6 @@ from meshwright.solver.space.request_rules import without_limits
 # Changes of a problem that has no plan: lower demands, other methods, or more hardware.
 
 
-LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _SMALLEST = "adamw-8bit"
 CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
 _OPEN = "some changes could not be searched whole: whether they have a plan is not known"
@@ -86,17 +88,15 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
         yield from _accepted(problem, profile, risk)
     space = with_whole(problem, refuted_space(problem))
-    request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
-    for mask in correction_masks(problem, profile, space):
-        if mask and mask & ~request == 0:
-            names = [rule.name for bit, rule in enumerate(space.rules) if mask >> bit & 1]
-            words = "without " + " and ".join(names)
-            yield ProblemChange("limits", words, without_limits(problem, names), profile)
+    for names in droppable_limits(space, correction_masks(problem, profile, space)):
+        yield ProblemChange(
+            "limits", f"without {' and '.join(names)}", without_limits(problem, names), profile
+        )
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
     if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
-        accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
+        accepted = ceil(risk * 1000 + ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
         words = f"an out-of-memory risk of {accepted * 100:.1f} %"
         yield ProblemChange("risk", words, replace(problem, options=options), profile)
@@ -241,24 +241,20 @@ Judge = Callable[[ProblemChange], Fastest]
 
 
 def with_remedies(
-    problem: Problem,
-    profile: Profile,
-    found: Infeasibility,
-    watch: Watch,
-    judge: Judge | None = None,
+    problem: Problem, profile: Profile, found: Infeasibility, watch: Watch, judge: Judge
 ) -> Infeasibility:
     """Add verified changes to the reasons, as many as were found before the time was over."""
     groups: list[list[Remedy]] = [[] for _ in range(4)]
     complete, judged = False, True
     with watch.cut():
         kinds = (
-            (_free(problem, profile, found), _MOST),
+            (chain(asked_less(problem, profile, found.nearest), done_otherwise(problem, profile)), _MOST),
             (less_work(problem, profile), _ENOUGH),
             (more_hardware(problem, profile), 1),
             (other_gpus(problem), 1),
         )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            judged &= _add_fitting(group, changes, enough, judge or _fastest_of)
+            judged &= _add_fitting(group, changes, enough, judge)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = groups
@@ -266,11 +262,6 @@ def with_remedies(
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
-
-
-def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[ProblemChange]:
-    yield from asked_less(problem, profile, found.nearest)
-    yield from done_otherwise(problem, profile)
 
 
 def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: int, judge: Judge) -> bool:
@@ -290,10 +281,6 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
         tokens = change.problem.tokens_of(config)
         group.append(remedy_of((change.kind, change.words), config, prediction, tokens=tokens))
     return judged
-
-
-def _fastest_of(change: ProblemChange) -> Fastest:
-    return fastest(change.problem, change.profile)
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:
@@ -336,7 +323,8 @@ def first_plans(
 
 def _is_refuted(problem: Problem, profile: Profile) -> bool:
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
-    if _ties(problem) or pinned or problem.options.stage_layers:
+    tied = bool(problem.options.constraints) or "num_microbatches" in problem.options.named
+    if tied or pinned or problem.options.stage_layers:  # the lightest rows decide nothing
         return False
     pin = {**problem.options.pin, "micro_batch_size": 1}
     light = replace(problem, options=replace(problem.options, pin=pin))
@@ -346,18 +334,12 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
     return none_fits(problem, profile, rows)
 
 
-def _ties(problem: Problem) -> bool:
-    """Return whether the request ties variables together, so the lightest rows do not decide."""
-    return bool(problem.options.constraints) or "num_microbatches" in problem.options.named
-
-
 # --------------------------------------------------------------------------------------------------
 # A deadline that no plan meets: how long the fastest takes, and the nearest changes that meet it.
 #
 # Each is verified: a later deadline by the plan that meets it, more nodes by a search on them.
 
 
-_TENTH = 10.0
 _TRIES = 8  # numbers of nodes that are searched
 _MOST_TIMES_NODES = 64  # times as many nodes that are still tried
 _SEARCH_S = 10.0  # for each of them
@@ -420,7 +402,8 @@ def too_late(problem: Problem, run: PricedRun, more: Sequence[More], watch: Watc
     """
     asked, gpus = problem.options.deadline_days or 0.0, run.plan.config.num_gpus
     reason = f"deadline: the fastest plan takes {run.days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
-    remedies = [_remedy(problem, ("deadline", f"a deadline of {_up(run.days):.1f} days"), run.plan)]
+    later = ceil(run.days * 10) / 10  # never rounded down
+    remedies = [_remedy(problem, ("deadline", f"a deadline of {later:.1f} days"), run.plan)]
     complete = False
     with watch.cut():
         for one in more:
@@ -473,14 +456,9 @@ def _as_asked(change: ProblemChange) -> list[Remedy]:
     return [_remedy(problem, (change.kind, f"{change.words} ({run.days:.1f} days)"), run.plan)]
 
 
-def _remedy(problem: Problem, told: tuple[str, str], plan: Plan) -> Remedy:
+def _remedy(problem: Problem, kind_and_words: tuple[str, str], plan: Plan) -> Remedy:
     tokens = problem.tokens_of(plan.config)
-    return remedy_of(told, plan.config, plan.prediction, tokens=tokens)
-
-
-def _up(days: float) -> float:
-    """Round up to tenths of a day."""
-    return -(-days * _TENTH // 1.0) / _TENTH
+    return remedy_of(kind_and_words, plan.config, plan.prediction, tokens=tokens)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -488,8 +466,6 @@ def _up(days: float) -> float:
 #
 # A change is offered only after its own space was searched and its best plan passed the independent
 # check.
-
-_ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 
 
 def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> Infeasibility:
@@ -560,7 +536,7 @@ def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Pro
 
 
 def _with_group(
-    problem: Problem, profile: Profile, at: int, group: NodeGroup, told: tuple[str, str]
+    problem: Problem, profile: Profile, at: int, group: NodeGroup, kind_and_words: tuple[str, str]
 ) -> ProblemChange:
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
@@ -569,7 +545,7 @@ def _with_group(
         same_gpu = profile.by_group[at].group.gpu == group.gpu
         own = replace(profile.by_group[at], group=group) if same_gpu else fresh.by_group[at]
         fresh = replace(fresh, by_group=(*profile.by_group[:at], own, *profile.by_group[at + 1 :]))
-    return ProblemChange(*told, changed, fresh)
+    return ProblemChange(*kind_and_words, changed, fresh)
 
 
 def _fastest_placed(change: ProblemChange) -> Fastest:

@@ -90,7 +90,8 @@ def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Ro
     points: list[OperatorPoint] = []
     for one, count in zip(kinds, parts.tolist(), strict=False):  # the ends of the model follow
         held = _layer(ctx.of(one), one.kind, round(count)) if count else ()
-        points += [point for point in held if _new(point, points)]
+        known = {(point.name, point.flops) for point in points}  # of layers of other kinds
+        points += [point for point in held if (point.name, point.flops) not in known]
     if parts[-1]:
         head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
         points.append(_RooflineReader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
@@ -101,10 +102,6 @@ def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Ro
         points=tuple(points),
         note=note,
     )
-
-
-def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
-    return all((point.name, point.flops) != (one.name, one.flops) for one in points)
 
 
 def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:

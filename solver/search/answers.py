@@ -38,12 +38,8 @@ class Proof:
     floors: RankFloors = field(default_factory=RankFloors)
 
 
-def objectives_s(frontier: Frontier) -> list[float]:
-    """Return the closed form of every ranked row under its split."""
-    return _objectives_s(frontier, frontier.ranked)
-
-
-def _objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
+def objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
+    """Return the closed form of ranked rows of a frontier under their splits."""
     if not ranked:
         return []
     rows = frontier.rows.take([one.row for one in ranked])
@@ -74,7 +70,7 @@ def _plans(
     ranked, before = frontier.ranked[some], some.start
     rows = [one.row for one in ranked]
     configurations = frontier.rows.take(rows).configurations([one.split for one in ranked])
-    objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
+    objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier, ranked)))
     plans, parts = list[Plan](), frontier.rows.parts_of(rows)
     for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
         one = frontier.rows.problems[part] if frontier.rows.problems else problem
@@ -154,7 +150,14 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
         elapsed_s=watch.elapsed_s,
         seed=found.problem.options.seed,
         versions=versions(found.profile),
-        warnings=(*_warnings(found), *_unlisted(len(plans), len(frontier.ranked))),
+        warnings=(
+            *space.warnings,
+            *found.problem.cluster.warnings,
+            *found.profile.warnings,
+            *host_warnings(found.problem),
+            *found.certificate.warnings,
+            *_unlisted(len(plans), len(frontier.ranked)),
+        ),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={"profile": found.profile.title},
@@ -164,22 +167,11 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
     )
 
 
-def _warnings(found: AnswerInputs) -> tuple[str, ...]:
-    problem = found.problem
-    return (
-        *found.space.warnings,
-        *problem.cluster.warnings,
-        *found.profile.warnings,
-        *host_warnings(problem),
-        *found.certificate.warnings,
-    )
-
-
 def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
-    said = (
+    warning = (
         f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
     )
-    return (said,) if listed < ranked else ()
+    return (warning,) if listed < ranked else ()
 
 
 def versions(profile: Profile) -> dict[str, str]:

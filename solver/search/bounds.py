@@ -57,12 +57,12 @@ from meshwright.solver.search.rows import Rows
 class Early(NamedTuple):
     """Forward passes of each rank before its first backward pass, (n, p).
 
-    Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of all that is not layers.
+    Of n layers at most ``slope * n + offset`` passes, and ``other_s`` of all that is not layers.
     """
 
     slope: FloatArray
     offset: FloatArray
-    beside_s: FloatArray
+    other_s: FloatArray
 
     @classmethod
     def of(cls, rows: Rows) -> Early:
@@ -82,11 +82,11 @@ class Early(NamedTuple):
         more = np.where(there, np.cumsum(own, axis=2) - (chunk + 1) * (passes / v)[:, :, None], 0.0)
         loose = last & (v > 1)
         final = own[np.arange(len(own)), :, rows.v - 1] * prices.forward_s[:, -1:]
-        beside = prices.transfer_s[:, None] * passes + np.where(last, final, 0.0)
+        other_s = prices.transfer_s[:, None] * passes + np.where(last, final, 0.0)
         return cls(
             slope=np.where(loose, own[:, :, 0], passes / v),
             offset=np.where(loose, 0.0, more.max(axis=2)),
-            beside_s=beside + (rank == 0) * own[:, :, 0] * prices.forward_s[:, -2:-1],
+            other_s=other_s + (rank == 0) * own[:, :, 0] * prices.forward_s[:, -2:-1],
         )
 
     @classmethod
@@ -105,7 +105,7 @@ class Early(NamedTuple):
         return cls(
             slope=np.where(rank == 0, first, (first + second) / 2.0),
             offset=np.where(rank == 0, -spared, (first - second) / 2.0),
-            beside_s=(first + second) * prices.transfer_s[:, None] + (rank == 0) * ends,
+            other_s=(first + second) * prices.transfer_s[:, None] + (rank == 0) * ends,
         )
 
 
@@ -251,8 +251,8 @@ def _tail_rate(rows: Rows) -> FloatArray:
 def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
     """Return rank 0's tail if its time is at least ``rank_time_s``."""
     replay = rows.some_layers * rows.prices.replay_s[:, :-2].max(axis=1)
-    beside = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
-    layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - beside
+    other_s = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
+    layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - other_s
     coupled = end_tail_s(rows) + _tail_rate(rows) * layers_s
     return np.asarray(np.maximum(coupled, least_tail_s(rows)))
 
@@ -296,9 +296,9 @@ def _path_s(rows: Rows, most: FloatArray | IntArray) -> FloatArray:
     prices, whole = rows.prices, rows.input_gradient_s
     least, tail = rows.smallest_chunk, least_tail_s(rows)
     forward, back = prices.forward_s[:, :-2].min(axis=1), whole[:, :-2].min(axis=1)
-    beside = rows.chunk_s - prices.transfer_s
+    other_s = rows.chunk_s - prices.transfer_s
     there = np.maximum(most * forward, least * forward + prices.forward_s[:, -1]) + prices.transfer_s
-    home = np.maximum(most * back, least * back + whole[:, -1]) + beside
+    home = np.maximum(most * back, least * back + whole[:, -1]) + other_s
     again = np.where(runs_all_forward_first(rows.columns), there + home, np.maximum(there, home))
     last = np.minimum(prices.weight_gradient_s, prices.backward_s)
     last = least * last[:, :-2].min(axis=1) + last[:, -2]

@@ -297,12 +297,12 @@ def _most_layers(row: Rows, target_s: float) -> IntArray:
     Where ranks and layers are many, only its work is counted.
     """
     prices, p = row.prices, int(row.p[0])
-    beside = np.full(p, row.m[0] * row.v[0] * row.chunk_s[0] + prices.rank_tail_s[0])
-    beside[0] += row.m[0] * row.embedding_s[0] + prices.tail_s[0, -2]
-    beside[row.head_rank[0]] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
+    other_s = np.full(p, row.m[0] * row.v[0] * row.chunk_s[0] + prices.rank_tail_s[0])
+    other_s[0] += row.m[0] * row.embedding_s[0] + prices.tail_s[0, -2]
+    other_s[row.head_rank[0]] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
     each = row.m[0] * row.layer_s[0, 0] + prices.tail_s[0, 0]
     limit = float(end_limit_s(row, target_s)[0])
-    most = np.asarray(np.floor((limit - beside) / each)).astype(np.int64)
+    most = np.asarray(np.floor((limit - other_s) / each)).astype(np.int64)
     if _spare(most, row) < 0 or p * (row.layout.num_layers + 1) ** 2 > _MOST_TRIED:
         return most
     return np.minimum(most, most_layers(row, target_s))

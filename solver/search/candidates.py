@@ -131,11 +131,6 @@ def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     return Candidates(which[kept], [splits[at] for at in kept.tolist()], bound_s[kept])
 
 
-def candidates(row: Rows, split: Split) -> list[Split]:
-    """Return ``candidates_of`` one row."""
-    return candidates_of(row, [split]).splits
-
-
 def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
     look()
     if not rows.uneven_stages or rows.only_split:

@@ -207,14 +207,14 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
     """Return layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th, rounded up."""
     prices = rows.prices
     forward, home = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
-    beside = rows.chunk_s - prices.transfer_s
+    other_s = rows.chunk_s - prices.transfer_s
     first = runs_all_forward_first(rows.columns)
     each = np.where(first, forward + home, np.maximum(forward, home))
-    beside = np.where(
-        first, prices.transfer_s + beside, np.where(forward > home, prices.transfer_s, beside)
+    other_s = np.where(
+        first, prices.transfer_s + other_s, np.where(forward > home, prices.transfer_s, other_s)
     )
     last = np.minimum(prices.weight_gradient_s, prices.backward_s)
-    end = rows.path_s + (rows.m - 1.0) * beside + rows.smallest_chunk * last[:, 0] + last[:, -2]
+    end = rows.path_s + (rows.m - 1.0) * other_s + rows.smallest_chunk * last[:, 0] + last[:, -2]
     room = share_of(first_end_s - column(end), column((rows.m - 1.0) * each))
     return np.asarray(column(rows.v) * np.floor(room + _ROUNDING))
 
@@ -271,7 +271,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
         early = Early(*(np.where(shaped, *pair) for pair in zip(Early.in_a_v(rows), early, strict=True)))
     behind = np.where(shaped, rank, behind)  # the ranks before lie behind it too
     chunks, twice = behind * smallest, np.where(shaped, rank, 0)
-    ends_s = behind * transfer + (behind > 0.0) * head - early.beside_s - forward * early.offset
+    ends_s = behind * transfer + (behind > 0.0) * head - early.other_s - forward * early.offset
     wait = num_layers * forward + np.where(single, num_layers, chunks) * back + twice * smallest * forward
     wait = wait + passed_s(np.where(single, rank, twice)) + np.where(shaped, start, 0.0) + ends_s
     late = LinearBound(
@@ -348,7 +348,7 @@ def _lines(rows: Rows) -> list[LinearBound]:
     end = num_layers * forward + column(ends) + behind * back_s
     end = end + np.where(single, num_layers, behind * smallest) * back
     end = end + (behind > 0.0) * column(rows.head_s - prices.forward_s[:, -1])
-    end = end + work - early.beside_s - forward * early.offset
+    end = end + work - early.other_s - forward * early.offset
     way_back = later * column(rows.embedding_s - prices.forward_s[:, -2]) + rank * back_s
     each, before = m * whole - forward * early.slope - single * back, -single * back
     lines += [
@@ -392,8 +392,8 @@ def _all_first_lines(
     m, v, smallest = column(rows.m), column(rows.v), column(rows.smallest_chunk)
     forward, whole, tail = prices.forward_s[:, 0], column(rows.layer_s[:, 0]), column(prices.tail_s[:, 0])
     between = np.where(single, 0.0, np.maximum(behind - 1.0, 0.0))
-    beside = behind * column(rows.chunk_s) + column(rows.head_s)
-    home, away = home + beside, away + beside
+    other_s = behind * column(rows.chunk_s) + column(rows.head_s)
+    home, away = home + other_s, away + other_s
     shared = (rows.layout.num_layers - between * (v - 1.0)) / v + np.where(single, 0.0, smallest)
     taken, lines = np.where(single, 0.0, whole / v), list[LinearBound]()
     for chunks, own, last in ((behind * smallest, 0.0, 0.0), (shared, 1.0 / v, taken)):
@@ -412,9 +412,9 @@ def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
     """Return the most layers that the last rank can work off behind the smallest chunks, (n, 1)."""
     prices = rows.prices
     ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
-    beside = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
+    other_s = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
     each = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
-    most = (limit_s - column(ahead + beside)) / column(each)
+    most = (limit_s - column(ahead + other_s)) / column(each)
     return np.asarray(np.maximum(np.floor(most + _ROUNDING), 0.0))
 
 

@@ -298,10 +298,10 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
 
     def able(step_s: FloatArray, **_: bool) -> BoolArray:
         limit, kept = end_limit_s(rows, step_s)[:, None], np.ones(len(rows), dtype=np.bool_)
-        for beside, needs in limits:
+        for offset, needs in limits:
             if not kept.any():
                 break
-            kept = kept & needs.fit_in(limit + beside)
+            kept = kept & needs.fit_in(limit + offset)
         return kept
 
     return able

@@ -119,7 +119,7 @@ class Priced:
         """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.kinds is None else self.kinds.of(picked)
-        return self._beside(self.columns.take(picked), self.prices.at(kind))
+        return self._joined(self.columns.take(picked), self.prices.at(kind))
 
     def parts_of(self, index: list[int]) -> IntArray:
         """Return the parts of the space, each with a problem of its own, that rows are in."""
@@ -130,13 +130,13 @@ class Priced:
 
     def quickest(self, kinds: IntArray) -> Rows:
         """Return the representatives of kinds (``Kinds.quickest``)."""
-        return self._beside(self._kinds.quickest(kinds), self.prices.at(kinds))
+        return self._joined(self._kinds.quickest(kinds), self.prices.at(kinds))
 
     def quickest_of_families(self, kinds: IntArray) -> Rows:
         """Return representatives of kinds with the shortest times of their families."""
         if self.unsharded is None:
             raise ValueError("rows that were written down have no families")
-        return self._beside(self._kinds.quickest(kinds), self.unsharded(kinds))
+        return self._joined(self._kinds.quickest(kinds), self.unsharded(kinds))
 
     @property
     def _kinds(self) -> Kinds:
@@ -144,7 +144,7 @@ class Priced:
             raise ValueError("rows that were written down have no kinds")
         return self.kinds
 
-    def _beside(self, columns: Columns, prices: RowPrices) -> Rows:
+    def _joined(self, columns: Columns, prices: RowPrices) -> Rows:
         return Rows(
             columns=columns,
             prices=prices,

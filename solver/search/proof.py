@@ -64,14 +64,14 @@ def placed_objective_bound_s(
     slowest_s = least_stage_s(floors, groups, p, layers)
     known = np.where(np.isfinite(slowest_s), slowest_s, 0.0)
     each, count, forced = stages_of(floors, groups, p)
-    beside = floors.least(floors.beside_s)
+    other_s = floors.least(floors.beside_s)
     least = np.full(len(p), np.inf)
     for step in range(_STEPS):
         below = known * _STEP**step
         above = below * (_STEP if step < _STEPS - 1 else _UNLIMITED)
-        room = count * np.maximum(above - beside, 0.0) / each
+        room = count * np.maximum(above - other_s, 0.0) / each
         least = np.minimum(least, (m - 1.0) * below + filled_s(each, room, forced, layers))
-    ends = least + (p - 1) * beside + floors.ends_s + floors.least(floors.any_tail_s)
+    ends = least + (p - 1) * other_s + floors.ends_s + floors.least(floors.any_tail_s)
     with np.errstate(invalid="ignore"):
         found = step_of_end_s(ends, floors.least(floors.straggler), floors.least(floors.fixed_s))
     return np.asarray(np.where(np.isfinite(slowest_s), found * SAFETY**2, np.inf))

@@ -217,14 +217,14 @@ def search(
             )  # fmt: skip
 
         if explained or answer.space != "every":
-            answer = _told(problem, profile, answer, watch, again)
+            answer = _explained(problem, profile, answer, watch, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
 
 
-def _told(
+def _explained(
     problem: Problem, profile: Profile, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]
 ) -> Answer:
     """Explain an infeasible answer, or return the result of ``again``, a search of all candidates."""
@@ -478,20 +478,20 @@ def _interrupt(
     return watch.interrupted(reserve_s)
 
 
-def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proof:
+def _prove(frontier: Frontier, watch: Watch, others: Rivals) -> Proof:
     if not frontier.covers_all:
         return Proof()
     low = frontier.least_s if np.isfinite(frontier.least_s) else None
     floors = RankFloors()
-    if frontier.finished and not frontier.ranked and low is not None and beside.best_s < np.inf:
+    if frontier.finished and not frontier.ranked and low is not None and others.best_s < np.inf:
         with watch.cut():
-            if low < beside.best_s:
-                low = _least_simulation_s(frontier, low, beside.best_s, watch)
+            if low < others.best_s:
+                low = _least_simulation_s(frontier, low, others.best_s, watch)
             floors = floors_of(frontier, low, watch.tick)
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low, floors=floors)
-    first, best = frontier.ranked[0].row, min(frontier.ranked[0].score_s, beside.best_s)
-    bound, objective = low, objectives_s(frontier)[0]
+    first, best = frontier.ranked[0].row, min(frontier.ranked[0].score_s, others.best_s)
+    bound, objective = low, objectives_s(frontier, frontier.ranked)[0]
     with watch.cut():
         if low < best:
             bound = _least_simulation_s(frontier, low, best, watch)

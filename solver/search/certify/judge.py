@@ -177,10 +177,8 @@ class Judge:
         if not is_expressible(request):
             return False
         verdict = self.ask(request.to_json(), watch)
-        if verdict is None or verdict["status"] in ("UNKNOWN", "FEASIBLE"):
+        if verdict is None:
             return False
-        if verdict["status"] != "OPTIMAL":
-            raise ProofMismatchError(f"CP-SAT calls a model with a known plan {verdict['status']}")
         _compare(frontier, [s.row for s in solved], verdict, best.objective_s)
         return True
 
@@ -190,7 +188,11 @@ class Judge:
         return self._child is not None
 
     def ask(self, request: Mapping[str, Any], watch: Watch) -> Mapping[str, Any] | None:
-        """Return the child's verdict; None if it is stopped, out of time or gone."""
+        """Return the child's proved verdict; None if it is stopped, out of time or gone.
+
+        Raises:
+            ProofMismatchError: CP-SAT finds that a model with a known solution has none.
+        """
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             return None
@@ -205,8 +207,7 @@ class Judge:
             if select.select([child.stdout], [], [], _POLL_S)[0]:
                 line = child.stdout.readline()
                 if line:
-                    verdict: Mapping[str, Any] = json.loads(line)
-                    return verdict
+                    return _proved(json.loads(line))
                 break
             watch.report("certifying")
         self._stop()
@@ -216,6 +217,14 @@ class Judge:
         child, self._child = self._child, None
         if child is not None:
             _end(child)
+
+
+def _proved(verdict: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if verdict["status"] in ("UNKNOWN", "FEASIBLE"):
+        return None
+    if verdict["status"] != "OPTIMAL":
+        raise ProofMismatchError(f"CP-SAT calls a model with a known solution {verdict['status']}")
+    return verdict
 
 
 def _compare(frontier: Frontier, rows: list[int], verdict: Mapping[str, Any], exact_s: float) -> None:
@@ -334,10 +343,8 @@ class PlacedJudge:
         if not self.judge.runs or not stays_exact(request):
             return False
         verdict = self.judge.ask(request.to_json(), self.watch)
-        if verdict is None or verdict["status"] in ("UNKNOWN", "FEASIBLE"):
+        if verdict is None:
             return False
-        if verdict["status"] != "OPTIMAL":
-            raise ProofMismatchError(f"CP-SAT calls a model with a known placement {verdict['status']}")
         compare(claims, verdict, claims[best].best.objective_s)
         return True
 

@@ -128,7 +128,13 @@ def test_too_many_configurations_prove_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(remedies, "have_room", lambda *_: True)  # else that is a proof
     assert fastest(problem, profile) == "unknown"
     assert shapes.shape_advice(problem, profile) == "unknown"
-    found = with_remedies(problem, profile, Infeasibility(reasons=("why",)), Watch(time_limit_s=60.0))
+    found = with_remedies(
+        problem,
+        profile,
+        Infeasibility(reasons=("why",)),
+        Watch(time_limit_s=60.0),
+        lambda change: fastest(change.problem, change.profile),
+    )
     assert found.reasons == (
         "why",
         "some changes could not be searched whole: whether they have a plan is not known",

@@ -12,7 +12,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import ALL_LAYERS
-from meshwright.solver.search.candidates import Ends, candidates, fastest, simulated_s
+from meshwright.solver.search.candidates import Ends, candidates_of, fastest, simulated_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows, priced_space
 from meshwright.solver.search.rows import Rows
@@ -109,7 +109,7 @@ def test_of_a_long_pipelines_splits_the_fastest_by_their_first_passes_are_simula
     prices = prices_of(shapes, len(layout.kinds), np.random.default_rng(3))
     row = Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
     (split,) = best_splits(row)
-    splits = candidates(row, split or ())
+    splits = candidates_of(row, [split or ()]).splits
     steps = simulated_s(row, splits)
     assert len(splits) > 6
     assert np.sort(steps)[3] > steps.min() * 1.001

@@ -16,7 +16,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem, Progress
-from meshwright.solver.search.frontier import Frontier, Interrupt, Rivals
+from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
@@ -154,7 +154,7 @@ def test_a_proof_that_is_cut_short_says_how_far_the_closed_form_may_be_from_the_
     profile = default_profile(problem.cluster, problem.launcher)
     frontier = Frontier.of(priced_space(problem, profile, searched_space(problem, legal_only=True).rows), 1)
     frontier.run(lambda _: False)
-    whole, cut = (_prove(frontier, Watch(time_limit_s=30.0, should_stop=partial(bool, stop)))
+    whole, cut = (_prove(frontier, Watch(time_limit_s=30.0, should_stop=partial(bool, stop)), NO_RIVALS)
                   for stop in (False, True))  # fmt: skip
     assert whole.objective_gap == 0.0
     assert cut.objective_gap is not None
