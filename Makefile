@@ -39,7 +39,7 @@ check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (imp
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-house: $(STAMP) ## files, heads, imports and chains of the product (ARGS=--list)
+house: $(STAMP) ## the shape of the product in figures (ARGS=--list)
 	@$(BIN)/python -m benchmarks.house $(ARGS)
 
 docs: ## the documentation as a site in out/site; a broken link fails
