@@ -270,4 +270,4 @@ def constraint_faults(
         if broken_by(node, one, target.model.num_layers).any():
             name = _first_name(node)
             value = getattr(target.config, name)
-            yield fault(name, f"{able.launcher} does not run {value} beside the others", allowed=text)
+            yield fault(name, f"{able.launcher} does not run {value} next to the others", allowed=text)
