@@ -10,7 +10,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
-from meshwright.solver.clock import OutOfTime
+from meshwright.solver.clock import OutOfTime, Watch
 from meshwright.solver.configuration import (
     Configuration,
     configuration_from_json,
@@ -21,7 +21,9 @@ from meshwright.solver.search.placement import search as placed_search
 from meshwright.solver.search.placement.frontier import PlacedFrontier
 from meshwright.solver.search.placement.replicas import best_split, shares_of
 from meshwright.solver.search.placement.rows import Outer, choices_of, outer_of
+from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.proof import least_objective
+from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, outer_space
@@ -118,6 +120,20 @@ def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_an
     halves = searched(a_mixed_problem((FAST, FAST), between=INFINIBAND))
     assert [plan.config for plan in whole.plans] == [plan.config for plan in halves.plans]
     assert whole.plans[0].prediction == halves.plans[0].prediction
+
+
+@pytest.mark.parametrize(("pp", "schedule"), [(1, "none"), (2, "1f1b")])
+def test_a_uniform_cluster_placed_as_one_group_has_the_same_plan_and_step(pp: int, schedule: str) -> None:
+    pins = {"virtual_pipeline_size": 1, "pipeline_parallel_size": pp, "pipeline_schedule": schedule}
+    problem = a_mixed_problem((replace(FAST, num_nodes=2),), between=None, pin=pins, certify="none")
+    profile = default_profile(problem.cluster, problem.launcher)
+    mesh = search(problem, profile).plans[0]
+    watch = Watch(time_limit_s=60.0, on_progress=None, should_stop=None)
+    placed = search_placed(problem, replace(profile, by_group=(profile,)), watch).plans[0]
+    assert len(placed.config.stage_groups) == pp
+    assert replace(placed.config, stage_groups=()) == mesh.config
+    assert placed.prediction.step_time_s == mesh.prediction.step_time_s
+    assert placed.prediction.time_breakdown_s == pytest.approx(mesh.prediction.time_breakdown_s)
 
 
 @pytest.mark.parametrize("better", [
