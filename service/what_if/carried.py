@@ -62,12 +62,12 @@ def carried_over(
     asked: WhatIfQuestion, changed: WhatIfQuestion, candidates: Iterable[CarriedConfiguration]
 ) -> WhatIfPlan | None:
     """Return the fastest candidate that the changed question allows; None where it allows none."""
-    scaled = dict[CarriedConfiguration, None]()  # in their order, each once
+    carried = dict[CarriedConfiguration, None]()  # in their order, each once
     for one in candidates:
-        config = _scaled(one.configuration, asked.problem, changed.problem)
+        config = scaled(one.configuration, asked.problem, changed.problem)
         if config is not None:
-            scaled[replace(one, configuration=config)] = None
-    priced = _priced(changed, list(scaled))
+            carried[replace(one, configuration=config)] = None
+    priced = _priced(changed, list(carried))
     for found in sorted(priced, key=lambda one: -one.rate):
         own = found.candidate.asks(changed)
         if not list(violations(own.problem, own.profile, found.candidate.configuration)):
@@ -91,9 +91,10 @@ def _priced(changed: WhatIfQuestion, candidates: Sequence[CarriedConfiguration])
         )
 
 
-def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
+def scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
     """Return the plan with as many replicas as the GPUs hold and micro-batches as the batch needs."""
-    gpus = Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus)
+    before = asked.cluster if config.is_placed else config  # a mesh may take GPUs that it left idle
+    gpus = Fraction(changed.cluster.num_gpus, before.num_gpus)
     batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
     classes = [_scaled_class(one, gpus, batch) for one in config.classes]
     whole = [one for one in classes if one is not None]

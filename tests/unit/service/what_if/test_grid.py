@@ -6,9 +6,10 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.what_if import WhatIfs
-from meshwright.service.what_if.carried import WhatIfPlan, candidate_of
+from meshwright.service.what_if.carried import WhatIfPlan, candidate_of, scaled
 from meshwright.service.what_if.changes import WhatIfQuestion
 from meshwright.service.what_if.grid import Method, searched, what_ifs
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import changes_of, with_changes
 from tests.builders import a_plan, a_problem
@@ -133,6 +134,23 @@ def test_any_launcher_is_as_fast_as_the_fastest_and_carried_plans_keep_theirs() 
     assert carried is not None
     assert plain is not None
     assert carried.rows == plain.rows
+
+
+def test_a_mesh_that_left_gpus_idle_takes_them_where_the_cluster_grows() -> None:
+    # 3 replicas of 16 GPUs on 64 leave 16 idle; on 96 there is room for 6
+    asked = a_problem(batch=48)
+    small, large = (
+        replace(asked, cluster=replace(asked.cluster, groups=(replace(one, num_nodes=nodes),)))
+        for one in asked.cluster.groups
+        for nodes in (8, 12)
+    )
+    config = Configuration(
+        tensor_parallel_size=8, pipeline_parallel_size=2, data_parallel_size=3, num_microbatches=16,
+        stage_layers=(16, 16),
+    )  # fmt: skip
+    found = scaled(config, small, large)
+    assert found is not None
+    assert (found.data_parallel_size, found.num_gpus, found.global_batch_size) == (6, 96, 48)
 
 
 def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups() -> None:
