@@ -54,7 +54,7 @@ class Blind:
     """What a stack's runs with other keys teach."""
 
     constants: Constants
-    unidentified: tuple[str, ...]  # constants of the quantity that no such run tells
+    unidentified: tuple[str, ...]  # constants of the quantity that no such run identifies
     sigma: float | None  # of step times, where no run of the stack is left; None: the stack's own
 
     def known_to(self, profile: Profile, names: Sequence[str]) -> Profile:
@@ -128,17 +128,19 @@ class _Levels:
         centre = replace(shipped, **{n: getattr(general, n) for n in names if n not in known})
         mine = kept[np.array([own == stack for own in self.evidence.stacks])]
         own, widths = self.own[stack].take(mine), self.evidence.quantity.widths
-        told = set(known) - set(unidentified_constants(stack))
+        identified = set(known) - set(unidentified_constants(stack))
         if not steps or not mine.any():
             found = without_runs(self.own[stack], mine, centre)
         else:
             runs = self.evidence.of_stack(stack).at(mine)
             found = fitted(runs, centre, start=shipped, widths=widths, iterations=steps)
-        told |= {n for n, one in level_constants(found, own, widths).items() if one.identified} - set(known)
+        identified |= {n for n, one in level_constants(found, own, widths).items() if one.identified} - set(
+            known
+        )
         unknown = self.evidence.quantity is not MEMORY and not mine.any()
         return Blind(
             constants=found,
-            unidentified=tuple(name for name in names if name not in told),
+            unidentified=tuple(name for name in names if name not in identified),
             sigma=stack_constants(None).log_time_sigma if unknown else None,
         )
 

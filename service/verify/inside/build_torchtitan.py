@@ -235,7 +235,9 @@ class PeakMemoryTracker:
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
         self.seen: list[Built] = []
-        self.told = False  # report of held bytes: not read while a step is traced, which takes memory
+        self.has_reported = (
+            False  # report of held bytes: not read while a step is traced, which takes memory
+        )
         reduce = stages.PipelineStage.perform_reduce_grad
 
         def perform_reduce_grad(stage: Any, factor: int) -> None:
@@ -247,7 +249,7 @@ class PeakMemoryTracker:
 
     def look(self) -> None:
         """Note the bytes held now, until they are reported."""
-        if self.told:
+        if self.has_reported:
             return
         self.seen.append(
             {
@@ -262,7 +264,7 @@ class PeakMemoryTracker:
         Of fp32 weights that are not shards two bytes are the model's, two the optimizer's copy; where
         gathered weights stay, these are the model's, and the fp32 shards the optimizer's copy of them.
         """
-        self.told = True
+        self.has_reported = True
         most = {name: max(one[name] for one in self.seen) for name in self.seen[0]}
         copies = 0
         if parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree == 1:
