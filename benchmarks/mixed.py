@@ -63,7 +63,7 @@ def asked(a100: int, v100: int, *, time_limit_s: float = 60.0) -> dict[str, obje
 
 def in_words(plan: Plan) -> str:
     """Replicas of each class, their pipeline and share of the batch."""
-    classes = plan.config.replicas or (plan.config,)
+    classes = plan.config.classes
     return "; ".join(
         f"dp {one.data_parallel_size} pp {one.pipeline_parallel_size} tp {one.tensor_parallel_size} "
         f"mbs {one.micro_batch_size}: {one.global_batch_size} sequences"

@@ -194,6 +194,11 @@ class ClusterSpec:
         return tuple(found)
 
     @cached_property
+    def group_named(self) -> Mapping[str, NodeGroup]:
+        """Return ``distinct_groups`` by their names."""
+        return dict(zip(self.group_names, self.distinct_groups, strict=True))
+
+    @cached_property
     def group_names(self) -> tuple[str, ...]:
         """Return a short name of each of ``distinct_groups``: its GPU's, numbered if two are equal."""
         slugs = [group.gpu.slug for group in self.distinct_groups]

@@ -180,13 +180,11 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    names = problem.cluster.group_names
-    groups = dict(zip(names, problem.cluster.distinct_groups, strict=True))
-    stages = config.stage_groups
+    groups, stages = problem.cluster.group_named, config.stage_groups
     if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
         yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
-    elif not {stage.group for stage in stages} <= set(names):
-        yield f"stages are on {', '.join(sorted(names))}"
+    elif not {stage.group for stage in stages} <= groups.keys():
+        yield f"stages are on {', '.join(sorted(groups))}"
     elif min(config.stage_layers) < 1:
         yield "stage_layers has a stage without a layer"
     for name, only in PLACED_ONLY.items():

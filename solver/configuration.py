@@ -411,12 +411,11 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:
     """Return one pipeline on ``batch`` sequences with all sizes that follow from its stages' groups."""
     ranks = config.data_parallel_size * config.context_parallel_size
-    gpus_of = dict(zip(cluster.group_names, cluster.distinct_groups, strict=True))
     stages = tuple(
         StageGroup(
             group=one.group,
             num_gpus=one.tensor_parallel_size * ranks,
-            num_nodes=one.tensor_parallel_size * ranks / gpus_of[one.group].gpus_per_node,
+            num_nodes=one.tensor_parallel_size * ranks / cluster.group_named[one.group].gpus_per_node,
             tensor_parallel_size=one.tensor_parallel_size,
         )
         for one in config.stage_groups

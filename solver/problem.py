@@ -281,29 +281,25 @@ def on_group(problem: Problem, group: NodeGroup) -> Problem:
 
 
 def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Configuration]]:
-    """Return the meshes whose rules a configuration must keep, each with the problem that states them.
+    """Return the meshes with rules that a configuration must keep, each with the problem that states them.
 
     A mesh over all nodes is its own. Stages on node groups are, for each group and tensor-parallel size,
     those of a mesh on that group alone which processes the share of its class of replicas.
     """
     if not config.is_placed:
         return [(problem, config)]
-    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
     found = list[tuple[Problem, Configuration]]()
     for one in config.classes:
         work = replace(problem.workload, global_batch_size=one.global_batch_size)
         for stage in dict.fromkeys(one.stage_groups):
-            own = on_group(replace(problem, workload=work), groups[stage.group])
+            own = on_group(replace(problem, workload=work), problem.cluster.group_named[stage.group])
             found.append((own, alike(one, stage.tensor_parallel_size)))
     return found
 
 
 def lacking_gpus(problem: Problem, config: Configuration) -> dict[str, tuple[int, int]]:
     """Return the GPUs that stages take and those that there are, by node group that has too few."""
-    have = {
-        name: group.num_gpus
-        for name, group in zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True)
-    }
+    have = {name: group.num_gpus for name, group in problem.cluster.group_named.items()}
     used = Counter[str]()
     for stage in (stage for one in config.classes for stage in one.stage_groups):
         used[stage.group] += stage.num_gpus

@@ -148,7 +148,7 @@ def _most_replicas(config: Configuration, problem: Problem) -> int:
     needed = Counter[str]()
     for stage in config.stage_groups:
         needed[stage.group] += stage.tensor_parallel_size * config.context_parallel_size
-    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+    groups = problem.cluster.group_named
     most = min(groups[name].num_gpus // count for name, count in needed.items())
     units = max(problem.workload.global_batch_size // config.micro_batch_size, 1)
     return next(size for size in range(max(min(most, units), 1), 0, -1) if units % size == 0)

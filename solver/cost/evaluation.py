@@ -202,15 +202,14 @@ def evaluate(
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
-    nodes, classes = NodeGroups.of(problem, profile), [config.replicas or (config,) for config in configs]
-    pipelines = _pipelines(
-        nodes, profile, [one for some in classes for one in some], with_spread=with_spread
-    )
+    nodes = NodeGroups.of(problem, profile)
+    classes = [one for config in configs for one in config.classes]
+    pipelines = _pipelines(nodes, profile, classes, with_spread=with_spread)
     objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
     priced, exchange_s = iter(pipelines), cache(nodes.exchange_s)
     found = list[Evaluation]()
-    for config, some in zip(configs, classes, strict=True):
-        own = tuple(next(priced) for _ in some)
+    for config in configs:
+        own = tuple(next(priced) for _ in config.classes)
         steps_s = [next(objectives_s) for _ in own]
         exchanged_s = exchange_s(tuple(one.stages[0].on.group for one in own))
         found.append(
@@ -225,7 +224,7 @@ def evaluate(
     return found
 
 
-_Place = tuple[int, Configuration]  # a node group, or EVERYWHERE, and the mesh whose stage is priced there
+_Place = tuple[int, Configuration]  # a node group, or EVERYWHERE, and the mesh priced there
 
 
 def _places(nodes: NodeGroups, config: Configuration) -> list[_Place]:

@@ -119,19 +119,21 @@ class NodeGroups:
 
     problem: Problem
     profiles: tuple[Profile, ...]
-    problems: tuple[Problem, ...]  # the same model and workload on one group alone
-    names: tuple[str, ...]
 
     @classmethod
     def of(cls, problem: Problem, profile: Profile) -> NodeGroups:
         """Return the node groups of a problem with a profile that prices every group."""
-        groups = problem.cluster.distinct_groups
-        return cls(
-            problem=problem,
-            profiles=profile.by_group,
-            problems=tuple(on_group(problem, group) for group in groups),
-            names=problem.cluster.group_names,
-        )
+        return cls(problem=problem, profiles=profile.by_group)
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """Return the same model and workload on each group alone."""
+        return tuple(on_group(self.problem, group) for group in self.groups)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Return the groups' names."""
+        return self.problem.cluster.group_names
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:

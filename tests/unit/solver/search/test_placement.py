@@ -255,7 +255,7 @@ def replicas(**limit: object) -> Problem:
 
 
 def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
-    return [plan.config.replicas or (plan.config,) for plan in answer.plans]
+    return [plan.config.classes for plan in answer.plans]
 
 
 def test_a_prescribed_split_is_every_class_s_split() -> None:
