@@ -235,9 +235,7 @@ class PeakMemoryTracker:
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
         self.seen: list[Built] = []
-        self.has_reported = (
-            False  # report of held bytes: not read while a step is traced, which takes memory
-        )
+        self.has_reported = False  # after that nothing is read: tracing a step takes memory of its own
         reduce = stages.PipelineStage.perform_reduce_grad
 
         def perform_reduce_grad(stage: Any, factor: int) -> None:
