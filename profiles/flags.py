@@ -1,18 +1,31 @@
-"""The arguments of launchers by their exact names: type, default, and whether a price depends on them."""
+"""The arguments of launchers by their exact names: type, default, and what each is to a prediction.
+
+Each row has one role, so that a launcher's new argument, or one of a fork, is a new row
+(``docs/adr/0008-one-table-per-program.md``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
 
 FLAGS_FOLDER = CATALOG / "flags"
-Role = Literal["free", "open"]
+# priced: it sets a field of the prediction. means: an older or a fork's spelling of other arguments.
+# harmless: no time or memory of a step depends on it. refused: with it, what is priced is not what runs.
+# listed: it may matter, and answers list it. free and open: harmless and listed, in tables that do not give
+# reasons yet.
+Role = Literal["priced", "means", "harmless", "refused", "listed", "free", "open"]
+Kind = Literal["switch", "integer", "number", "word", "words", "text"]
+_KINDS: Mapping[str, Kind] = {
+    "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
+}  # fmt: skip
+_SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -22,15 +35,36 @@ class Flag:
 
     type: str
     default: object = None  # None where the source computes it
+    choices: Sequence[str] = ()
     until: str | None = None  # the last release that has it; None: the newest
-    role: Role = "open"  # free: neither the time nor the memory of a step depends on it
+    of: str | None = None  # forks or older releases, where the pinned parser does not have it
+    role: Role = "open"
+    sets: str = ""  # the field of the prediction that it sets: model.hidden_size
+    why: str = ""  # of a harmless or refused one
+    means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
+    wins: bool = False  # over the argument that it means
+    words: Sequence[str] = ()  # those that are priced
+    least: int = 1  # of a whole number
+    unless: Sequence[str] = ()  # values with which it is not refused
+    needs: str | None = None  # the argument without which it does nothing
+
+    @property
+    def kind(self) -> Kind:
+        """Return how the argument takes values; the values of ``text`` are not checked."""
+        return "words" if self.type.startswith("list") else _KINDS.get(self.type, "text")
+
+
+def _flag_of(row: Mapping[str, Any]) -> Flag:
+    role: Role = "means" if "means" in row else next((one for one in _SAID if one in row), "open")
+    said = {"role": role, "sets": row.get("priced", ""), "why": row.get(role, "")}
+    return Flag(**said | {key: value for key, value in row.items() if key not in _SAID})
 
 
 @cache
 def flags_of(program: str) -> Mapping[str, Flag]:
     """Return a program's arguments by name: in snake case, sections parted by dots."""
     raw = yaml.load((FLAGS_FOLDER / f"{program}.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
-    return {str(name): Flag(**flag) for name, flag in raw.items()}
+    return {str(name): _flag_of(row) for name, row in raw.items()}
 
 
 class FlagNames:
@@ -40,21 +74,23 @@ class FlagNames:
         self._flags = {
             name: flag for program in reversed(programs) for name, flag in flags_of(program).items()
         }
-        self._free = frozenset(name for name, flag in self._flags.items() if flag.role == "free")
+        self._free = frozenset(
+            name for name, flag in self._flags.items() if flag.role in ("harmless", "free")
+        )
         self._sections = frozenset(name.rpartition(".")[0] for name in self._flags)
 
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""
-        return _plain(name) in self._flags
+        return plain_name(name) in self._flags
 
     def is_default(self, name: str, value: object) -> bool:
         """Return whether an argument is given the value that it has anyway."""
-        flag = self._flags.get(_plain(name))
+        flag = self._flags.get(plain_name(name))
         return flag is not None and str(flag.default).lower() == str(value).lower()
 
     def kind(self, name: str) -> str:
         """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""
-        flag = self._flags.get(_plain(name))
+        flag = self._flags.get(plain_name(name))
         kinds = set() if flag is None else {one.strip(" ]") for one in flag.type.split("|")} - {"None"}
         if kinds == {"int", "float"}:
             return "float"
@@ -65,13 +101,14 @@ class FlagNames:
 
         A section with arguments of its own takes those alone: what else is in it is not known.
         """
-        plain = _plain(name)
+        plain = plain_name(name)
         parts = plain.split(".")
         above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
         return plain in self._free or any(one in self._free - self._sections for one in above)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return an argument's name in snake case, without its dashes."""
     return name.lstrip("-").replace("-", "_")
 
 

@@ -176,17 +176,6 @@ PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
         Release(name=name, files=(f"{folder}nanotron/config/*.py",), roots=("Config",))
         for name, folder in (("nanotron-2411b022", "src/"), ("nanotron-0.4", ""))
     ),
-    "megatron-lm": (
-        Release(
-            name="megatron-lm-d98e8a64dd",
-            files=(
-                "megatron/training/arguments.py",
-                "megatron/training/config/*.py",
-                *(f"megatron/core/{one}" for one in _CORE),
-            ),
-            added=True,
-        ),
-    ),
     "megatron-bridge": (
         Release(
             name="megatron-bridge-067f987df",

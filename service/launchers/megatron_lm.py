@@ -40,10 +40,9 @@ from meshwright.service.launchers.megatron_lm_model_rules import MODEL_RULES
 from meshwright.service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
 from meshwright.service.launchers.megatron_names import (
     FROM_CHECKPOINT,
-    REFUSED,
-    UNPRICED,
     decided_flags,
     environment,
+    refused_flags,
 )
 from meshwright.service.launchers.rules import model_is_stated, refuse
 from meshwright.service.launchers.target import ExportBundle, Target, pads
@@ -165,7 +164,7 @@ def _filled(text: str, target: Target) -> str:
         "PACKAGES": package_checks(packages_of(target)),
         **_data(target),
         "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
-        "GUARD": guard((*decided_flags(), *REFUSED, *UNPRICED, FROM_CHECKPOINT, *planned)).rstrip("\n"),
+        "GUARD": guard((*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *planned)).rstrip("\n"),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

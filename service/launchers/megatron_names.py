@@ -6,9 +6,8 @@ Names: TransformerConfig and ModelParallelConfig of Megatron-Core 0.17 to 0.19. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
-from meshwright.profiles.flags import flag_names
+from meshwright.profiles.flags import Flag, Kind, Role, flags_of, plain_name
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.requirements import Requirement
@@ -18,122 +17,38 @@ from meshwright.solver.configuration import HIERARCHICAL, Configuration, predict
 from meshwright.solver.cost.packages import may_overlap_experts, packages_of
 
 # --------------------------------------------------------------------------------------------------
-# Flags of Megatron-LM that affect a plan, with their kinds. The writer writes some; the reader reads all.
-#
-# Names and defaults: megatron/training/arguments.py and the dataclasses it builds flags from, Megatron-
-# Core 0.17.0 and 0.19.2; those that older scripts still use are marked.
+# Flags of Megatron-LM, by their table. The writer writes some; the reader reads all.
 
 
-Kind = Literal["switch", "integer", "number", "word", "words"]
+TABLE = flags_of("megatron-lm")
 
-_SWITCHES = (
-    "accumulate-allreduce-grads-in-fp32", "account-for-embedding-in-pipeline-split",
-    "account-for-loss-in-pipeline-split", "bf16", "cross-entropy-loss-fusion", "disable-bias-linear",
-    "fp16", "grad-reduce-in-bf16", "group-query-attention", "moe-grouped-gemm", "multi-latent-attention",
-    "no-overlap-p2p-communication", "optimizer-cpu-offload", "overlap-grad-reduce",
-    "overlap-moe-expert-parallel-comm", "overlap-param-gather",
-    "recompute-activations", "sequence-parallel", "swiglu", "tp-comm-overlap",
-    "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-flash-attn",
-    "use-megatron-fsdp", "use-custom-fsdp", "use-precision-aware-optimizer",
-    "no-rope-fusion", "add-qkv-bias", "use-tp-pp-dp-mapping", "qk-layernorm", "apply-layernorm-1p",
-    "use-rope-scaling", "quick-geglu", "squared-relu", "no-bias-gelu-fusion", "moe-shared-expert-gate",
-    "moe-router-pre-softmax", "moe-router-enable-expert-bias", "delay-wgrad-compute",
-    "enable-cuda-graph", "external-cuda-graph", "fine-grained-activation-offloading",
-    "yarn-correction-range-round-to-int", "no-yarn-correction-range-round-to-int",
-    "fp8-dot-product-attention", "fp8-param-gather", "moe-enable-deepep",
-    "moe-pad-expert-input-to-capacity", "moe-permute-fusion", "moe-router-force-load-balancing",
-    "moe-shared-expert-overlap", "no-bias-dropout-fusion", "no-bias-swiglu-fusion",
-    "reuse-grad-buf-for-mxfp8-param-ag",
-)  # fmt: skip
-_WORDS = (
-    "attention-backend", "ckpt-format", "cross-entropy-fusion-impl", "cuda-graph-impl",
-    "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp4-format", "fp4-recipe",
-    "fp8-format", "fp8-recipe", "main-grads-dtype", "main-params-dtype",
-    "moe-flex-dispatcher-backend", "moe-layer-freq", "moe-token-dispatcher-type", "normalization",
-    "optimizer", "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
-    "moe-router-dtype", "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type",
-    "softmax-type", "step-batch-size-schedule", "transformer-impl", "window-size",
-)  # fmt: skip
-_LISTS = (
-    "cp-comm-type", "cuda-graph-modules", "cuda-graph-scope", "hierarchical-context-parallel-sizes",
-    "offload-modules", "rampup-batch-size", "recompute-modules",
-)  # fmt: skip
-_INTEGERS = (
-    "context-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size",
-    "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
-    "max-position-embeddings", "micro-batch-size", "microbatch-group-size-per-virtual-pipeline-stage",
-    "moe-ffn-hidden-size", "moe-router-topk", "moe-shared-expert-intermediate-size", "mtp-num-layers",
-    "num-attention-heads", "num-distributed-optimizer-instances", "num-experts", "num-layers",
-    "num-layers-per-virtual-pipeline-stage", "num-query-groups", "num-virtual-stages-per-pipeline-rank",
-    "padded-vocab-size", "pipeline-model-parallel-size",
-    "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim",
-    "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size", "v-head-dim",
-    "moe-router-num-groups", "moe-router-group-topk", "vocab-size", "window-attn-skip-freq",
-    "yarn-original-max-position-embeddings",
-)  # fmt: skip
-_NUMBERS = (
-    "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
-    "mscale-all-dim", "moe-expert-capacity-factor", "moe-router-topk-scaling-factor", "norm-epsilon",
-    "optimizer-offload-fraction", "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
-    "rotary-seq-len-interpolation-factor", "yarn-beta-fast", "yarn-beta-slow",
-)  # fmt: skip
-_KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("switch", _SWITCHES),
-    ("word", _WORDS),
-    ("words", _LISTS),
-    ("integer", _INTEGERS),
-    ("number", _NUMBERS),
-)
-FLAGS: Mapping[str, Kind] = {f"--{name}": kind for kind, names in _KINDS for name in names}
 
-# Flags that change the model or the plan in ways that no flag of the script states.
-REFUSED: Mapping[str, str] = {
-    "--yaml-cfg": "the flags come from a YAML file; write them out",
-    "--hybrid-override-pattern": "hybrid state-space models are not priced",
-    "--hybrid-layer-pattern": "hybrid state-space models are not priced",
-    "--is-hybrid-model": "hybrid state-space models are not priced",
-    "--encoder-num-layers": "encoder-decoder models are not priced",
-    "--decoder-num-layers": "encoder-decoder models are not priced",
-    "--use-torch-fsdp2": "torch FSDP2 under Megatron-LM is not priced; --use-megatron-fsdp is",
-    "--heterogeneous-layers-config-path": "layers of many kinds are not priced",
-}
-# Flags that are not priced if on; arguments.py and TransformerConfig of Megatron-LM 0.19.2.
-UNPRICED: Mapping[str, str] = {
-    "attention-output-gate": "gates of attention's output are not priced",
-    "cpu-offloading-num-layers": "activations of whole layers on the host are not priced",
-    "experimental-attention-variant": "other kinds of attention are not priced",
-    "expert-tensor-parallel-num-weight-shards": "weights sharded beside tensor ranks are not priced",
-    "fp32-residual-connection": "residuals in fp32 are not priced",
-    "fp4-param-gather": "weights held in 4 bits are not priced",
-    "freeze-all-layers": "training parts of the model is not priced",
-    "heterogeneous-layers-config-encoded-json": "layers of many kinds are not priced",
-    "hybrid-context-parallel": "context ranks by the length of a sequence are not priced",
-    "kitchen-config-file": "precisions by layer are not read",
-    "linear-attention-freq": "other kinds of attention are not priced",
-    "moe-latent-size": "experts that share a projection are not priced",
-    "moe-layer-recompute": "replaying whole expert layers is not priced",
-    "moe-paged-stash": "experts' activations in pages are not priced",
-    "moe-use-upcycling": "a dense checkpoint that becomes experts is not priced",
-    "mtp-use-repeated-layer": "prediction layers that share weights are not priced",
-    "offload-optimizer-states": "optimizer states that go to the host between steps are not priced",
-    "perform-rl-step": "training on rewards is not priced",
-    "skip-train": "it trains nothing",
-    "te-precision-config-file": "precisions by layer are not read",
-    "tensor-parallel-num-weight-shards": "weights sharded beside tensor ranks are not priced",
-    "use-mp-args-from-checkpoint-args": "the parallel sizes come from a checkpoint; write them out",
+def spelled(name: str) -> str:
+    """Return a name of the table as the command line spells it."""
+    return "--" + name.replace("_", "-")
+
+
+# Those with values that are read, each checked for its kind.
+FLAGS: Mapping[str, Kind] = {
+    spelled(name): flag.kind for name, flag in TABLE.items() if flag.sets and flag.kind != "text"
 }
 FROM_CHECKPOINT = "--use-checkpoint-args"  # a checkpoint overrides flags of the model
 
 
-def is_irrelevant(name: str) -> bool:
-    """Return whether a flag has no effect on predictions."""
-    return flag_names("megatron-lm").is_free(name)
-
-
 def decided_flags() -> tuple[str, ...]:
     """Return the flags that affect a price, whether a plan writes them or relies on their defaults."""
-    return tuple(name for name in FLAGS if not is_irrelevant(name))
+    return tuple(name for name in FLAGS if _counts(TABLE[plain_name(name)], "priced"))
+
+
+def refused_flags() -> tuple[str, ...]:
+    """Return Megatron-LM's own flags with which a plan would not run as it was priced."""
+    own = (name for name, flag in TABLE.items() if flag.of != "forks" and _counts(flag, "refused"))
+    return tuple(spelled(name) for name in own)
+
+
+def _counts(flag: Flag, role: Role) -> bool:
+    """Return whether a flag has a role by itself and with any value."""
+    return flag.role == role and flag.needs is None and not flag.unless
 
 
 # --------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
 from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
+from tests.launchers.tables import PARSERS, renewed
 from tests.launchers.verified import try_verified
 
 MODELS = (
@@ -416,6 +417,15 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
         try_model_types(name, environment, count, whole=False)
 
 
+def try_table(name: str, environment: Environment, count: Count, *, update: bool) -> None:
+    """Hold the table of a program's arguments against its parser, or write it anew."""
+    path, text = renewed(name, environment)
+    if update:
+        path.write_text(text, "utf-8")
+    elif text != path.read_text("utf-8"):
+        count.faults.append(f"{name}: its parser is not that of {path.name}: --update --only {name}")
+
+
 def main() -> int:
     """Try everything; 1 when anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -440,6 +450,7 @@ def main() -> int:
     parser.add_argument(
         "--record", action="store_true", help="build every config of every model type alone, and record it"
     )
+    parser.add_argument("--update", action="store_true", help="write the tables of arguments anew")
     options = parser.parse_args()
     count = Count()
     os.environ[FOLDER_VARIABLE] = str(ROOT)
@@ -454,6 +465,10 @@ def main() -> int:
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1
+        if name in PARSERS:
+            try_table(name, environment, count, update=options.update)
+        if options.update:
+            continue
         if name == "torchrun":
             try_scripts(max(options.plans // 10, 2), count)
             continue

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.flags import flag_names
-from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
+from meshwright.profiles.flags import flag_names, plain_name
+from meshwright.service.launchers.megatron_names import FLAGS, TABLE
 from meshwright.service.launchers.reading.base import Overrides, Place
-from meshwright.service.launchers.reading.fields import decides, meant, passing, undecided
+from meshwright.service.launchers.reading.fields import decides, is_off, meant, passing, undecided
 from meshwright.service.launchers.reading.shell_values import (
     UNKNOWN,
     Word,
@@ -28,12 +28,6 @@ MAX_LISTED = 32
 _MAX_LEFT = 400
 _LARGEST = 10**_MAX_DIGITS - 1
 _ALLOWED: Mapping[str, str] = {"number": "a finite decimal number", "word": "one word"}
-# Whole numbers that may be 0, for something absent.
-_MAY_BE_NONE = (
-    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--mtp-num-layers",
-    "--moe-shared-expert-intermediate-size", "--num-experts", "--q-lora-rank", "--qk-pos-emb-head-dim",
-    "--recompute-num-layers",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +124,10 @@ class Given:
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
         """Keep one flag, or record its fault; ``called`` is its name in the file."""
         shown = _shown((called or name).replace(UNKNOWN, "$"))
-        if name in REFUSED:
-            message = f"line {value.line}: cannot be read: {REFUSED[name]}"
-            self.refuse(shown, message)
-        elif name not in FLAGS:
+        if name not in FLAGS:
             self.others[name] = value
-            self.leave(shown, name, value)
+            if plain_name(name) not in TABLE or TABLE[plain_name(name)].role == "listed":
+                self.leave(shown, name, value)
         elif problem := _wrong(name, value):
             text, allowed = problem
             self.refuse(shown, f"line {value.line}: {text}", allowed=allowed)
@@ -147,8 +139,9 @@ class Given:
     def leave(self, shown: str, name: str, value: Value) -> None:
         """List an unknown name, unless it cannot affect a prediction."""
         if len(self.left) < _MAX_LEFT:
-            self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), value))
-        if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LEFT:
+            self.left.setdefault(shown, (plain_name(name), value))
+        free = flag_names("megatron-lm", "megatron-core").is_free(name)
+        if not free and shown not in self.unread and len(self.unread) < _MAX_LEFT:
             self.unread.append(shown)
 
     def refuse_slips(self, names: Mapping[str, str], sections: Sequence[str] = ("",)) -> None:
@@ -192,6 +185,14 @@ class Given:
             fault = FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest)
             self.faults.append(fault)
 
+    def refuse_unpriced(self) -> None:
+        """Refuse the flags with which what is priced is not what runs, unless their values are off."""
+        for name, value in self.others.items():
+            row, text = TABLE.get(plain_name(name)), value.texts[0] if value.texts else "on"
+            if row is not None and row.role == "refused" and not (is_off(text) or text in row.unless):
+                allowed = ", ".join(row.unless) or None
+                self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
+
     def _replace(self, name: str, value: Value) -> None:
         old = self.values.get(name)
         if old is not None and old.texts != value.texts:
@@ -214,7 +215,7 @@ class Given:
 
 def _is_known(called: str, name: str) -> bool:
     """Return whether a launcher over Megatron-Core has an argument, as spelled or by its plain name."""
-    names = flag_names("megatron-lm", "megatron-bridge", "ms-swift", "llama-factory")
+    names = flag_names("megatron-lm", "megatron-core", "megatron-bridge", "ms-swift", "llama-factory")
     return called in names or name in names
 
 
@@ -242,6 +243,7 @@ def given_flags(words: Sequence[Word], overrides: Overrides) -> Given:
         else:
             given.take(name, value)
     given.refuse_slips(PLAIN_NAMES)
+    given.refuse_unpriced()
     given.stop()
     return given
 
@@ -277,11 +279,11 @@ def _allowed(name: str) -> str | None:
 
 
 def _least(name: str) -> int:
-    return 0 if name in _MAY_BE_NONE else 1
+    return TABLE[plain_name(name)].least
 
 
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
-PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAGS}
+PLAIN_NAMES: dict[str, str] = {plain_name(flag): flag for flag in FLAGS}
 
 
 def _is_number(text: str) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flag_names
+from meshwright.profiles.flags import flag_names, plain_name
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
-from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, UNPRICED
+from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, TABLE, spelled
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import Values, document_of, looks_like_document
@@ -33,69 +33,8 @@ from meshwright.service.launchers.reading.shell_values import UNKNOWN, FilledTem
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine
 _MAX_STAGE_WITH_PIPELINE = 1
-_PLAIN_NAMES = {
-    "num-key-value-heads": "num-query-groups",
-    "pad-vocab-size-to": "vocab-size",
-    "activations-checkpoint-method": "recompute-method",
-    "activations-checkpoint-num-layers": "recompute-num-layers",
-    "checkpoint-num-layers": "recompute-num-layers",
-    "model-parallel-size": "tensor-model-parallel-size",
-    "pipe-parallel-size": "pipeline-model-parallel-size",  # DeepSpeed's first examples; 0 means none
-    "batch-size": "micro-batch-size",  # per replica, before there were micro-batches
-}
-_REFUSED = {
-    **UNPRICED,
-    "ds-sequence-parallel-size": "Ulysses sequence parallelism of Megatron-DeepSpeed is not priced",
-    "num-experts-switch": "Megatron-LM's first experts, in loops, are not priced",
-    "bitfit": "training biases alone is not priced",
-    "glu-activation": "gated activations of BigScience's fork are not read",
-    "use-cpu-initialization-model": "is not read",
-    "enable-zbh1-pipeline": "zero-bubble schedules of Megatron-DeepSpeed are not read",
-    "kd": "distilling from a teacher is not priced",
-    "mos": "distilling from a teacher is not priced",
-    "load-teacher": "distilling from a teacher is not priced",
-    "vision-model-type": "vision models are not priced",
-    "img-h": "vision models are not priced",
-    "language-model-type": "vision models are not priced",
-    "freeze-ViT": "vision models are not priced",
-    "msamp": "MS-AMP's 8-bit states are not priced",
-    "use-mics": "MiCS of Megatron-DeepSpeed is not priced",
-    "use-tutel": "Tutel's experts are not priced",
-    "inference": "it trains nothing",
-    "random-ltd": "layers that drop tokens are not priced",
-    "remote-device": "weights that stay on the host are not priced",
-    "memory-centric-tiled-linear": "tiled products are not priced",
-    "num-unique-layers": "layers that share weights are not priced",
-    "hybrid-attention-ratio": "hybrid state-space models are not priced",
-    "flextron": "models of several widths are not priced",
-    "retro-add-retriever": "retrieval models are not priced",
-}
-# Flags (of MindSpeed-LLM's arguments.py but for the last) that change nothing, with these values only.
-_ALONE = {
-    "context-parallel-algo": ("megatron_cp_algo",), "stage": ("pt", "sft", "pretrain"),
-    "spec": ("megatron.core.models.gpt.gpt_layer_specs", "local"),
-}  # fmt: skip
-_HARMLESS = (
-    "cpu-optimizer",  # DeepSpeed's file sets the place of the states
-    "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",
-    "use-rotary-position-embeddings", "deepspeed-activation-checkpointing", "checkpoint-activations",
-    "attention-head-type", "hysteresis", "pp-partition-method", "no-position-embedding",
-    "deepspeed-config", "abort-on-unmet-fused-kernel-constraints", "kill-switch-path",
-    "valid-num-workers", "sync-tp-duplicated-parameters", "embed-layernorm",
-    "no-query-key-layer-scaling", "no-async-tensor-model-parallel-allreduce", "create-moe-param-group",
-    "mlp-type", "moe-loss-coeff", "moe-train-capacity-factor", "moe-eval-capacity-factor",
-    "moe-min-capacity", "expert-interval", "moe-expert-parallel-size", "topk",
-    "enable-expert-tensor-parallelism", "disable-moe-top2-2nd-expert-sampling",
-    "disable-moe-token-dropping", "moe-token-dropping", "structured-logs", "structured-logs-dir",
-    "fim-rate", "fim-spm-rate", "fim-split-sample",
-    "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
-    "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
-    "overlapped-distributed-optimizer", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
-    "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", "gas", *_PLAIN_NAMES,
-)  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
 _OF_WEIGHTS = "3"  # the ZeRO stage that shards weights, and may offload them
-_OFF = ("0", "0.0", "", "none", "false")
 
 
 def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplate] | None = None) -> str:
@@ -109,19 +48,9 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
     if first is not None and (given.has("micro-batch-size") or given.has("global-batch-size")):
         why = "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size"
         given.fault_of("--batch-size", first, why, allowed="one of them")
-    for old, new in _PLAIN_NAMES.items():
-        value = given.others.get(f"--{old}")
-        if value is not None and value.texts != ("0",) and not given.has(new):
-            given.take(f"--{new}", value, called=f"--{old}")
-    for rule in (_recompute, _attention, _flash, _llamas, _positions, _experts, _low_bits):
-        rule(given)
-    _refuse_unpriced(given)
-    for name, usual in _ALONE.items():
-        if given.other(name) not in ("", *usual):
-            message = f"cannot be read: {shown(given.other(name))} is not priced"
-            given.fault_of(f"--{name}", given.others[f"--{name}"], message, allowed=", ".join(usual))
-    harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED, *_ALONE)}
-    given.unread = [name for name in given.unread if name not in harmless]
+    _respell(given)
+    _take_4_bits(given)
+    _experts(given)
     if with_deepspeed:
         _take_stage(given, include, filled or {})
     return "deepspeed" if with_deepspeed else "megatron-lm"
@@ -131,28 +60,6 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
 # Unknown to all readers: a fork's own arguments, and programs that build a model of their own.
 
 
-# Words in names that affect neither time nor memory of a step in any launcher, unless a word of
-# ``_MATTERS`` is present: ``--load-in-4bit``, ``--early-exit-layers``, ``--grad-data-type``.
-_ASIDE = re.compile(
-    r"(?:^|_)(?:log|logs|logging|logger|wandb|tensorboard|tb|comet|mlflow|swanlab|clearml|neptune|trackio"
-    r"|report|reporting|monitor|notify|email|slack|webhook|tqdm|progress|quiet"
-    r"|trace|tracing|profil\w*|nsys|debug|verbose|print|dump|nan"
-    r"|experiment|exp|run|job|project|entity|name|tag|id|git|version|revision|user"
-    r"|paths?|dirs?|folder|files?|url|uri|host|port|addr|address|s3|bucket|hdfs|hub|hf_token|upload|download"
-    r"|tokenizer|data|dataset|datasets|dataloader|corpus|shuffle|text|prompts?|template|padding_side"
-    r"|special_tokens|separator|eval|evaluation|valid|validation|metrics?|test_(?:interval|iters|steps)"
-    r"|saves?|saving|load|resume|ckpt|checkpoint_(?:every|interval|freq|frequency|steps|format)|keep_last\w*"
-    r"|lr|learning_rate|warmup|decay|wsd|scheduler|epochs?|(?:max|total|stop_at)_(?:steps?|iters?)"
-    r"|early_stopp?(?:ing)?|callbacks?|signal|seed|random_init"
-    r"|beta\d?|eps|epsilon|clip|coeff|std|timeout|exit|kill|heartbeat|comm_atomic"
-    r"|(?:local|node|machine)_rank|(?<!.)rank$|world_size)(?:_|$)"
-)
-_MATTERS = re.compile(
-    r"(?:^|_)(?:(?:fp|bf|int)\d+|\d+_?bits?|bits|dtype|(?:data|grad|gradient|comm|param)_type|q?lora|galore"
-    r"|adapters?|rank_(?:dim|size)|low_rank|exit_layers?|draft|vision|visual|images?|audio|speech|videos?"
-    r"|dpo|ppo|grpo|orpo|kto|simpo|kl|rl|rlhf|recompute\w*|offload\w*|zero\d?|shards?|sharded|sharding"
-    r"|load_balanc\w*|kv|optim\w*_(?:name|type)|architecture|(?:model|transformer|layer)_config)(?:_|$)"
-)
 # Families of models with gated layers and RMSNorm, by a program's name.
 _GATED = re.compile(
     r"(?:llama|alpaca|vicuna|qwen|mistral|mixtral|deepseek|baichuan|internlm|aquila|gemma|(?<![a-z])yi)",
@@ -161,7 +68,6 @@ _GATED = re.compile(
 
 
 _SIZES = ("hidden-size", "num-attention-heads", "seq-length")
-_OPPOSITE = re.compile("^(?:no|disable)_")  # of a field that is true by default (argument_utils.py)
 
 
 def require_known(given: Given, program: str) -> None:
@@ -174,15 +80,9 @@ def require_known(given: Given, program: str) -> None:
         InvalidProblemError: such arguments in a command without sizes of a language model.
     """
     strange: dict[str, Value] = {}
-    arguments = flag_names("megatron-lm")
     for called, (name, value) in given.left.items() if program else ():  # else they are of any command
-        aside = called not in given.unread or _ASIDE.search(name) is not None
-        known = (
-            name in arguments or _OPPOSITE.sub("", name) in arguments or name.replace("_", "-") in _ALONE
-        )
-        known = known or (aside and _MATTERS.search(name) is None)
         off = bool(value.texts) and is_off(value.texts[0])
-        if not (known or off or decided_by(name)):
+        if not (name in TABLE or off or decided_by(name)):
             strange[called] = value
     base = program.rpartition("/")[2][:64]
     if strange and not any(given.has(name) for name in _SIZES):
@@ -200,75 +100,34 @@ def require_known(given: Given, program: str) -> None:
         given.refuse(program[:64], message, allowed="--model with the model that it builds")
 
 
-def _refuse_unpriced(given: Given) -> None:
-    for name, why in _REFUSED.items():
-        value = given.others.get(f"--{name}")
-        if name == "remote-device" and given.other("zero-stage") != _OF_WEIGHTS:
-            continue
-        unchanged = ("1", *_OFF) if name.endswith(("-size", "-interval")) else _OFF
-        if value is not None and not (value.texts and value.texts[0].lower() in unchanged):
-            given.fault_of(f"--{name}", value, f"cannot be read: {why}")
+def _respell(given: Given) -> None:
+    """Take the flags that older spellings mean, those of single flags first; given ones count before."""
+    older = [
+        (row, name, value)
+        for name, value in given.others.items()
+        if (row := TABLE.get(plain_name(name))) is not None and row.means and value.texts != _NONE
+    ]
+    for row, name, value in sorted(older, key=lambda one: len(one[0].means)):
+        by_value = any(isinstance(said, Mapping) for said in row.means.values())
+        meaning = row.means.get(given.other(name[2:]), {}) if by_value else row.means
+        lacking = [new for new in meaning if row.wins or not given.has(new.replace("_", "-"))]
+        for new in lacking if [*meaning][:1] == lacking[:1] else ():
+            said = meaning[new]
+            texts = value.texts if said == "$" else () if said is True else (str(said),)
+            given.take(spelled(new), Value(texts, value.line), called=name)
 
 
-def _recompute(given: Given) -> None:
-    """Apply ``--checkpoint-activations``: every layer recomputes."""
-    whole = "--checkpoint-activations" in given.others or "--activations-checkpoint-method" in given.others
-    if not whole or given.has("recompute-granularity"):
-        return
-    line = given.others.get("--checkpoint-activations", Value((), 0)).line
-    given.take("--recompute-granularity", Value(("full",), line), called="--checkpoint-activations")
-    if not given.has("recompute-method"):
-        given.take("--recompute-method", Value(("uniform",), line), called="--checkpoint-activations")
-    if not given.has("recompute-num-layers"):
-        given.take("--recompute-num-layers", Value(("1",), line), called="--checkpoint-activations")
+_NONE = ("0",)  # --pipe-parallel-size 0
 
 
-def _attention(given: Given) -> None:
-    """Set one key for all queries, or the given number of keys."""
-    kind = given.other("attention-head-type")
-    if kind == "multiquery":
-        value = given.others["--attention-head-type"]
-        given.take("--num-query-groups", Value(("1",), value.line), called="--attention-head-type")
-    fewer = given.has("num-query-groups") and "--num-key-value-heads" in given.others
-    if kind == "multiquery" or fewer:
-        given.take("--group-query-attention", Value((), 0))
-
-
-def _llamas(given: Given) -> None:
-    """Apply Megatron-LLaMA's flags: its norm, and an optimizer with overlapped exchange of its shards."""
-    if "--RMSNorm" in given.others and not given.has("normalization"):
-        line = given.others["--RMSNorm"].line
-        given.take("--normalization", Value(("RMSNorm",), line), called="--RMSNorm")
-    if "--overlapped-distributed-optimizer" in given.others:
-        line = given.others["--overlapped-distributed-optimizer"].line
-        for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"):
-            given.take(name, Value((), line), called="--overlapped-distributed-optimizer")
-
-
-def _flash(given: Given) -> None:
-    for old in ("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton"):
-        if old in given.others and not given.has("use-flash-attn"):
-            given.take("--use-flash-attn", Value((), given.others[old].line), called=old)
-
-
-def _positions(given: Given) -> None:
-    """Apply the older switch of rotary positions, which overrides the type (``validate_args``)."""
-    if "--use-rotary-position-embeddings" in given.others:
-        line = given.others["--use-rotary-position-embeddings"].line
-        given.take("--position-embedding-type", Value(("rope",), line))
-
-
-def _low_bits(given: Given) -> None:
-    """Apply the 8-bit switches before ``--fp8-format`` (before June 2023), or those for 4 bits."""
+def _take_4_bits(given: Given) -> None:
+    """Take the format and the recipe of 4 bits, which replace those of 8."""
     if given.has("fp4-format"):
         if given.has("fp8-format"):
             given.fault("fp4-format", "contradicts --fp8-format: Megatron-LM takes one of them")
         line, recipe = given.values["--fp4-format"].line, given.word("fp4-recipe", FP4_RECIPE)
         given.take("--fp8-format", Value(("e4m3",), line), called="--fp4-format")
         given.take("--fp8-recipe", Value((recipe,), line), called="--fp4-recipe")
-    for old, kind in (("--fp8-hybrid", "hybrid"), ("--fp8-e4m3", "e4m3")):
-        if old in given.others and not given.has("fp8-format"):
-            given.take("--fp8-format", Value((kind,), given.others[old].line), called=old)
 
 
 def _experts(given: Given) -> None:

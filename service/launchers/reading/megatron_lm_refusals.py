@@ -7,11 +7,13 @@ pipeline_parallel_layer_layout.py, Megatron-LM 0.16.1 and 0.19.2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from meshwright.profiles.documents import shown
+from meshwright.profiles.flags import plain_name
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.megatron_names import TABLE
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.rules import near_divisors
 
@@ -29,23 +31,6 @@ _NEEDS = (
     ("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
 )
 _ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
-# Allowed words; of those that only other versions or models have, the priced ones.
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "attention-backend": ("flash", "fused", "unfused", "local", "auto"),
-    "cross-entropy-fusion-impl": ("native", "te"),
-    "cuda-graph-impl": ("none", "local", "transformer_engine", "full_iteration"),
-    "fp4-format": ("e2m1",),
-    "fp8-format": ("e4m3", "hybrid"),
-    "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
-    "moe-router-dtype": ("fp32", "fp64"),
-    "moe-router-score-function": ("softmax", "sigmoid"),
-    "moe-token-dispatcher-type": ("allgather", "alltoall", "alltoall_seq", "flex"),
-    "normalization": ("LayerNorm", "RMSNorm"),
-    "position-embedding-type": ("learned_absolute", "rope", "yarn", "mrope", "alibi", "none"),
-    "rope-type": ("rope", "yarn"),
-    "softmax-type": ("vanilla", "off-by-one", "learnable"),
-    "transformer-impl": ("transformer_engine", "local"),
-}
 
 
 def refuse_contradictions(given: Given, model: ModelSpec) -> None:
@@ -62,9 +47,10 @@ def _lacking(given: Given, _: ModelSpec) -> None:
 
 def _words(given: Given, _: ModelSpec) -> None:
     """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
-    for name, allowed in _CHOICES.items():
-        word = given.word(name, allowed[0])
-        if word.lower() not in {one.lower() for one in allowed}:  # forks write rmsnorm
+    for flag in given.values:
+        name, allowed = flag.removeprefix("--"), TABLE[plain_name(flag)].words
+        word = given.word(name)
+        if allowed and word.lower() not in {one.lower() for one in allowed}:  # forks write rmsnorm
             near = difflib.get_close_matches(word, allowed, n=1)
             message = f'"{shown(word)}" is not priced, or not known'
             given.fault(name, message, allowed=", ".join(allowed), nearest=near[0] if near else None)

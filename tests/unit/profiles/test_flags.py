@@ -2,31 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from meshwright.profiles.flags import FLAGS_FOLDER, flag_names, flags_of
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.service.launchers.reading.fields import decided_by
 from meshwright.service.launchers.reading.foreign import PREFERENCES
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 
 PROGRAMS = sorted(path.stem for path in FLAGS_FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_free_argument_is_one_that_decides_a_run(program: str) -> None:
-    free = [name for name, flag in flags_of(program).items() if flag.role == "free"]
+    free = [name for name, flag in flags_of(program).items() if flag.role in ("harmless", "free")]
     assert free
     assert [name for name in free if name in PREFERENCES] == []
-    own = [name for name in free if decided_by(name) and not name.startswith("lighteval.")]  # it evaluates
+    own = [  # lighteval evaluates
+        name
+        for name in free
+        if program not in WITH_REASONS
+        and decided_by(name)
+        and not name.startswith("lighteval.")  # evaluates
+    ]
     assert own == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_argument_has_a_type_and_a_role(program: str) -> None:
-    assert [
+def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_reason(program: str) -> None:
+    lacking = [
         name
         for name, flag in flags_of(program).items()
-        if not flag.type or flag.role not in ("free", "open")
-    ] == []
+        if not flag.type
+        or (flag.role in ("free", "open")) is (program in WITH_REASONS)
+        or (flag.role in ("harmless", "refused") and not flag.why)
+        or (flag.role == "priced" and not flag.sets)
+        or (flag.role == "means" and not flag.means)
+    ]
+    assert lacking == []
+
+
+WITH_REASONS = {"megatron-lm", "megatron-core"}
+
+
+def test_what_a_spelling_means_is_a_priced_argument() -> None:
+    table = flags_of("megatron-lm")
+    for program in sorted(WITH_REASONS):
+        for name, flag in flags_of(program).items():
+            by_value = [one for one in flag.means.values() if isinstance(one, dict)]
+            for meaning in by_value or [dict(flag.means)]:
+                assert [new for new in meaning if not table[new].sets] == [], name
+
+
+def test_what_an_argument_needs_is_one_of_the_table() -> None:
+    table = flags_of("megatron-lm")
+    assert [flag.needs for flag in table.values() if flag.needs and flag.needs not in table] == []
+
+
+@pytest.mark.parametrize("name", ["model", "option", "plan", "workload"])
+def test_what_an_argument_sets_is_a_field(name: str) -> None:
+    records = {"model": ModelSpec, "option": FrameworkFacts, "plan": Configuration, "workload": Workload}
+    known = {f"{name}.{one.name}" for one in fields(records[name])} | {name}
+    known |= {f"model.mla.{one.name}" for one in fields(MlaSpec)}
+    known |= {f"model.moe.{one.name}" for one in fields(MoeSpec)}
+    said = {flag.sets for flag in flags_of("megatron-lm").values() if flag.sets}
+    assert {one for one in said if one.partition(".")[0] == name} <= known
 
 
 def test_a_name_is_free_by_itself_or_by_its_section_and_never_by_its_beginning() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flags_of
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.switches import clashes
 from meshwright.service.cli.problem_options import source_of
@@ -268,19 +269,22 @@ def test_a_forks_flag_that_changes_the_run_is_refused_by_name(flags: str, what: 
         read(f"{command} --micro-batch-size 1 {flags}\n")
 
 
-def test_names_that_say_nothing_of_a_step_are_passed_by_whoever_has_them() -> None:
-    names = (
-        "report-to warmup-ratio max-steps num-epochs swanlab-key comet-workspace git-commit my-data-path "
-        "wandb-notes early-stopping hf-token s3-bucket notify-email master-addr my-log-file rank"
-    )
-    own = " ".join(f"--{name} 1" for name in names.split())
+def test_harmless_flags_of_forks_are_passed_and_unknown_ones_refused_however_harmless_they_sound() -> None:
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
-    assert read(f"{command} --micro-batch-size 1 {own}\n").configuration.num_gpus == 8
+    own = " ".join(
+        f"--{name} 1" for name in ["job-name", "wandb-id", "rank", "structured-logs-dir", "lr-stable-steps"]
+    )
+    found = read(f"{command} --micro-batch-size 1 {own}\n")
+    assert (found.configuration.num_gpus, found.unread) == (8, ())
+    for name in ("--my-log-file", "--data-parallel-log", "--save-model-parallel-state"):
+        with pytest.raises(InvalidProblemError, match=f"{name}: line 1: is a fork's own"):
+            read(f"{command} --micro-batch-size 1 {name} 4\n")
 
 
-def test_one_of_forty_unknown_flags_is_still_refused() -> None:
+def test_one_of_forty_listed_flags_is_still_refused() -> None:
     # the answer lists 32 of them; what decides the run may be the last
-    details = " ".join(f"--my-trace-{number}" for number in range(40))
+    listed = [name for name, flag in flags_of("megatron-lm").items() if flag.role == "listed"][:40]
+    details = " ".join(f"--{name.replace('_', '-')} 1" for name in listed)
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
     assert len(read(f"{command} --micro-batch-size 1 {details}\n").unread) == 32
     with pytest.raises(InvalidProblemError, match="--num-layer-list"):
@@ -291,7 +295,7 @@ def test_a_forks_switch_that_is_off_changes_nothing() -> None:
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
     off = "--first-k-dense-replace 0 --context-parallel-algo megatron_cp_algo --stage sft"
     assert read(f"{command} --micro-batch-size 1 {off}\n").model.num_layers == 4
-    with pytest.raises(InvalidProblemError, match="ulysses_cp_algo is not priced"):
+    with pytest.raises(InvalidProblemError, match="other ways to share attention"):
         read(f"{command} --micro-batch-size 1 --context-parallel-algo ulysses_cp_algo\n")
 
 
@@ -454,9 +458,9 @@ def test_editions_of_a_tokenizer_are_told_apart() -> None:
 
 def test_what_nobody_has_is_refused_and_what_no_price_hangs_on_is_listed() -> None:
     start = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 "
-    # off, an argument of Megatron-LM's, and a name that says itself what it is for
-    listed = read(f"{start} --hetero-mode none --deterministic-mode --my-trace-interval 5\n").unread
-    assert listed == ("--hetero-mode", "--deterministic-mode", "--my-trace-interval")
+    # off, and an argument of Megatron-LM's
+    listed = read(f"{start} --hetero-mode none --deterministic-mode\n").unread
+    assert listed == ("--hetero-mode", "--deterministic-mode")
     with pytest.raises(InvalidProblemError, match=r"--hetero-mode: line 1: is a fork's own, .*--ignore"):
         read(f"{start} --hetero-mode pp\n")
     passed = read(f"{start} --hetero-mode pp\n", Overrides(ignored=("--hetero-mode",)))

@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import sections
 from meshwright.service.launchers.megatron_lm import MegatronLm
-from meshwright.service.launchers.megatron_names import FLAGS, REFUSED
+from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.base import Include, LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.target import Target
@@ -235,7 +235,6 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
     newer |= {name for name in FLAGS if "yarn-" in name}
     names = set(KNOWN) | newer | {"--use-precision-aware-optimizer", "--optimizer-cpu-offload"}
     assert {name for name in FLAGS if name not in names} <= OLDER
-    assert not set(FLAGS) & set(REFUSED)
 
 
 @pytest.mark.parametrize(

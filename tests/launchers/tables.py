@@ -1,0 +1,68 @@
+"""Tables of arguments before the launchers' own parsers: ``make launchers ARGS="--update --only NAME"``.
+
+The parser gives the type, the default and the choices; the roles are people's. An argument that is new has
+no role, which ``tests/unit/profiles/test_flags.py`` refuses; one that is gone stays, as forks may have it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.profiles.flags import FLAGS_FOLDER
+from meshwright.service.verify.environments import Environment
+
+PARSERS = {"megatron-lm": "megatron_lm_arguments.py"}  # scripts that print a parser, by program
+_OF_THE_PARSER = ("type", "default", "choices")
+_READ = ("priced", "sets")  # rows with a type of our own: a list of the schedule's words is one text
+Row = dict[str, Any]
+
+
+def declared(program: str, environment: Environment) -> dict[str, Row]:
+    """What a program's parser declares, by name."""
+    script = Path(__file__).parent / "judges" / PARSERS[program]
+    done = subprocess.run(
+        [str(environment.python), str(script)],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": str(environment.path)},
+    )  # fmt: skip
+    found: dict[str, Row] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def merged(rows: Mapping[str, Row], parser: Mapping[str, Row]) -> dict[str, Row]:
+    """A table with what a parser declares, and the roles that it has."""
+    found = {}
+    for name in sorted({*rows, *parser}):
+        old, new = dict(rows.get(name, {})), parser.get(name)
+        if new is None:
+            found[name] = old | {"of": old.get("of", "older releases")}
+            continue
+        kept = {key: value for key, value in old.items() if key not in (*_OF_THE_PARSER, "of")}
+        if any(key in old for key in _READ):
+            new = {**new, "type": old["type"]}
+        found[name] = {**new, **kept}
+    return found
+
+
+def text_of(rows: Mapping[str, Row], head: str) -> str:
+    """A table as text, one line an argument."""
+    lines = [
+        yaml.safe_dump(
+            {name: row}, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
+        )
+        for name, row in rows.items()
+    ]
+    return head + "".join(f"{line.strip()[1:-1]}\n" for line in lines)
+
+
+def renewed(program: str, environment: Environment) -> tuple[Path, str]:
+    """The file of a program's table, and its text by the parser at hand."""
+    path = FLAGS_FOLDER / f"{program}.yaml"
+    text = path.read_text("utf-8")
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    return path, text_of(merged(yaml.safe_load(text), declared(program, environment)), head)
