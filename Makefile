@@ -33,11 +33,12 @@ else
 	@$(BIN)/python -m pytest -m alone --numprocesses auto --dist loadfile $$(grep -rl --include='test_*.py' --exclude-dir=browser mark.alone tests) # what is promised in seconds, a core for each
 endif
 
-check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter)
+check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter), migrations (squawk)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m meshwright.service.db.migrations | $(BIN)/squawk --stdin-filepath migrations.sql
 
 house: $(STAMP) ## the shape of the product in figures (ARGS=--list)
 	@$(BIN)/python -m benchmarks.house $(ARGS)

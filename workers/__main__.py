@@ -32,7 +32,7 @@ from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
 from meshwright.service.stores.verifications import Verifications
 from meshwright.workers.outage import OUTAGE
-from meshwright.workers.poller import poll, prune, repeat, sweep
+from meshwright.workers.poller import note_statistics, poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
 from meshwright.workers.verifying import verify_next
@@ -116,6 +116,10 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     _start(
         lambda: prune(engine, retention, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving
     )
+    _start(
+        lambda: note_statistics(engine, database, worker=name, sweep_s=settings.sweep_s, leaving=leaving),
+        leaving,
+    )
     if celery:
         slow = settings.slow_poll_s
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
@@ -193,21 +197,22 @@ def _following(settings: Settings, database: Database, leaving: threading.Event)
 
 
 def _require_schema(database: Database, leaving: threading.Event) -> None:
-    """Wait for the database; refuse a schema that this code was not written for.
+    """Wait for the database; refuse a schema that this code cannot serve.
 
     Raises:
         SystemExit: the schema is another one.
     """
     while not leaving.is_set():
         try:
-            if migrations.current(database) == migrations.head():
+            if migrations.serves(database):
                 OUTAGE.over()
                 return
+            wrong = migrations.advice(database)
         except DATABASE_AWAY as fault:
             OUTAGE.noticed(fault)
             leaving.wait(DATABASE_LOOK_S)
         else:
-            raise SystemExit("error: the database schema is not current; run: meshwright db upgrade")
+            raise SystemExit(f"error: {wrong}")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.retention import Retention
@@ -14,6 +14,7 @@ from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.workers.outage import MAX_PAUSE_S, OUTAGE
 from meshwright.workers.runner import Runner
 
+STATISTICS_S = 600.0  # between two looks; a connection to SQLite lives as long
 LEAD_SWEEPS = 1.5  # a leader that is silent for longer than a sweep is replaced
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,19 @@ def prune(
         every_s=every_s,
         leaving=leaving,
     )
+
+
+def note_statistics(
+    engine: JobEngine, database: Database, *, worker: str, sweep_s: float, leaving: threading.Event
+) -> None:
+    """Let the database look at its tables now and then while this worker leads."""
+
+    def step() -> bool:
+        if engine.leads(worker, LEAD_SWEEPS * sweep_s):
+            database.note_statistics()
+        return False
+
+    repeat(step, every_s=STATISTICS_S, leaving=leaving)
 
 
 def repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:

@@ -348,7 +348,7 @@ class ReadyView(BaseModel):
 
     ready: bool
     database: Literal["ok", "unavailable"]
-    migration: Literal["current", "outdated", "unknown"]
+    migration: Literal["current", "newer", "outdated", "unsupported", "unknown"]  # the first two serve
     queue: Literal["ok", "degraded", "polling"]
 
 

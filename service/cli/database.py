@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +16,9 @@ from meshwright.service.cli.terminal import say_warnings
 from meshwright.service.db import migrations
 from meshwright.service.db.backup import BackupError, back_up, restore
 from meshwright.service.db.database import Database, DatabaseSilentError, sqlite_path
+from meshwright.service.db.file_lock import owned
 from meshwright.service.errors import ServerStartError
-from meshwright.service.settings import settings_with
+from meshwright.service.settings import Settings, settings_with
 
 app = typer.Typer(help="The records: schema and copies.", no_args_is_help=True)
 
@@ -35,39 +38,74 @@ def options() -> None:
 def upgrade(
     database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
 ) -> None:
-    """Bring the schema to its newest revision."""
+    """Bring the schema to its newest revision, while the service runs on PostgreSQL."""
     settings = settings_with({"database_url": database_url})
-    database = Database(settings.database_url)
-    try:
+    with _opened(settings) as database:
         database.await_server(within_s=settings.database_wait_s, tell=lambda words: say_warnings([words]))
         migrations.upgrade(database)
-        typer.echo(f"the schema is at revision {migrations.current(database)}")
-    except DatabaseSilentError as fault:
-        raise DatabaseUnreachableError(f"the database cannot be reached: {fault}") from None
-    except SQLAlchemyError as fault:
-        message = f"the database cannot be brought up to date ({type(fault).__name__})"
-        raise DatabaseUnreachableError(message) from None
-    finally:
-        database.close()
+        _tell_revision(database)
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[
+        str, typer.Argument(help="Revision of an older release, as its `db check` names it, e.g. 0014.")
+    ],
+    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+) -> None:
+    """Take the schema back to an older revision, with the newer release, before the older one is started.
+
+    Needed only where `db check` of the older release refuses the schema. What older revisions have no
+    place for is lost; a SQLite file must not be in use.
+    """
+    settings = settings_with({"database_url": database_url})
+    try:
+        with owned(sqlite_path(settings.database_url)), _opened(settings) as database:
+            migrations.downgrade(database, revision)
+            _tell_revision(database)
+    except ServerStartError as fault:
+        raise InvalidProblemError.of("downgrade", str(fault)) from None
 
 
 @app.command()
 def check(
     database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
 ) -> None:
-    """Say whether the schema is the one this version needs; exit 2 if not."""
-    database = Database(settings_with({"database_url": database_url}).database_url)
+    """Report whether this version can serve the schema; exit 2 if not."""
+    with _opened(settings_with({"database_url": database_url})) as database:
+        found, fit = migrations.current(database), migrations.fit(database)
+        if fit == "outdated":
+            state = "empty" if found is None else f"at revision {found}"
+            message = f"the schema is {state}, this version needs {migrations.head()}: meshwright db upgrade"
+            raise DatabaseUnreachableError(message)
+        if fit == "unsupported":
+            raise DatabaseUnreachableError(migrations.advice(database))
+        _tell_revision(database)
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Database]:
+    """Open the database of a command, and name what is wrong with it in one line."""
+    database = Database(settings.database_url)
     try:
-        found, wanted = migrations.current(database), migrations.head()
+        yield database
+    except DatabaseSilentError as fault:
+        raise DatabaseUnreachableError(f"the database cannot be reached: {fault}") from None
+    except migrations.UnsupportedSchemaError as fault:
+        raise DatabaseUnreachableError(str(fault)) from None
     except SQLAlchemyError as fault:
-        raise DatabaseUnreachableError(f"the database cannot be read ({type(fault).__name__})") from None
+        raise DatabaseUnreachableError(f"the database cannot be used ({type(fault).__name__})") from None
     finally:
         database.close()
-    if found != wanted:
-        state = "empty" if found is None else f"at revision {found}"
-        message = f"the schema is {state}, this version needs {wanted}: meshwright db upgrade"
-        raise DatabaseUnreachableError(message)
-    typer.echo(f"the schema is at revision {found}, as this version needs it")
+
+
+def _tell_revision(database: Database) -> None:
+    found, suffix = migrations.current(database), ""
+    if found == migrations.head():
+        suffix = ", as this version needs it"
+    elif migrations.serves(database):
+        suffix = f"; this version ({migrations.head()}) can serve it"
+    typer.echo(f"the schema is at revision {found}{suffix}")
 
 
 @app.command("backup")

@@ -96,6 +96,7 @@ EXAMPLES = {
     "keys revoke": ("meshwright keys revoke KEY_ID",),
     "db": ("meshwright db check", "meshwright db backup jobs-copy.db"),
     "db upgrade": ("meshwright db upgrade --database-url postgresql://meshwright@db/meshwright",),
+    "db downgrade": ("meshwright db downgrade 0014",),
     "db check": ("meshwright db check",),
     "db backup": ("meshwright db backup jobs-copy.db",),
     "db restore": ("meshwright db restore jobs-copy.db",),

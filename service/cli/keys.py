@@ -95,6 +95,8 @@ def _keys(database_url: str | None) -> Iterator[Keys]:
         if settings.migrates:
             migrations.upgrade(database)
         yield Keys(database, actor="command line")
+    except migrations.UnsupportedSchemaError as fault:
+        raise DatabaseUnreachableError(str(fault)) from None
     except (SQLAlchemyError, OSError) as fault:
         raise DatabaseUnreachableError(f"the keys cannot be reached ({type(fault).__name__})") from None
     finally:

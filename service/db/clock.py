@@ -19,8 +19,11 @@ class now_s(FunctionElement[float]):  # noqa: N801 - reads as the SQL function i
 
 @compiles(now_s, "postgresql")
 def _on_postgresql(_element: now_s, _compiler: SQLCompiler, **_options: Any) -> str:  # noqa: ANN401
-    """``clock_timestamp`` moves on inside a transaction; ``now`` would not."""
-    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+    """``clock_timestamp`` moves on inside a transaction; ``now`` would not.
+
+    As a subquery it is read once a statement, and so a condition can use an index.
+    """
+    return "(SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION))"
 
 
 @compiles(now_s, "sqlite")

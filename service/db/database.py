@@ -28,6 +28,8 @@ from meshwright.service.db.grouping import Grouping
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
+RECYCLE_S = 600.0  # a SQLite connection reads statistics when it is opened
+ANALYSED_ROWS = 1_000  # of each index: milliseconds, however long the table
 # A client that froze inside a transaction keeps its locks no longer than this, and no other client waits
 # longer for one: less than a lease, so that another worker takes over in time.
 PATIENCE = "-c idle_in_transaction_session_timeout=5000 -c lock_timeout=5000"
@@ -98,6 +100,23 @@ class Database:
         with self.write() as connection:  # PostgreSQL lets commits share a sync by itself
             return work(connection)
 
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        """Open a connection to change the schema with: in a transaction on SQLite, else in its own."""
+        if self._grouping:
+            with self.write() as connection:
+                yield connection
+        else:
+            with self._engine.connect() as connection:
+                yield connection
+
+    def note_statistics(self) -> None:
+        """Let SQLite look at its tables, to choose indexes well; PostgreSQL does so by itself."""
+        if self.dialect == "sqlite":
+            with self.write() as connection:
+                connection.exec_driver_sql(f"PRAGMA analysis_limit = {ANALYSED_ROWS}")
+                connection.exec_driver_sql("ANALYZE")
+
     def await_server(self, *, within_s: float, tell: Callable[[str], None]) -> None:
         """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
 
@@ -155,7 +174,7 @@ def _engine(url: URL) -> Engine:
         event.listen(engine, "checkout", partial(_require_alive, engine))
         event.listen(engine, "handle_error", _tell_away)
         return engine
-    engine = create_engine(url, json_serializer=compact_json, **pool, **logs)
+    engine = create_engine(url, json_serializer=compact_json, pool_recycle=RECYCLE_S, **pool, **logs)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

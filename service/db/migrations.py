@@ -1,57 +1,190 @@
-"""Runs the migrations; they are the only way the schema changes."""
+"""Runs the migrations, the only way the schema changes, and decides which code can serve which schema.
+
+A migration adds first and removes in a later release. It declares ``oldest_code``: the revision at which
+code can live with the schema after it. The database keeps that, so that an older release, which does not
+know the migration, can read it.
+"""
 
 from __future__ import annotations
 
+import io
+import sys
+import time
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.exc import OperationalError
 
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import schema_compatibility
 
 _SCRIPTS = Path(__file__).parents[2] / "migrations"
+LINTED_FROM = "0014"  # migrations after this one change a database that is in use
+LOCK_NOT_AVAILABLE = "55P03"  # SQLSTATE (PostgreSQL 18, appendix A)
+MAX_TRIES = 20  # of a statement that waited 5 s for a lock; others go on between two tries
+PAUSE_S = 1.0
+
+Fit = Literal["current", "newer", "outdated", "unsupported"]
+
+
+class UnsupportedSchemaError(Exception):
+    """The schema is of another release, and this one cannot do what was asked with it."""
 
 
 def upgrade(database: Database, revision: str = "head") -> None:
-    """Bring the schema to ``revision``; does nothing when it is there."""
-    if revision != "head" or current(database) != head():
-        _run(database, command.upgrade, revision)
+    """Bring the schema to ``revision``; does nothing when it is there, or is newer and can be served.
+
+    Raises:
+        UnsupportedSchemaError: a newer release changed it in a way that this one cannot serve.
+    """
+    if revision == "head":
+        found = fit(database)
+        if found == "unsupported":
+            raise UnsupportedSchemaError(advice(database))
+        if found != "outdated":
+            return
+    _run(database, command.upgrade, revision)
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Take the schema back to ``revision``; ``base`` removes everything."""
+    """Take the schema back to ``revision``; ``base`` removes everything.
+
+    Raises:
+        UnsupportedSchemaError: this release does not know the revision, or that of the schema.
+    """
+    if revision != "base" and revision not in known():
+        message = f"{revision}: no such revision. Allowed: base, {', '.join(known())}"
+        raise UnsupportedSchemaError(message)
+    found = current(database)
+    if found is not None and found not in known():
+        message = f"a newer release made revision {found}: run `meshwright db downgrade` with that release"
+        raise UnsupportedSchemaError(message)
+    if revision != "base" and (found is None or found < revision):
+        raise UnsupportedSchemaError(f"{revision}: the schema is at {found}, which is older")
     _run(database, command.downgrade, revision)
 
 
 def current(database: Database) -> str | None:
     """Return the revision the schema is at; None when it is empty."""
     with database.read() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        return _current(connection)
+
+
+def fit(database: Database) -> Fit:
+    """Return whether this code can serve the schema: if it is ``current``, or ``newer`` and compatible.
+
+    ``outdated``: the schema lacks migrations; ``unsupported``: a newer release made it incompatible.
+    """
+    with database.read() as connection:
+        found = _current(connection)
+        if found == head():
+            return "current"
+        if found is None or found in known():
+            return "outdated"
+        oldest = connection.execute(select(schema_compatibility.c.oldest_code)).scalar_one_or_none()
+    return "newer" if oldest in known() else "unsupported"
+
+
+def serves(database: Database) -> bool:
+    """Return whether this code can serve the schema."""
+    return fit(database) in {"current", "newer"}
+
+
+def advice(database: Database) -> str:
+    """Return the command that makes the schema one that this code can serve."""
+    if fit(database) == "outdated":
+        return "the database schema is not current; run: meshwright db upgrade"
+    return (
+        f"the database schema {current(database)} is of a newer Meshwright; update this one, "
+        f"or run with that release: meshwright db downgrade {head()}"
+    )
+
+
+@cache
+def known() -> tuple[str, ...]:
+    """Return the revisions that this code knows, oldest first."""
+    return tuple(sorted(one.revision for one in _scripts()))
 
 
 @cache
 def head() -> str:
     """Return the newest revision this code knows."""
-    revision = ScriptDirectory(str(_SCRIPTS)).get_current_head()
-    if revision is None:
+    if not known():
         raise RuntimeError("the migrations are missing from this installation")
-    return revision
+    return known()[-1]
+
+
+def oldest_code(revision: str) -> str:
+    """Return the revision of the oldest code that can live with the schema at ``revision``."""
+    return max(
+        getattr(one.module, "oldest_code", one.revision) for one in _scripts() if one.revision <= revision
+    )
+
+
+def note_compatibility(
+    ctx: MigrationContext, step: object, heads: Collection[str], run_args: object
+) -> None:
+    """Keep the oldest code that can serve the schema, in the transaction of each migration."""
+    del step, run_args  # Alembic gives them by name
+    connection, revision = ctx.connection, max(heads, default="")
+    if connection is None or revision <= LINTED_FROM:  # an older schema has no place for it
+        return
+    connection.execute(delete(schema_compatibility))
+    connection.execute(insert(schema_compatibility).values(oldest_code=oldest_code(revision)))
+
+
+def as_sql() -> str:
+    """Return the statements with which migrations change a PostgreSQL that is in use."""
+    text = io.StringIO()
+    config = _config()
+    config.output_buffer = text
+    command.upgrade(config, f"{LINTED_FROM}:head", sql=True)
+    return text.getvalue()
+
+
+@cache
+def _scripts() -> tuple[Script, ...]:
+    return tuple(ScriptDirectory(str(_SCRIPTS)).walk_revisions())
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    return config
 
 
 def _run(database: Database, run: _Command, revision: str) -> None:
-    """Run one Alembic command inside one write transaction, so that it happens wholly or not at all."""
-    config = Config()
-    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
-    with database.write() as connection:
-        config.attributes["connection"] = connection
-        run(config, revision)
+    """Run one Alembic command; one that did not get its locks in time is run again from where it was."""
+    for left in reversed(range(MAX_TRIES)):
+        config = _config()
+        try:
+            with database.migrating() as connection:
+                config.attributes["connection"] = connection
+                run(config, revision)
+        except OperationalError as fault:
+            if getattr(fault.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE or not left:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return
 
 
 class _Command(Protocol):
     """``alembic.command.upgrade`` or ``downgrade``."""
 
     def __call__(self, config: Config, revision: str) -> None: ...
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_sql())

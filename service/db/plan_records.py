@@ -11,25 +11,33 @@ from statistics import median
 from typing import Any
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Integer,
     Row,
-    exists,
+    Select,
+    Update,
     insert,
-    null,
     or_,
     select,
     tuple_,
     update,
 )
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.sql.elements import KeyedColumnElement
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, in_parts
-from meshwright.service.db.tables import jobs, measurements, plans, verifications
+from meshwright.service.db.tables import is_newest, jobs, measurements, plans, verifications
 from meshwright.solver.configuration import configuration_from_json
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
+MAX_LOOKED_AT = 10_000  # plans for one page: 20 ms
+Position = tuple[float, str, int]  # of a plan in a list: the value sorted by, the job, the rank
+_Columns = (
+    ReadOnlyColumnCollection[str, Column[Any]] | ReadOnlyColumnCollection[str, KeyedColumnElement[Any]]
+)
 MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
 SIZES = (
     "tensor_parallel_size",
@@ -113,6 +121,14 @@ class PlanFilter:
         """Return whether the largest comes first."""
         return self.sort.startswith("-")
 
+    def position(self, one: PlanFigures) -> Position:
+        """Return the position of a plan in the list."""
+        return getattr(one, self.column), one.job_id, one.rank
+
+    def is_after(self, one: Position, other: Position) -> bool:
+        """Return whether a position comes after another one."""
+        return one < other if self.descends else one > other
+
 
 def plans_like(
     connection: Connection,
@@ -120,55 +136,86 @@ def plans_like(
     wanted: PlanFilter,
     *,
     limit: int,
-    after: tuple[float, str, int] | None,
+    after: Position | None,
     found_by_s: float,
-) -> list[PlanFigures]:
-    """Return up to ``limit`` plans after the position ``after`` (value sorted by, job, rank).
+) -> tuple[list[PlanFigures], Position | None]:
+    """Return up to ``limit`` plans after a position, and where to go on; None: these were the last.
 
     A plan found by several jobs is listed once, from the newest job, unless one job is given. Plans
     that lack the figure sorted by are left out, and those found after ``found_by_s`` (UNIX time): a job
     that ends between two pages would take a plan from the second to before the first.
+
+    At most ``MAX_LOOKED_AT`` plans are looked at, as no index serves every filter: a page may hold fewer
+    plans than ``limit``, even none, and the list goes on.
     """
+    listed = _listed(tenant, wanted, after)
+    found = all_of(connection, PlanFigures, _matching(listed, wanted, found_by_s).limit(limit))
+    last: Position | None = None
+    if len(found) < limit:
+        place = [listed.selected_columns[name] for name in (wanted.column, "job_id", "rank")]
+        edge = connection.execute(listed.with_only_columns(*place).limit(1).offset(MAX_LOOKED_AT - 1))
+        last = next((tuple(row) for row in edge), None)
+    if after is not None and "job_id" not in wanted.equal:
+        since = all_of(connection, PlanFigures, _superseded_since(tenant, wanted, after, found_by_s, limit))
+        found = sorted((*found, *since), key=wanted.position, reverse=wanted.descends)[:limit]
+    if len(found) == limit:
+        return found, wanted.position(found[-1])
+    return [one for one in found if last is None or not wanted.is_after(wanted.position(one), last)], last
+
+
+def _listed(tenant: str, wanted: PlanFilter, after: Position | None) -> Select[Any]:
+    """Return the plans that a list looks at, in its order: of one job, or the newest of each id."""
+    query = select(*_FIGURES).where(plans.c.tenant == tenant, *_placed(wanted, after))
+    job_id = wanted.equal.get("job_id")
+    if job_id is None:
+        return query.where(is_newest)
+    return query.where(plans.c.job_id == job_id, or_(is_newest, plans.c.superseded_at_s > 0))
+
+
+def _placed(wanted: PlanFilter, after: Position | None) -> Iterable[ColumnElement[bool]]:
     key = plans.c[wanted.column]
-    place = tuple_(key, plans.c.job_id, plans.c.rank)
-    query = select(*_FIGURES).join(jobs, jobs.c.id == plans.c.job_id)
-    query = query.where(plans.c.tenant == tenant, jobs.c.num_children.is_(None), key.is_not(None))
-    query = query.where(or_(plans.c.found_at_s.is_(None), plans.c.found_at_s <= found_by_s))
-    query = query.where(*_conditions(wanted))
-    if "job_id" not in wanted.equal:
-        query = query.where(_is_newest(found_by_s))
+    yield key.is_not(None)
     if after is not None:
-        query = query.where(place < after if wanted.descends else place > after)
-    columns = (key, plans.c.job_id, plans.c.rank)
-    query = query.order_by(*(one.desc() if wanted.descends else one for one in columns)).limit(limit)
-    return all_of(connection, PlanFigures, query)
+        place = tuple_(key, plans.c.job_id, plans.c.rank)
+        yield place < after if wanted.descends else place > after
 
 
-def _conditions(wanted: PlanFilter) -> Iterable[ColumnElement[bool]]:
+def _matching(listed: Select[Any], wanted: PlanFilter, found_by_s: float) -> Select[Any]:
+    """Return the plans that a filter lets through, of the first that a list looks at."""
+    looked_at = _ordered(listed, plans.c, wanted).limit(MAX_LOOKED_AT).subquery("looked_at")
+    found_at_s = looked_at.c.found_at_s
+    query = select(looked_at).where(or_(found_at_s.is_(None), found_at_s <= found_by_s))
+    return _ordered(query.where(*_conditions(wanted, looked_at.c)), looked_at.c, wanted)
+
+
+def _superseded_since(
+    tenant: str, wanted: PlanFilter, after: Position, found_by_s: float, limit: int
+) -> Select[Any]:
+    """Return plans that were the newest when the list began, of the first that newer jobs found again."""
+    since = plans.c.tenant == tenant, plans.c.superseded_at_s > found_by_s
+    again = select(*_FIGURES).where(*since).order_by(plans.c.superseded_at_s).limit(MAX_LOOKED_AT)
+    looked_at = again.subquery("looked_at")
+    columns = looked_at.c
+    key, place = columns[wanted.column], tuple_(columns[wanted.column], columns.job_id, columns.rank)
+    rest = key.is_not(None), place < after if wanted.descends else place > after
+    query = select(looked_at).where(*rest, columns.found_at_s <= found_by_s, *_conditions(wanted, columns))
+    return _ordered(query, columns, wanted).limit(limit)
+
+
+def _ordered(query: Select[Any], columns: _Columns, wanted: PlanFilter) -> Select[Any]:
+    order = (columns[wanted.column], columns.job_id, columns.rank)
+    return query.order_by(*(one.desc() if wanted.descends else one for one in order))
+
+
+def _conditions(wanted: PlanFilter, columns: _Columns) -> Iterable[ColumnElement[bool]]:
     for name, value in wanted.equal.items():
-        yield plans.c[name] == value
+        yield columns[name] == value
     for name, most in wanted.at_most.items():
-        yield plans.c[name] <= most
+        yield columns[name] <= most
     for name, least in wanted.at_least.items():
-        yield plans.c[name] >= least
+        yield columns[name] >= least
     if wanted.measured is not None:
-        yield plans.c.num_measurements > 0 if wanted.measured else plans.c.num_measurements == 0
-
-
-def _is_newest(found_by_s: float) -> ColumnElement[bool]:
-    """Return the condition that no later job until then has the same plan; sweeps do not count."""
-    newer, its_job = plans.alias("newer"), jobs.alias("its_job")
-    same = select(null()).join(its_job, its_job.c.id == newer.c.job_id).select_from(newer)
-    later = tuple_(newer.c.found_at_s, newer.c.job_id) > tuple_(plans.c.found_at_s, plans.c.job_id)
-    return ~exists(
-        same.where(
-            newer.c.tenant == plans.c.tenant,
-            newer.c.plan_id == plans.c.plan_id,
-            its_job.c.num_children.is_(None),
-            newer.c.found_at_s <= found_by_s,
-            later,
-        )
-    )
+        yield columns.num_measurements > 0 if wanted.measured else columns.num_measurements == 0
 
 
 def insert_plans(
@@ -193,8 +240,8 @@ def insert_plans(
         for plan in found
     ]
     connection.execute(insert(plans).values(found_at_s=now_s()), rows)
-    note_measured(connection, tenant, [row["plan_id"] for row in rows])
-    note_verified(connection, tenant, [row["plan_id"] for row in rows])
+    for note in (note_measured, note_verified):
+        note(connection, tenant, [row["plan_id"] for row in rows], job_id=job_id)
 
 
 def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,29 +265,39 @@ def _name_in(request: Mapping[str, Any], part: str) -> str | None:
     return str(name)[:MAX_NAME] if name else None
 
 
-def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
-    """Write to some plans the results of all their runs: median step time, highest peak, how many."""
+def note_measured(
+    connection: Connection, tenant: str, plan_ids: Sequence[str], *, job_id: str | None = None
+) -> None:
+    """Write to some plans, of one job or of all, their runs' median step time, highest peak and number."""
     for some in in_parts(plan_ids):
-        these = plans.c.tenant == tenant, plans.c.plan_id.in_(some)
-        connection.execute(select(plans.c.rank).where(*these).with_for_update())  # one counts at a time
+        # One counts at a time: a job that finds a plan again changes the newest one, too.
+        these = plans.c.tenant == tenant, plans.c.plan_id.in_(some), is_newest
+        connection.execute(select(plans.c.rank).where(*these).order_by(plans.c.plan_id).with_for_update())
         query = select(measurements.c.plan_id, measurements.c.body)
         query = query.where(measurements.c.tenant == tenant, measurements.c.plan_id.in_(some))
         bodies: dict[str, list[Mapping[str, Any]]] = {}
         for plan_id, body in connection.execute(query):
             bodies.setdefault(plan_id, []).append(body)
         for plan_id, known in bodies.items():
-            same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
-            connection.execute(same.values(**_measured(known)))
+            connection.execute(_same(tenant, plan_id, job_id).values(**_measured(known)))
 
 
-def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
-    """Write to some plans the verdict of their launcher."""
+def note_verified(
+    connection: Connection, tenant: str, plan_ids: Sequence[str], *, job_id: str | None = None
+) -> None:
+    """Write to some plans, of one job or of all, the verdict of their launcher."""
     for some in in_parts(plan_ids):
         query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
         query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(some))
         for plan_id, state, body in connection.execute(query).all():
-            same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
-            connection.execute(same.values(verified=(body or {}).get("verdict", state)))
+            verdict = (body or {}).get("verdict", state)
+            connection.execute(_same(tenant, plan_id, job_id).values(verified=verdict))
+
+
+def _same(tenant: str, plan_id: str, job_id: str | None) -> Update:
+    """Return the update of the rows of a plan: of one job, or of all that found it."""
+    same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
+    return same if job_id is None else same.where(plans.c.job_id == job_id)
 
 
 def _measured(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -83,9 +83,12 @@ def latest_calibration(
     connection: Connection, tenant: str, scopes: Collection[str]
 ) -> ProfileRecord | None:
     """Return the calibration that the newest measurement of some scopes led to."""
-    query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope.in_(scopes))
-    newest = query.order_by(profiles.c.created_at_s.desc(), profiles.c.version.desc()).limit(1)
-    return one_of(connection, ProfileRecord, newest)
+    found = []
+    for scope in scopes:  # the versions of a scope follow each other in time
+        own = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope == scope)
+        newest = one_of(connection, ProfileRecord, own.order_by(profiles.c.version.desc()).limit(1))
+        found += [] if newest is None else [newest]
+    return max(found, key=lambda one: (one.created_at_s, one.version or 0), default=None)
 
 
 def next_version(connection: Connection, tenant: str, scope: str) -> int:

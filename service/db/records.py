@@ -20,13 +20,12 @@ from sqlalchemy import (
     insert,
     literal,
     null,
-    or_,
     select,
 )
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.rows import all_of, in_parts, newest_first, one_of
-from meshwright.service.db.tables import job_events, jobs, plans
+from meshwright.service.db.rows import all_of, newest_first, one_of
+from meshwright.service.db.tables import is_newest, job_events, jobs, plans, submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,6 @@ class Origin:
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SUBMITTED = jobs.c.parent_id.is_(None)  # points of a sweep were not submitted by themselves
 _HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
 _SUMMARY = (
     *(jobs.c[field.name] for field in fields(JobSummary) if field.name != "has_answer"),
@@ -169,7 +167,7 @@ def newest_jobs(
     state: str | None = None,
 ) -> list[JobSummary]:
     """Return up to ``limit`` submitted jobs, newest first, after ``before`` (created_at_s, id)."""
-    query = select(*_SUMMARY).where(jobs.c.tenant == tenant, _SUBMITTED)
+    query = select(*_SUMMARY).where(jobs.c.tenant == tenant, submitted)
     if state is not None:
         query = query.where(jobs.c.state == state)
     return all_of(connection, JobSummary, newest_first(query, jobs, before=before, limit=limit))
@@ -195,30 +193,27 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
     """Return the newest plan of that id and the job that found it; sweeps only rank points' plans."""
     if not is_identifier(plan_id):
         return None
-    query = (
-        select(plans.c.job_id, plans.c.body)
-        .join(jobs, jobs.c.id == plans.c.job_id)
-        .where(plans.c.tenant == tenant, plans.c.plan_id == plan_id, jobs.c.num_children.is_(None))
-        .order_by(jobs.c.finished_at_s.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).one_or_none()
+    query = select(plans.c.job_id, plans.c.body)
+    query = query.where(plans.c.tenant == tenant, plans.c.plan_id == plan_id, is_newest)
+    row = connection.execute(query.limit(1)).one_or_none()
     return None if row is None else (row.job_id, row.body)
 
 
 def count_open(connection: Connection, tenant: str, *, limit: int) -> int:
     """Return how many jobs of a tenant wait or are running sweeps, up to ``limit``."""
+    count = 0
     is_open_sweep = and_(jobs.c.state == "running", jobs.c.num_children.is_not(None))
-    waits = or_(jobs.c.state == "queued", is_open_sweep)
-    some = select(jobs.c.id).where(jobs.c.tenant == tenant, _SUBMITTED, waits).limit(limit).subquery()
-    return connection.execute(select(func.count()).select_from(some)).scalar_one()
+    for waits in (and_(submitted, jobs.c.state == "queued"), is_open_sweep):
+        some = select(literal(1)).where(jobs.c.tenant == tenant, waits).limit(limit - count).subquery()
+        count += connection.execute(select(func.count()).select_from(some)).scalar_one()
+    return count
 
 
 def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_s: float) -> float | None:
     """Return seconds until fewer than ``limit`` jobs were added in the last ``window_s``; None: now."""
     query = (
         select(jobs.c.created_at_s + window_s - now_s())
-        .where(jobs.c.tenant == tenant, _SUBMITTED, jobs.c.created_at_s > now_s() - window_s)
+        .where(jobs.c.tenant == tenant, submitted, jobs.c.created_at_s > now_s() - window_s)
         .order_by(jobs.c.created_at_s.desc())
         .offset(limit - 1)
         .limit(1)
@@ -237,6 +232,8 @@ class QuestionHeading:
 
 def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, QuestionHeading]:
     """Return the headings of some of this tenant's jobs, by id, without reading their bodies."""
+    if not job_ids:  # SQLite would look for none of them at each job of the tenant
+        return {}
     question = jobs.c.request
     query = select(
         jobs.c.id,
@@ -311,13 +308,8 @@ def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str
 
 def answered_jobs(connection: Connection, tenant: str, cache_keys: Collection[str]) -> dict[str, str]:
     """Return the newest job that has answered each question, of those questions that were answered."""
-    found, ended = dict[str, str](), jobs.c.state.in_(["succeeded", "infeasible"])
-    for some in in_parts(cache_keys):
-        same = jobs.c.cache_key.in_(some)
-        query = select(jobs.c.cache_key, jobs.c.id).where(jobs.c.tenant == tenant, same, ended)
-        for key, job_id in connection.execute(query.order_by(jobs.c.finished_at_s)):
-            found[key] = job_id
-    return found
+    found = {key: answered_job(connection, tenant, key) for key in set(cache_keys)}
+    return {key: job_id for key, job_id in found.items() if job_id is not None}
 
 
 def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, Any]) -> bool:
@@ -338,7 +330,7 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     copied = insert(jobs).from_select([*_COPIED, *own], held).returning(jobs.c.id)
     if connection.execute(copied).first() is None:  # psycopg has forgotten how many rows it inserted
         return False
-    names = [column.name for column in plans.c if column.name != "job_id"]
+    names = [column.name for column in plans.c if column.name not in {"job_id", "superseded_at_s"}]
     copies = select(literal(values["id"]), *(plans.c[name] for name in names)).where(
         plans.c.job_id == known
     )

@@ -5,12 +5,15 @@ Times are seconds since 1970 by the database's clock. ``tenant`` is in every row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -62,15 +65,12 @@ jobs = Table(
     Column("problem", JSON(none_as_null=True)),  # code and detail of a failure
     Column("cache_key", String(64)),  # set with the answer: request, versions and tenant
     CheckConstraint(f"state IN {STATES}", name="state"),
-    Index(None, "tenant", "created_at_s", "id"),
-    Index(None, "state", "created_at_s"),
     Index(None, "state", "tenant", "priority", "created_at_s", "id"),  # the queue of each tenant
     Index(None, "state", "expires_at_s"),
     Index(None, "tenant", "claimed_at_s"),  # the order of turns
     # Where the question came from: W3C trace context, and the request to look for in the log.
     Column("traceparent", String(55)),
     Column("request_id", String(64)),
-    Index(None, "tenant", "cache_key"),
     Index(None, "finished_at_s"),
     # A sweep is a job of many searches: it runs, without a worker, while its children do.
     Column("parent_id", String(32)),  # no reference: SQLite could add one to a full table only by a copy
@@ -80,14 +80,42 @@ jobs = Table(
     Index(None, "parent_id", "position"),
 )
 
+
+def _partial(name: str, table: Table, columns: Sequence[str], where: ColumnElement[bool]) -> None:
+    """Add an index of the rows that one kind of query asks for."""
+    Index(name, *(table.c[one] for one in columns), sqlite_where=where, postgresql_where=where)
+
+
+# Lists of jobs name those that were submitted by themselves, all or in one state.
+submitted = jobs.c.parent_id.is_(None)
+_partial("ix_jobs_submitted", jobs, ("tenant", "created_at_s", "id"), submitted)
+_partial("ix_jobs_submitted_by_state", jobs, ("tenant", "state", "created_at_s", "id"), submitted)
+_partial("ix_jobs_answered", jobs, ("tenant", "cache_key", "finished_at_s"), jobs.c.cache_key.is_not(None))
+
+# Written out in queries too: SQLite takes such an index only for a condition that it can see.
+is_queued = jobs.c.state == literal_column("'queued'")
+_partial("ix_jobs_queued", jobs, ("created_at_s",), is_queued)
+
 # Jobs that a worker has: few, compared with any number of sweeps that wait for their points. The columns
 # are those of the condition too, or SQLite takes the index of the queue, and then looks at each sweep.
 has_worker = and_(jobs.c.state == literal_column("'running'"), jobs.c.num_children.is_(None))
-Index(
-    "ix_jobs_with_worker",
-    *(jobs.c[name] for name in ("state", "tenant", "num_children")),
-    sqlite_where=has_worker,
-    postgresql_where=has_worker,
+_partial("ix_jobs_with_worker", jobs, ("state", "tenant", "num_children"), has_worker)
+
+# Sums over all jobs on record, as signed parts: triggers of the database add one for each job, and for each
+# change of its state one that takes the old job away and one that adds the new (migration 0015). A sweep of
+# the workers folds them. Rows that many transactions updated would make each wait for the others.
+job_totals = Table(
+    "job_totals",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("state", String(16), nullable=False),
+    Column("jobs", BigInteger, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("lost_leases", BigInteger, nullable=False),
+    Column("solve_bucket", Integer),  # of a search that has ended: the place of its time among the bounds
+    Column("solve_s", Double, nullable=False),
+    Column("gap_bucket", Integer),  # the same of its gap; None: it has none
+    Column("gap", Double, nullable=False),
 )
 
 # What clients can see of a job, in order. Triggers of the database write it (migration 0005).
@@ -102,6 +130,13 @@ job_events = Table(
     Column("cancel_requested", Boolean, nullable=False),
     Column("progress", JSON(none_as_null=True)),
     Index(None, "job_id", "id"),
+)
+
+# One row: the revision of the oldest code that can serve this schema.
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("oldest_code", String(32), primary_key=True),
 )
 
 leaders = Table(
@@ -148,10 +183,29 @@ plans = Table(
     Column("measured_peak_memory_bytes", BigInteger),  # the highest
     Column("measured_out_of_memory", Boolean),  # of any run
     Column("verified", String(32)),  # queued, running, or the launcher's verdict; None: never asked
-    Index(None, "tenant", "found_at_s"),
-    Index(None, "tenant", "step_time_s"),
-    Index(None, "tenant", "measured_step_time_s"),
+    # When a newer job found the same plan; None: no other has, 0: a plan of a sweep, which a point found.
+    # Triggers of the database write it (migration 0015).
+    Column("superseded_at_s", Double),
 )
+
+SORTED_FIGURES = (
+    "found_at_s",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "peak_memory_bytes",
+    "out_of_memory_probability",
+    "num_gpus",
+    "cost",
+    "measured_step_time_s",
+    "measured_peak_memory_bytes",
+)
+is_newest = plans.c.superseded_at_s.is_(None)
+for _name in SORTED_FIGURES:
+    _listed = and_(is_newest, plans.c[_name].is_not(None))
+    _partial(f"ix_plans_by_{_name}", plans, ("tenant", _name, "job_id", "rank"), _listed)
+_partial("ix_plans_newest", plans, ("tenant", "plan_id"), is_newest)
+_partial("ix_plans_superseded", plans, ("tenant", "superseded_at_s"), plans.c.superseded_at_s.is_not(None))
 
 verifications = Table(
     "verifications",

@@ -95,11 +95,11 @@ def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
 
 def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
     """Return the id of a tenant's next queued job, skipping rows that another worker is claiming now."""
-    # An expression, as no index is to be used for it: SQLite would sort the whole queue.
+    # Expressions, as no index is to be used for them: SQLite would sort the whole queue.
     in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
     wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
     if min_age_s > 0:
-        wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)
+        wanted.append(jobs.c.created_at_s + 0.0 <= now_s() - min_age_s)
     order = (jobs.c.priority, jobs.c.created_at_s, jobs.c.id)
     first = select(jobs.c.id).where(*wanted).order_by(*order).limit(1)
     return first.with_for_update(skip_locked=True).scalar_subquery()

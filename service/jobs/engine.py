@@ -22,6 +22,7 @@ from sqlalchemy import Update, and_, case, select, update
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
+from meshwright.service.db.metric_records import fold_totals
 from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs import sweep_jobs as families
@@ -148,7 +149,10 @@ class JobEngine:
     def sweep(self) -> QueueCleanup:
         """End expired leases, expire unclaimed jobs, and list queued jobs to publish again."""
         with self._database.write() as connection:
-            return sweeping.sweep(connection)
+            found = sweeping.sweep(connection)
+        with self._database.write() as connection:
+            fold_totals(connection)
+        return found
 
 
 def _is_held(claim: Claim) -> tuple[Any, ...]:

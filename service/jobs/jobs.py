@@ -24,7 +24,7 @@ from meshwright.service.errors import (
 )
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
-from meshwright.service.jobs.pagination import Page, decode_token, page_of
+from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
@@ -266,6 +266,8 @@ class Jobs:
     ) -> Page[PlanFigures]:
         """Return the plans of all jobs, filtered and sorted; all pages as of the first request.
 
+        A page may be short, or empty, although the list goes on: so many plans are looked at for each.
+
         Raises:
             BadPageTokenError: the token is not one of ours, or of a list that is sorted otherwise.
         """
@@ -279,14 +281,14 @@ class Jobs:
         with self._database.read() as connection:
             if found_by_s is None:
                 found_by_s = connection.execute(select(now_s())).scalar_one()
-            found = plan_records.plans_like(
+            found, last = plan_records.plans_like(
                 connection, tenant, wanted, limit=page_size + 1, after=after, found_by_s=found_by_s
             )
-
-        def position(one: PlanFigures) -> tuple[object, ...]:
-            return wanted.sort, getattr(one, wanted.column), one.job_id, one.rank, found_by_s
-
-        return page_of(found, page_size, position)
+        if len(found) > page_size:
+            found.pop()
+            last = wanted.position(found[-1])
+        token = None if last is None else encode_token(wanted.sort, *last, found_by_s)
+        return Page(items=tuple(found), next_page_token=token)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         question = question_of(tenant, submission)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, or_, select, tuple_
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
@@ -41,7 +42,7 @@ class Retention:
             finished = _delete_older(
                 connection,
                 jobs.c.finished_at_s,
-                jobs.c.id,
+                (jobs.c.id,),
                 age_s=self._keep_jobs_s,
                 only=_whole(self._keep_jobs_s),
             )
@@ -49,7 +50,7 @@ class Retention:
             keys = _delete_older(
                 connection,
                 idempotency_keys.c.created_at_s,
-                idempotency_keys.c.key,
+                (idempotency_keys.c.tenant, idempotency_keys.c.key),
                 age_s=self._idempotency_ttl_s,
             )
         return Pruned(jobs=finished, keys=keys)
@@ -67,14 +68,15 @@ def _whole(age_s: float) -> ColumnElement[bool]:
 def _delete_older(
     connection: Connection,
     moment: Column[float],
-    name: Column[str],
+    name: Sequence[Column[str]],
     *,
     age_s: float,
     only: ColumnElement[bool] | None = None,
 ) -> int:
     """Delete up to a batch of the rows with a ``moment`` more than ``age_s`` ago, oldest first."""
     before = now_s() - age_s
+    whole = name[0] if len(name) == 1 else tuple_(*name)
     wanted = [moment < before, *([] if only is None else [only])]
-    oldest = select(name).where(*wanted).order_by(moment).limit(BATCH)
-    gone = delete(moment.table).where(name.in_(oldest), moment < before)
+    oldest = select(*name).where(*wanted).order_by(moment).limit(BATCH)
+    gone = delete(moment.table).where(whole.in_(oldest), moment < before)
     return connection.execute(gone).rowcount

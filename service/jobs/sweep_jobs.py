@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    func,
+    literal,
+    select,
+    update,
+)
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.plan_records import MOVED
@@ -105,4 +115,9 @@ def _waits() -> tuple[ColumnElement[bool], ...]:
 
 
 def _has_open(parent_id: ColumnElement[str]) -> ColumnElement[bool]:
-    return exists(select(null()).where(_CHILD.c.parent_id == parent_id, _CHILD.c.state.in_(OPEN_STATES)))
+    """Return whether a sweep has an open child, looked up sweep by sweep.
+
+    PostgreSQL would read all children of all sweeps for EXISTS.
+    """
+    is_open = _CHILD.c.parent_id == parent_id, _CHILD.c.state.in_(OPEN_STATES)
+    return select(literal(1)).where(*is_open).limit(1).scalar_subquery().is_not(None)

@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import MOVED, keep_found
-from meshwright.service.db.tables import jobs, leaders
+from meshwright.service.db.tables import is_queued, jobs, leaders
 from meshwright.service.jobs.states import MAX_ATTEMPTS, QueueCleanup
 from meshwright.service.jobs.sweep_jobs import is_sweep
 
@@ -127,7 +127,7 @@ def _unhinted(connection: Connection) -> tuple[str, ...]:
     again when it has waited twice as long as it had at its last hint (``HINT_AFTER_S`` at first), so
     that a long queue of n jobs behind busy workers gets few hints and not n in every sweep.
     """
-    oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.created_at_s)
+    oldest = select(jobs.c.id).where(is_queued).order_by(jobs.c.created_at_s)
     hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
     waited_s = hinted_at_s - jobs.c.created_at_s
     pause_s = case((waited_s > HINT_AFTER_S, waited_s), else_=HINT_AFTER_S)

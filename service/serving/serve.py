@@ -21,7 +21,6 @@ from types import FrameType, TracebackType
 from typing import Self
 
 import uvicorn
-from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
 from meshwright.service import telemetry
@@ -278,11 +277,11 @@ def _prepare_schema(settings: Settings) -> None:
         database.await_server(within_s=settings.database_wait_s, tell=_log.warning)
         if settings.migrates:
             migrations.upgrade(database)
-        elif migrations.current(database) != migrations.head():
-            raise ServerStartError("the database schema is not current; run: meshwright db upgrade")
+        elif not migrations.serves(database):
+            raise ServerStartError(migrations.advice(database))
         _require_loopback(settings, database)
-    except CommandError:
-        raise ServerStartError("the database schema is of a newer Meshwright; update this one") from None
+    except migrations.UnsupportedSchemaError as fault:
+        raise ServerStartError(str(fault)) from None
     except DatabaseSilentError as fault:
         advice = "start it, correct MESHWRIGHT_DATABASE_URL, or wait longer with MESHWRIGHT_DATABASE_WAIT_S"
         raise ServerStartError(f"the database cannot be used: {fault}; {advice}") from None

@@ -138,8 +138,9 @@ class Verifications:
 
     def _next(self) -> Row[Any] | None:
         table = verifications.c
-        silent = (table.state == "running") & (table.claimed_at_s < now_s() - self.lease_s)
-        query = select(table.tenant, table.plan_id).where(or_(table.state == "queued", silent))
+        is_open = table.state.in_(["queued", "running"])  # few, whatever was built before
+        waits = or_(table.state == "queued", table.claimed_at_s < now_s() - self.lease_s)
+        query = select(table.tenant, table.plan_id).where(is_open, waits)
         query = query.order_by(table.asked_at_s).limit(1)
         with self._database.read() as connection:  # most looks find nothing, and must not block others
             if connection.execute(query).first() is None:

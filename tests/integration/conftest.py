@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,26 @@ def postgres_server() -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="module")
-def postgres(postgres_server: str) -> Iterator[Database]:
-    """A migrated database of this module's own."""
+@contextmanager
+def new_postgres(server: str) -> Iterator[Database]:
+    """A new, empty database of a server, dropped at the end."""
     name = f"test_{time.monotonic_ns()}"
-    admin = Database(postgres_server)
+    admin = Database(server)
     with admin._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        made = Database(make_url(postgres_server).set(database=name).render_as_string(hide_password=False))
-        migrations.upgrade(made)
+        made = Database(make_url(server).set(database=name).render_as_string(hide_password=False))
         yield made
         made.close()
         connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     admin.close()
+
+
+@pytest.fixture(scope="module")
+def postgres(postgres_server: str) -> Iterator[Database]:
+    """A migrated database of this module's own."""
+    with new_postgres(postgres_server) as made:
+        migrations.upgrade(made)
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_st
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
 PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/auth/test_access.py::", "unit/service/api/test_hostile.py::"
+UPGRADES = "integration/test_upgrades.py::"
 BODIES = "integration/test_large_bodies.py::"
 
 FAULTS = (
@@ -198,6 +199,15 @@ FAULTS = (
         happens="SIGKILL at any statement of the result's commit",
         promise="all or nothing",
         tests=(COMMIT + "test_f24_sigkill_at_any_step_of_the_result_commit_leaves_all_or_nothing",),
+    ),
+    Fault(
+        happens="a newer release migrates the schema under this one, or this one has to come back",
+        promise="ready, where that release declares this one able to serve it; else refused with the way back",
+        tests=(
+            UPGRADES + "test_f25_a_schema_that_a_newer_release_calls_compatible_is_served",
+            UPGRADES + "test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back",
+            UPGRADES + "test_f25_the_way_back_is_a_command",
+        ),
     ),
 )
 

@@ -25,9 +25,12 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz", responses={503: {"model": ReadyView}}, summary="Can it serve?")
 def readyz(service: ServiceDep, response: Response) -> ReadyView:
-    """Database and schema decide; without its queue a service is only slower to start jobs."""
+    """Database and schema decide; without its queue a service is only slower to start jobs.
+
+    A schema that a newer release has made is served as long as that release declares it compatible.
+    """
     migration = _migration(service.database)
-    ready = migration == "current"
+    ready = migration in {"current", "newer"}
     if not ready:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
@@ -51,8 +54,8 @@ def read_metrics(service: ServiceDep) -> Response:
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _migration(database: Database) -> Literal["current", "outdated", "unknown"]:
+def _migration(database: Database) -> migrations.Fit | Literal["unknown"]:
     try:
-        return "current" if migrations.current(database) == migrations.head() else "outdated"
+        return migrations.fit(database)
     except DATABASE_AWAY:
         return "unknown"

@@ -1,0 +1,249 @@
+"""Upgrades while the service runs, and the way back, on both databases."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Connection, func, select, text
+
+from meshwright.service.api.app import create_app
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.db.metric_records import GAP_BOUNDS, SOLVE_BOUNDS_S, fold_totals, job_figures
+from meshwright.service.db.tables import job_totals, jobs, plans
+from meshwright.service.errors import ServerStartError
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.retention import Retention
+from meshwright.service.jobs.states import Outcome
+from meshwright.service.serving.serve import _prepare_schema
+from meshwright.service.settings import Settings
+from tests.processes.servers import environment
+from tests.processes.warm import run_warm
+from tests.reliability.figures import measured
+from tests.served.job_records import TENANT, add_job, claimed
+from tests.served.sweep_jobs import a_sweep
+
+NEXT = "9999"  # a revision that this release does not know
+
+
+@pytest.fixture
+def clean(database: Database) -> Iterator[Database]:
+    """A database without rows, at this release's schema, and again afterwards."""
+    with database.write() as connection:
+        connection.execute(text("DELETE FROM jobs"))
+        connection.execute(text("DELETE FROM job_totals"))
+    yield database
+    with database.write() as connection:
+        if migrations._current(connection) == NEXT:
+            migrated_elsewhere(connection, oldest_code="0014", revision=migrations.head())
+
+
+def migrated_elsewhere(connection: Connection, *, oldest_code: str, revision: str = NEXT) -> None:
+    """As a newer release leaves the schema after its migrations."""
+    connection.execute(text("UPDATE alembic_version SET version_num = :one"), {"one": revision})
+    connection.execute(text("UPDATE schema_compatibility SET oldest_code = :one"), {"one": oldest_code})
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return run_warm("-m", "meshwright", *words, env=environment({}))
+
+
+def url_of(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+def test_f25_a_schema_that_a_newer_release_calls_compatible_is_served(clean: Database) -> None:
+    with clean.write() as connection:
+        migrated_elsewhere(connection, oldest_code=migrations.head())
+    settings = Settings(database_url=url_of(clean))
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["migration"]) == (200, "newer")
+    _prepare_schema(settings)  # a server of this release starts, and changes nothing
+    checked = run("db", "check", "--database-url", url_of(clean))
+    assert f"revision {NEXT}; this version ({migrations.head()}) can serve it" in checked.stdout
+    assert run("db", "upgrade", "--database-url", url_of(clean)).returncode == 0
+    assert migrations.current(clean) == NEXT
+    measured(25, "servers not ready for a newer, compatible schema", 0, on=clean.dialect)
+
+
+def test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back(clean: Database) -> None:
+    with clean.write() as connection:
+        migrated_elsewhere(connection, oldest_code="9998")
+    settings = Settings(database_url=url_of(clean))
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["migration"]) == (503, "unsupported")
+    advice = f"run with that release: meshwright db downgrade {migrations.head()}"
+    with pytest.raises(ServerStartError, match=advice):
+        _prepare_schema(settings)
+    for command in ("check", "upgrade"):
+        refused = run("db", command, "--database-url", url_of(clean))
+        assert refused.returncode == 2
+        assert advice in refused.stderr
+    back = run("db", "downgrade", "0014", "--database-url", url_of(clean))
+    assert (back.returncode, "with that release" in back.stderr) == (2, True)
+
+
+def test_f25_the_way_back_is_a_command(clean: Database) -> None:
+    add_job(clean, "kept")
+    gone = run("db", "downgrade", "0014", "--database-url", url_of(clean))
+    assert (gone.returncode, "revision 0014" in gone.stdout) == (0, True)
+    wrong = run("db", "downgrade", "0099", "--database-url", url_of(clean))
+    assert "0099: no such revision. Allowed: base, 0001" in wrong.stderr
+    newer = run("db", "downgrade", "0016", "--database-url", url_of(clean))
+    assert "the schema is at 0014, which is older" in newer.stderr
+    assert run("db", "upgrade", "--database-url", url_of(clean)).returncode == 0
+    assert job_count(clean) == 1
+
+
+def test_every_migration_since_0014_declares_code_that_it_leaves_working() -> None:
+    for revision in migrations.known():
+        if revision > migrations.LINTED_FROM:
+            assert migrations.oldest_code(revision) < revision
+
+
+def job_count(database: Database) -> int:
+    with database.read() as connection:
+        return connection.scalar(select(func.count()).select_from(jobs)) or 0
+
+
+def test_the_linter_of_migrations_finds_what_holds_up_a_database_in_use() -> None:
+    def lint(statements: str) -> subprocess.CompletedProcess[str]:
+        squawk = [f"{sys.prefix}/bin/squawk", "--stdin-filepath", "migrations.sql"]
+        root = Path(__file__).parents[2]  # with the rules
+        return subprocess.run(squawk, input=statements, text=True, capture_output=True, check=False, cwd=root)
+
+    assert lint(migrations.as_sql()).returncode == 0
+    for rule, bad in {
+        "require-concurrent-index-creation": "CREATE INDEX IF NOT EXISTS x ON jobs (tenant);",
+        "ban-drop-column": "ALTER TABLE jobs DROP COLUMN tenant;",
+        "adding-not-nullable-field": "ALTER TABLE jobs ALTER COLUMN worker SET NOT NULL;",
+    }.items():
+        found = lint(bad)
+        assert (found.returncode, rule in found.stdout) == (1, True), found.stdout
+
+
+# --------------------------------------------------------------------------------------------------
+# What the triggers keep equals what the rows say.
+
+
+def counted(connection: Connection) -> dict[str, object]:
+    """The figures of all jobs, counted one by one."""
+    rows = connection.execute(select(jobs)).all()
+    ended = [row for row in rows if row.finished_at_s is not None and row.num_children is None]
+    times = [row.finished_at_s - row.started_at_s for row in ended if row.started_at_s is not None]
+    gaps = [row.progress["gap"] for row in ended if row.progress and row.progress.get("gap") is not None]
+    return {
+        "states": {state: sum(row.state == state for row in rows) for state in {row.state for row in rows}},
+        "attempts": sum(row.attempts for row in rows),
+        "lost": sum(max(0, row.attempts - 1) for row in rows),
+        "solve": [sum(one <= bound for one in times) for bound in SOLVE_BOUNDS_S] + [len(times)],
+        "gap": [sum(one <= bound for one in gaps) for bound in GAP_BOUNDS] + [len(gaps)],
+    }
+
+
+def kept(connection: Connection) -> dict[str, object]:
+    """The same, as the database keeps them."""
+    found = job_figures(connection)
+    return {
+        "states": found.by_state, "attempts": found.attempts, "lost": found.lost_leases,
+        "solve": [*found.solve_s.at_most, found.solve_s.count],
+        "gap": [*found.gap.at_most, found.gap.count],
+    }  # fmt: skip
+
+
+def newest_by_hand(connection: Connection) -> set[tuple[str, int]]:
+    """The plans that lists name: of each id the last found, sweeps left out."""
+    query = select(plans, jobs.c.num_children).join(jobs, jobs.c.id == plans.c.job_id)
+    newest: dict[tuple[str, str], tuple[float, str, int]] = {}
+    for row in connection.execute(query):
+        if row.num_children is None:
+            place, name = (row.found_at_s, row.job_id, row.rank), (row.tenant, row.plan_id)
+            newest[name] = max(newest.get(name, place), place)
+    return {(job_id, rank) for _, job_id, rank in newest.values()}
+
+
+def newest_kept(connection: Connection) -> set[tuple[str, int]]:
+    query = select(plans.c.job_id, plans.c.rank).where(plans.c.superseded_at_s.is_(None))
+    return {(job_id, rank) for job_id, rank in connection.execute(query)}
+
+
+def agree(database: Database) -> None:
+    with database.read() as connection:
+        assert kept(connection) == counted(connection)
+        assert newest_kept(connection) == newest_by_hand(connection)
+
+
+def live(database: Database, number: int, *, seed: int) -> None:
+    """Jobs that are queued, run, given back, cancelled, ended with plans that others found, forgotten."""
+    draw = random.Random(seed)
+    engine = JobEngine(database, lease_s=30.0)
+    service = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
+    for step in range(number):
+        add_job(database, f"job-{seed}-{step}")
+        if step % 5 == 0:
+            service.submit(TENANT, a_sweep(global_batch_size=[8 * (1 + draw.randrange(9)), 104], fresh=True))
+        claim = claimed(engine)
+        found = [{"plan_id": f"p{draw.randrange(6)}", "rank": rank} for rank in (1,)]
+        engine.heartbeat(claim, {"stage": "searching", "gap": draw.choice([None, 0.0, 0.02, 3.0])})
+        act = draw.randrange(5)
+        if act == 0:
+            engine.release(claim)
+        elif act == 1:
+            engine.cancel(TENANT, claim.job_id)
+            engine.release(claim, {"status": "feasible", "plans": found})
+        elif act == 2:
+            engine.fail(claim, code="x", detail="y")
+        else:
+            engine.complete(claim, Outcome(state="succeeded", answer={}, plans=found))
+        if step % 7 == 0:
+            with database.write() as connection:
+                fold_totals(connection)
+        if step % 9 == 8:
+            with database.write() as connection:
+                old = select(jobs.c.id).where(jobs.c.finished_at_s.is_not(None)).limit(1)
+                name = connection.scalar(old.order_by(func.random()))
+                connection.execute(jobs.update().where(jobs.c.id == name).values(finished_at_s=1.0))
+            # the time of an ended job does not change otherwise, so it is forgotten before it is counted
+            Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=1.0).prune()
+
+
+def test_the_sums_and_the_newest_plans_are_what_the_rows_say(clean: Database) -> None:
+    live(clean, 60, seed=1)
+    agree(clean)
+    with clean.write() as connection:
+        fold_totals(connection)
+        assert (connection.scalar(select(func.count()).select_from(job_totals)) or 0) < 60
+    agree(clean)
+
+
+def test_rows_from_before_are_filled_in_while_others_are_written(clean: Database) -> None:
+    live(clean, 30, seed=2)
+    migrations.downgrade(clean, "0014")
+    migrations.upgrade(clean, "0015")  # the triggers are there, and what was before them is not filled in
+    live_at_0015(clean)
+    migrations.upgrade(clean)
+    agree(clean)
+
+
+def live_at_0015(database: Database) -> None:
+    live(database, 20, seed=3)
+
+
+def test_an_index_build_that_was_interrupted_is_done_again(postgres: Database) -> None:
+    migrations.downgrade(postgres, "0015")
+    with postgres.read() as connection:
+        connection.execute(text("CREATE INDEX ix_jobs_submitted ON jobs (tenant)"))
+        broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_jobs_submitted'::regclass"
+        connection.execute(text(broken))
+    migrations.upgrade(postgres)
+    with postgres.read() as connection:
+        found = text("SELECT indexdef FROM pg_indexes WHERE indexname = 'ix_jobs_submitted'")
+        assert "WHERE (parent_id IS NULL)" in connection.execute(found).scalar_one()
