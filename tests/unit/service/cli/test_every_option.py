@@ -400,6 +400,13 @@ COMMANDS = {
     "keys list": Command("--json", {**OF_RECORDS, "--tenant": "vision", "--json": Case(base="")}),
     "keys revoke": Command("KEY", {**OF_RECORDS, "key_id": Case("OTHER-KEY", instead="KEY")}),
     "db upgrade": Command("", {"--database-url": "sqlite:///new.db"}),
+    "db downgrade": Command(
+        "0014",
+        {
+            "revision": Case("0013", instead="0014"),
+            "--database-url": Case("sqlite:///new.db", refused="the schema is at None"),
+        },
+    ),
     "db check": Command("", {"--database-url": Case("sqlite:///new.db", refused="the schema is empty")}),
     "db backup": Command("copy.db", {**OF_RECORDS, "target": Case("mine.db", instead="copy.db")}),
     "db restore": Command("other.db", {**OF_RECORDS, "source": Case("records.db", instead="other.db")}),
