@@ -59,12 +59,13 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert "file is not a database" in start(database_url=f"sqlite:///{file}")
 
 
-def test_a_schema_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_a_schema_that_a_newer_version_made_incompatible_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     database = Database(url)
     migrations.upgrade(database)
     with database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql("UPDATE schema_compatibility SET oldest_code = '9998'")
     database.close()
     assert "newer Meshwright" in start(database_url=url)
 
