@@ -76,8 +76,8 @@ def check(
         found, fit = migrations.current(database), migrations.fit(database)
         if fit == "outdated":
             state = "empty" if found is None else f"at revision {found}"
-            message = f"the schema is {state}, this version needs {migrations.head()}: meshwright db upgrade"
-            raise DatabaseUnreachableError(message)
+            needed = f"this version needs {migrations.head()}: meshwright db upgrade"
+            raise DatabaseUnreachableError(f"the schema is {state}, {needed}")
         if fit == "unsupported":
             raise DatabaseUnreachableError(migrations.advice(database))
         _tell_revision(database)

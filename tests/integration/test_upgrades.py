@@ -30,6 +30,7 @@ from tests.served.job_records import TENANT, add_job, claimed
 from tests.served.sweep_jobs import a_sweep
 
 NEXT = "9999"  # a revision that this release does not know
+RULES = Path(__file__).parents[2]  # the folder with those of the linter
 
 
 @pytest.fixture
@@ -117,8 +118,9 @@ def job_count(database: Database) -> int:
 def test_the_linter_of_migrations_finds_what_holds_up_a_database_in_use() -> None:
     def lint(statements: str) -> subprocess.CompletedProcess[str]:
         squawk = [f"{sys.prefix}/bin/squawk", "--stdin-filepath", "migrations.sql"]
-        root = Path(__file__).parents[2]  # with the rules
-        return subprocess.run(squawk, input=statements, text=True, capture_output=True, check=False, cwd=root)
+        return subprocess.run(
+            squawk, input=statements, text=True, capture_output=True, check=False, cwd=RULES
+        )
 
     assert lint(migrations.as_sql()).returncode == 0
     for rule, bad in {
@@ -189,7 +191,8 @@ def live(database: Database, number: int, *, seed: int) -> None:
     for step in range(number):
         add_job(database, f"job-{seed}-{step}")
         if step % 5 == 0:
-            service.submit(TENANT, a_sweep(global_batch_size=[8 * (1 + draw.randrange(9)), 104], fresh=True))
+            batches: list[object] = [8 * (1 + draw.randrange(9)), 104]
+            service.submit(TENANT, a_sweep(global_batch_size=batches, fresh=True))
         claim = claimed(engine)
         found = [{"plan_id": f"p{draw.randrange(6)}", "rank": rank} for rank in (1,)]
         engine.heartbeat(claim, {"stage": "searching", "gap": draw.choice([None, 0.0, 0.02, 3.0])})
