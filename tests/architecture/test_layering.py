@@ -84,6 +84,10 @@ BROKEN = {  # contract: a file, and what it may not import
     "only the CP-SAT model knows OR-Tools": ("service/jobs/jobs.py", "ortools"),
     "workers never import the API": ("workers/tasks.py", "meshwright.service.api.app"),
     "launchers and reports are pure": ("service/launchers/target.py", "meshwright.service.settings"),
+    "the interpreter of shell scripts knows no launcher": (
+        "service/shell/script.py",
+        "meshwright.service.launchers.target",
+    ),
     "the parts of the service know each other in one direction": (
         "service/db/tables.py",
         "meshwright.service.jobs.jobs",

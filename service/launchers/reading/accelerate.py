@@ -21,7 +21,7 @@ from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read
 from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.shell_values import Word, unknown_fault
+from meshwright.service.shell.values import Word, unknown_fault
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 

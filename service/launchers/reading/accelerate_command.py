@@ -23,7 +23,7 @@ from meshwright.service.launchers.reading.accelerate import (
 from meshwright.service.launchers.reading.base import Source, refused
 from meshwright.service.launchers.reading.documents import LocatedValue, Values
 from meshwright.service.launchers.reading.fields import Fields, meant
-from meshwright.service.launchers.reading.shell_values import Word, unknown_fault, unknown_in
+from meshwright.service.shell.values import Word, unknown_fault, unknown_in
 
 
 @dataclass(frozen=True, slots=True)

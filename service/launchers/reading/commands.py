@@ -15,9 +15,9 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flags_of
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.service.launchers.reading.fields import meant
-from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.commands import Starters, is_python
+from meshwright.service.shell.script import read_script
+from meshwright.service.shell.values import (
     UNKNOWN,
     Script,
     Word,
@@ -137,6 +137,17 @@ def readable_script(source: Source, overrides: Overrides | None = None) -> Scrip
         return Script()
 
 
+PARALLEL = ("mpirun", "mpiexec", "srun")  # start one process per rank
+RANK_STARTERS = (
+    *PARALLEL,
+    "bcprun",
+)  # the last is NVIDIA Base Command's, which takes its command as a text
+_AROUND_TEXTS = Starters(
+    texts={**dict.fromkeys((*PARALLEL, "deepspeed"), ()), "bcprun": ("-c", "--cmd")},
+    keeps=lambda words: is_python(words[0]) and not any("torch.distributed" in word.text for word in words),
+)
+
+
 @lru_cache(maxsize=16)
 def _read(
     text: str, variables: _Texts, beside: _Texts, include: Include, environment: _Texts
@@ -144,7 +155,7 @@ def _read(
     """Parse a script, or return the message of its fault; cached, so the result must not be changed."""
     other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
-        return read_script(text, dict(variables), other, dict(environment))
+        return read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS)
     except ValueError as fault:
         return str(fault)[:200]
     except RecursionError:

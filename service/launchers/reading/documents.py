@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from meshwright.profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.base import Source, refused
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, why_unknown
+from meshwright.service.shell.values import UNKNOWN, why_unknown
 
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
 MAX_DOCUMENT = 200_000  # characters; most have a few thousand, lists of data sets many more

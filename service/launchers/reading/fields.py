@@ -13,8 +13,8 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.flags import FlagNames, flag_names
 from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.service.launchers.reading.documents import LocatedValue, Values
-from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.service.launchers.rules import near_divisors
+from meshwright.service.shell.values import unknown_fault, unknown_in
 
 # --------------------------------------------------------------------------------------------------
 # Intended names: a typo is refused, because a launcher ignores it or stops at it.

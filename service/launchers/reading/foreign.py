@@ -20,7 +20,7 @@ from meshwright.service.launchers.reading.commands import (
 )
 from meshwright.service.launchers.reading.documents import looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.shell_values import Script, Word
+from meshwright.service.shell.values import Script, Word
 
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
 _NEMO_1_STEP = f"a Megatron-Bridge recipe of the same training, or {_SIZES}"

@@ -13,7 +13,7 @@ from meshwright.profiles.flags import flag_names, plain_name
 from meshwright.service.launchers.megatron_names import FLAGS, TABLE
 from meshwright.service.launchers.reading.base import Overrides, Place
 from meshwright.service.launchers.reading.fields import decides, is_off, meant, passing, undecided
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.values import (
     UNKNOWN,
     Word,
     unknown_arguments,

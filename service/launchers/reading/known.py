@@ -19,7 +19,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.commands import World, script_of, world_of
-from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.shell.values import Word
 
 # --------------------------------------------------------------------------------------------------
 # The comment on top of exported files, for values that the launcher's own file has no place for.

@@ -43,7 +43,6 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.ms_swift import completed
-from meshwright.service.launchers.reading.shell_values import Script, Word, unknown_arguments
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
     PADDED,
@@ -60,6 +59,7 @@ from meshwright.service.launchers.reading.trainer_ranks import (
 from meshwright.service.launchers.reading.trl import (
     documents_beside,
 )
+from meshwright.service.shell.values import Script, Word, unknown_arguments
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
          "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",

@@ -11,7 +11,7 @@ from math import prod
 
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
-from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
+from meshwright.service.shell.values import unknown_fault, unknown_in
 from meshwright.solver.configuration import HIERARCHICAL
 
 _RENAMED: Mapping[str, str] = {

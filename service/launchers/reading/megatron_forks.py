@@ -28,7 +28,7 @@ from meshwright.service.launchers.reading.fields import (
     passing,
 )
 from meshwright.service.launchers.reading.given import Given, Value
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, FilledTemplate, why_unknown
+from meshwright.service.shell.values import UNKNOWN, FilledTemplate, why_unknown
 
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine

@@ -35,7 +35,7 @@ from meshwright.service.launchers.reading.megatron_run import (
     settled,
     workload_of,
 )
-from meshwright.service.launchers.reading.shell_values import Script
+from meshwright.service.shell.values import Script
 
 _LEAST_FLAGS = 2
 # Programs of Megatron-LM that build other models from the same flags.

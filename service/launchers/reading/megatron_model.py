@@ -19,12 +19,12 @@ from meshwright.profiles.model_parts import (
 )
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.launchers.reading.vocabulary import vocabulary_of
+from meshwright.service.shell.values import (
     UNKNOWN,
     unknown_fault,
     unknown_in,
 )
-from meshwright.service.launchers.reading.vocabulary import vocabulary_of
 
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 _MAX_LAYERS = 10_000

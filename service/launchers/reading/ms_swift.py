@@ -40,7 +40,7 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.values import (
     UNKNOWN,
     Word,
     unknown_arguments,

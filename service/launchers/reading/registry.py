@@ -60,16 +60,16 @@ from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
+from meshwright.service.launchers.reading.trainer import TrainerReader
+from meshwright.service.launchers.reading.trl import TrlReader
+from meshwright.service.launchers.rules import near_divisors, near_multiples
+from meshwright.service.shell.values import (
     Script,
     Word,
     unknown_fault,
     unknown_value,
 )
-from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
-from meshwright.service.launchers.reading.trainer import TrainerReader
-from meshwright.service.launchers.reading.trl import TrlReader
-from meshwright.service.launchers.rules import near_divisors, near_multiples
 
 # In the order of trial: names that only one launcher has go first.
 _READERS: Mapping[str, Reader] = {

@@ -29,16 +29,16 @@ from meshwright.service.launchers.reading.python_values import (
     module_values,
     tree_of,
 )
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.launchers.reading.torchtitan_model import model_of
+from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
+from meshwright.service.launchers.rules import near_divisors, near_multiples
+from meshwright.service.launchers.torchtitan import SCHEDULES
+from meshwright.service.shell.values import (
     Word,
     unknown_arguments,
     unknown_fault,
     unknown_in,
 )
-from meshwright.service.launchers.reading.torchtitan_model import model_of
-from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
-from meshwright.service.launchers.rules import near_divisors, near_multiples
-from meshwright.service.launchers.torchtitan import SCHEDULES
 from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Workload
 

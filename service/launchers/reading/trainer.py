@@ -52,13 +52,6 @@ from meshwright.service.launchers.reading.documents import LocatedValue, documen
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
-from meshwright.service.launchers.reading.shell_values import (
-    Script,
-    Word,
-    unknown_arguments,
-    unknown_fault,
-    unknown_in,
-)
 from meshwright.service.launchers.reading.trainer_ranks import (
     engines_precision,
     kernel_of,
@@ -69,6 +62,13 @@ from meshwright.service.launchers.reading.trainer_ranks import (
     require_gpus_of_their_own,
     started_by,
     starts_processes,
+)
+from meshwright.service.shell.values import (
+    Script,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
 )
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"

@@ -35,7 +35,13 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.commands import Command, environment_of, takes_every_gpu, world_of
+from meshwright.service.launchers.reading.commands import (
+    RANK_STARTERS,
+    Command,
+    environment_of,
+    takes_every_gpu,
+    world_of,
+)
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import (
     LocatedValue,
@@ -45,8 +51,7 @@ from meshwright.service.launchers.reading.documents import (
 )
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.shell_commands import RANK_STARTERS
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.values import (
     UNKNOWN,
     Script,
     Word,

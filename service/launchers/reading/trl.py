@@ -46,7 +46,6 @@ from meshwright.service.launchers.reading.documents import LocatedValue, documen
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import PREFERENCE_LOSSES, PREFERENCES
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
-from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
     PADDED,
     REPLICAS,
@@ -58,6 +57,7 @@ from meshwright.service.launchers.reading.trainer import (
     values_of,
 )
 from meshwright.service.launchers.reading.trainer_ranks import kernel_of, liger, ranks_run
+from meshwright.service.shell.values import Word
 
 _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2

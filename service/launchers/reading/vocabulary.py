@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from meshwright.service.launchers.reading.base import Include
-from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.service.shell.values import UNKNOWN
 
 # Megatron-LM's kinds with a table of their own, unless a file overrides it: tokens and source.
 _KINDS: Mapping[str, tuple[int, str]] = {

@@ -15,9 +15,9 @@ from meshwright.profiles.switches import clashes
 from meshwright.service.cli.problem_options import source_of
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_values import unknown_value
 from meshwright.service.launchers.reading.vocabulary import pieces, vocabulary_of
+from meshwright.service.shell.script import read_script
+from meshwright.service.shell.values import unknown_value
 
 SIZES = (
     "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "

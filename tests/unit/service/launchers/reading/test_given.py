@@ -10,7 +10,7 @@ from meshwright.service.launchers.reading.documents import LocatedValue
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
 from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.shell.values import Word
 
 
 @pytest.mark.parametrize("text", ["--micro-batch-size -1", "--micro-batch-size 0", "--micro-batch-size"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from meshwright.service.launchers.reading.shell_expansion import formatted, printed
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.expansion import formatted, printed
+from meshwright.service.shell.values import (
     MAX_DEPTH,
     UNKNOWN,
     FilledTemplate,
@@ -19,7 +19,7 @@ from meshwright.service.launchers.reading.shell_values import (
     Word,
     unknown_value,
 )
-from meshwright.service.launchers.reading.shell_words import Token, lex, whole_number
+from meshwright.service.shell.words import Token, lex, whole_number
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _CHANGED = re.compile(
@@ -32,10 +32,6 @@ SCOPED = ("local", "declare", "typeset")  # inside functions
 _SURE = ("cd", "conda", "cp", "date", "echo", "hash", "ln", "mkdir", "module", "mv", "popd", "printf",
          "pushd", "pwd", "rm", "shopt", "sleep", "touch", "trap", "ulimit", "wait")  # fmt: skip
 _SHELLS = ("bash", "sh", "zsh")
-PARALLEL = ("mpirun", "mpiexec", "srun")  # start one process per rank
-_TEXT_STARTER = "bcprun"  # NVIDIA Base Command's starter, which takes its command as a text
-RANK_STARTERS = (*PARALLEL, _TEXT_STARTER)
-_AROUND_TEXTS = (*RANK_STARTERS, "deepspeed")  # with --no_python it starts a shell
 _MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 # Characters that a shell would split or expand inside the name of an unknown value.
 _SHIELD = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n\r'\"\\$`#<>;&|()"}
@@ -47,18 +43,27 @@ T = TypeVar("T")
 _MAX_KEPT = 200_000  # variables of all commands; beyond it those at the script's end replace them
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starters:
+    """Programs that start others in a shell, such as ``srun … bash -c 'python train.py'``."""
+
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # and their options that take a text
+    keeps: Callable[[Sequence[Word]], bool] = lambda _: True  # whether their words stay before it
+
+
 class Commands(Variables, ABC):
     """Runner of builtins that keeps started programs; the grammar decides which ones are reached."""
 
-    def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
+    def __init__(self, script: Script, include: Include, starters: Starters, *, in_slurm: bool) -> None:
         super().__init__(script, in_slurm=in_slurm)
         self._include = include
+        self._starters = starters
         self._live: Status = True
         self._left = False  # an exit under an unknown condition
         self._depth = 0
         self._given: str | None = ""  # output of the previous command in a pipeline; None: unknown
         self._loops = 0
-        self._parallel: tuple[Word, ...] = ()  # starter of one process per rank, around ``bash -c``
+        self._around: tuple[Word, ...] = ()  # words of starters around ``bash -c``
         self._jump: tuple[str, int] | None = None  # a break or continue, and the number of loops
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
@@ -176,8 +181,7 @@ class Commands(Variables, ABC):
     def _start(self, words: Sequence[Word]) -> None:
         """Record a program's words, with the variables at that point."""
         script = self._script
-        own = is_python(words[0]) and not any("torch.distributed" in word.text for word in words)
-        script.commands.append((*(self._parallel if own else ()), *words))
+        script.commands.append((*(self._around if self._starters.keeps(words) else ()), *words))
         last = script.environments[-1] if script.environments else None
         if last is None or last != script.variables:
             self._kept += len(script.variables)
@@ -297,15 +301,17 @@ class Commands(Variables, ABC):
         given = any(re.fullmatch("-[a-z]*c[a-z]*", text) for text in texts[at + 1 : ends])
         inside = texts[ends] if given and ends < len(texts) else below if ends == len(texts) else None
         names = [text.rsplit("/", 1)[-1] for text in texts]
-        if names[0] == _TEXT_STARTER:
-            at = next((at for at, text in enumerate(texts[:-1]) if text in ("-c", "--cmd")), len(texts))
+        if options := self._starters.texts.get(names[0]):
+            at = next((at for at, text in enumerate(texts[:-1]) if text in options), len(texts))
             inside = texts[at + 1] if at < len(texts) else None
         if inside is not None:
-            before, outer = dict(self._script.words), self._parallel
-            ranks = next((place for place, name in enumerate(names[:at]) if name in _AROUND_TEXTS), at)
-            self._parallel = (*outer, *words[ranks:at])
+            before, outer = dict(self._script.words), self._around
+            start = next(
+                (place for place, name in enumerate(names[:at]) if name in self._starters.texts), at
+            )
+            self._around = (*outer, *words[start:at])
             self._run_text(inside, words[min(ends, len(texts) - 1)].line)
-            self._parallel = outer
+            self._around = outer
             self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from meshwright.service.launchers.reading.shell_commands import ASSIGNMENT, SCOPED, Commands, Include
-from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal
-from meshwright.service.launchers.reading.shell_values import (
+from meshwright.service.shell.commands import ASSIGNMENT, SCOPED, Commands, Include, Starters
+from meshwright.service.shell.expansion import MAX_TURNS, fits, literal
+from meshwright.service.shell.values import (
     UNKNOWN,
     Script,
     Status,
@@ -26,7 +26,7 @@ from meshwright.service.launchers.reading.shell_values import (
     split_words,
     unknown_value,
 )
-from meshwright.service.launchers.reading.shell_words import REDIRECTIONS, Token, lex, whole_number
+from meshwright.service.shell.words import REDIRECTIONS, Token, lex, whole_number
 
 _KEY = re.compile(r"\[([^\]]*)\]=(.*)", re.DOTALL)
 _ENDS = ("\n", ";", "&", "&&", "||", "|", ")", ";;", ";&", ";;&")
@@ -38,6 +38,7 @@ def read_script(
     variables: Mapping[str, str] | None = None,
     include: Include = lambda _: None,
     environment: Mapping[str, str] | None = None,
+    starters: Starters | None = None,
 ) -> Script:
     """Return the commands and variables of a script.
 
@@ -46,6 +47,7 @@ def read_script(
         variables: supplied values, positional ones by their number; they override the script's own.
         include: returns the text of a sourced file by its base name; None if it is missing.
         environment: variables at its start, including positional ones, which it may change.
+        starters: programs that start others in a shell.
 
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
@@ -58,15 +60,15 @@ def read_script(
     ends = next(place for place in range(1, len(first) + 2) if str(place) not in first)
     if ends > 1:
         script.variables["@"] = tuple(first[str(place)] for place in range(1, ends))
-    _Shell(script, include, in_slurm="#SBATCH" in text).run(lex(text))
+    _Shell(script, include, starters or Starters(), in_slurm="#SBATCH" in text).run(lex(text))
     return script
 
 
 class _Shell(Commands):
     """A walk over the tokens of a script; ``_live`` states whether they are reached."""
 
-    def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
-        super().__init__(script, include, in_slurm=in_slurm)
+    def __init__(self, script: Script, include: Include, starters: Starters, *, in_slurm: bool) -> None:
+        super().__init__(script, include, starters, in_slurm=in_slurm)
         self._tokens: Sequence[Token] = ()
         self._at = 0
 

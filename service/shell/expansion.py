@@ -11,7 +11,7 @@ from itertools import takewhile
 from posixpath import dirname
 from typing import TypeAlias
 
-from meshwright.service.launchers.reading.shell_words import WordPart, unescaped, whole_number
+from meshwright.service.shell.words import WordPart, unescaped, whole_number
 
 MAX_TURNS = 64  # of a loop, and words of a sequence
 MAX_BRACED = 256  # words that the braces of one produce

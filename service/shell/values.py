@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.service.launchers.reading.shell_expansion import (
+from meshwright.service.shell.expansion import (
     braced,
     changed,
     closing,
@@ -16,7 +16,7 @@ from meshwright.service.launchers.reading.shell_expansion import (
     literal,
     printed,
 )
-from meshwright.service.launchers.reading.shell_words import (
+from meshwright.service.shell.words import (
     Names,
     Token,
     WordPart,

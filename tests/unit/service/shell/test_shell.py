@@ -9,8 +9,8 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.service.shell.script import read_script
+from meshwright.service.shell.values import UNKNOWN
 
 
 def commands(text: str, **variables: str) -> list[str]:
