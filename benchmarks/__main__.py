@@ -51,6 +51,10 @@ BENCHMARKS = {
     "service": Benchmark(
         "requests, claims and job starts, docs/reliability.md", "benchmarks.service_speed"
     ),
+    "size": Benchmark(
+        "requests with 1,000 and 1,000,000 jobs on record, docs/reliability.md, half an hour",
+        "benchmarks.service_size",
+    ),
     "soak": Benchmark("the memory of a server under requests, the same", "benchmarks.service_soak"),
     "cancels": Benchmark("how soon a running job is cancelled, the same", "benchmarks.service_cancels"),
     "scaling": Benchmark("jobs a minute by 1 and 2 workers, docs/scaling.md", "benchmarks.scaling"),

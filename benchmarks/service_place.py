@@ -72,8 +72,8 @@ def num_threads(pid: int) -> int:
 
 
 @contextmanager
-def place(kind: str) -> Iterator[tuple[Settings, Database]]:
-    """A migrated database, and with PostgreSQL a queue."""
+def place(kind: str, *, migrated: bool = True) -> Iterator[tuple[Settings, Database]]:
+    """A database, and with PostgreSQL a queue."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = {"max_queued_jobs": "1000000", "lease_s": "15"}
@@ -87,7 +87,8 @@ def place(kind: str) -> Iterator[tuple[Settings, Database]]:
             settings["redis_url"] = redis.url
         database = Database(settings["database_url"])
         stack.callback(database.close)
-        migrations.upgrade(database)
+        if migrated:
+            migrations.upgrade(database)
         yield settings, database
 
 

@@ -54,6 +54,13 @@ class Settings(BaseSettings):
         description="names, separated by commas, that a server without keys answers to, beside loopback "
         "names and addresses in digits",
     )
+    trusted_proxies: str = Field(
+        default="127.0.0.1",
+        pattern=r"^[0-9A-Fa-f.:/, *]*$",
+        max_length=4096,
+        description="addresses or networks of proxies that end TLS, separated by commas: where they report "
+        "https (X-Forwarded-Proto), the session cookie is sent over https alone; *: any",
+    )
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     worker_memory_bytes: int | None = Field(
         default=None, ge=2**29, description="a search that wants more fails; None: no limit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
 from http import HTTPStatus
@@ -89,32 +90,72 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
 # No route, and no middleware, ever sees such a request; uvicorn itself would answer with plain text.
 
 
-_VIEW = ProblemView(
-    type=type_of("bad_request"),
-    title=HTTPStatus.BAD_REQUEST.phrase,
-    status=HTTPStatus.BAD_REQUEST,
-    detail="malformed HTTP/1.1 request",
-)
-_BODY = _VIEW.model_dump_json(exclude_none=True).encode()
-_HEAD = h11.Response(
-    status_code=HTTPStatus.BAD_REQUEST,
-    reason=HTTPStatus.BAD_REQUEST.phrase.encode(),
-    headers=[
-        (b"content-type", MEDIA_TYPE.encode()),
-        (b"content-length", str(len(_BODY)).encode()),
-        (b"connection", b"close"),
-    ],
+HEAD_S = 10.0  # for a request's head to arrive; the body has a limit of its own
+
+
+def _written(status: HTTPStatus, code: str, detail: str) -> tuple[h11.Event, ...]:
+    """An answer to what never became a request, after which the connection is closed."""
+    view = ProblemView(type=type_of(code), title=status.phrase, status=status, detail=detail)
+    body = view.model_dump_json(exclude_none=True).encode()
+    head = h11.Response(
+        status_code=status,
+        reason=status.phrase.encode(),
+        headers=[
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ],
+    )
+    return head, h11.Data(data=body), h11.EndOfMessage()
+
+
+_MALFORMED = _written(HTTPStatus.BAD_REQUEST, "bad_request", "malformed HTTP/1.1 request")
+_LATE = _written(
+    HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", f"the request's head did not arrive within {HEAD_S:g} s"
 )
 
 
 class ProblemProtocol(H11Protocol):
-    """Uvicorn's HTTP/1.1, with a problem document for what is none."""
+    """Uvicorn's HTTP/1.1, with a problem document for what is none, and for a head that is late."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read; what has begun as a head must end as one in time."""
+        super().data_received(data)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """Answer, unless an answer is under way, and hang up; ``msg`` is uvicorn's own and says no more."""
         del msg
+        self._hang_up(_MALFORMED)
+
+    def _await_head(self) -> None:
+        """Allow ``HEAD_S`` from the connection, or the first byte; uvicorn ends what is idle after it."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._hang_up, _LATE)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _hang_up(self, answer: tuple[h11.Event, ...]) -> None:
+        self._stop_waiting()
         try:
-            for event in (_HEAD, h11.Data(data=_BODY), h11.EndOfMessage()):
+            for event in answer:
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
             pass

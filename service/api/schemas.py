@@ -347,7 +347,9 @@ class ReadyView(BaseModel):
     """The state of this server's database and queue."""
 
     ready: bool
-    database: Literal["ok", "unavailable"]
+    database: Literal[
+        "ok", "unavailable", "read_only"
+    ]  # read_only: it takes no writes, or its disk is full
     migration: Literal["current", "newer", "outdated", "unsupported", "unknown"]  # the first two serve
     queue: Literal["ok", "degraded", "polling"]
 

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from meshwright.service.db.database import PRIVATE
 from meshwright.service.db.file_lock import owned
 from meshwright.service.errors import ServiceError
 
@@ -30,6 +31,7 @@ def back_up(source: Path, target: Path) -> int:
     partial = target.with_name(f"{target.name}.partial")
     try:
         partial.unlink(missing_ok=True)
+        partial.touch(PRIVATE)
         with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(partial)) as copy:
             live.backup(copy, pages=PAGES)
             _require_sound(copy)

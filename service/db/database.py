@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, update
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import (
@@ -24,10 +26,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from meshwright.service.db.grouping import Grouping
+from meshwright.service.db.tables import schema_compatibility
 
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
+PRIVATE = 0o600  # of a SQLite file and its journals: they hold every tenant's records
 RECYCLE_S = 600.0  # a SQLite connection reads statistics when it is opened
 ANALYSED_ROWS = 1_000  # of each index: milliseconds, however long the table
 # A client that froze inside a transaction keeps its locks no longer than this, and no other client waits
@@ -46,6 +50,9 @@ POSTGRESQL_PORT = 5432
 WAIT_LOOK_S = 0.25  # between two looks at a server that is starting
 WAIT_TOLD_S = 5.0  # between two sentences about it
 PING_AFTER_S = 1.0  # of idleness; a connection that broke sooner costs one request a 503
+
+REMEMBER_S = 1.0  # anybody may ask whether the service is ready, which writes no more often
+_SAME = {schema_compatibility.c.oldest_code: schema_compatibility.c.oldest_code}
 
 # SQLSTATEs (PostgreSQL 18, appendix A): read_only_sql_transaction, idle_in_transaction_session_timeout,
 # transaction_timeout.
@@ -69,6 +76,7 @@ class Database:
         # trip instead of three.
         alone = {"read_only": True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
         self._reader = self._engine.execution_options(**alone)
+        self._takes_writes, self._ask_again_at = False, 0.0
         busy_s = BUSY_TIMEOUT_MS / 1000
         self._grouping = Grouping(self._engine, timeout_s=busy_s) if self.dialect == "sqlite" else None
 
@@ -116,6 +124,20 @@ class Database:
             with self.write() as connection:
                 connection.exec_driver_sql(f"PRAGMA analysis_limit = {ANALYSED_ROWS}")
                 connection.exec_driver_sql("ANALYZE")
+
+    def takes_writes(self) -> bool:
+        """Return whether a row can be written now, or could a moment ago."""
+        now = time.monotonic()
+        if now >= self._ask_again_at:
+            try:
+                with self.write() as connection:
+                    connection.execute(update(schema_compatibility).values(_SAME))
+            except DATABASE_AWAY:
+                self._takes_writes = False
+            else:
+                self._takes_writes = True
+            self._ask_again_at = time.monotonic() + REMEMBER_S
+        return self._takes_writes
 
     def await_server(self, *, within_s: float, tell: Callable[[str], None]) -> None:
         """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
@@ -175,6 +197,8 @@ def _engine(url: URL) -> Engine:
         event.listen(engine, "handle_error", _tell_away)
         return engine
     engine = create_engine(url, json_serializer=compact_json, pool_recycle=RECYCLE_S, **pool, **logs)
+    if url.database is not None:
+        event.listen(engine, "do_connect", partial(_make_private, Path(url.database)))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -219,6 +243,21 @@ def _require_alive(
         engine.dialect.do_ping(connection)
     except engine.dialect.loaded_dbapi.Error:
         raise DisconnectionError from None
+
+
+def keep_private(path: Path) -> None:
+    """Take a SQLite file and its journals from other users; SQLite gives new journals the file's mode."""
+    for suffix in ("", "-wal", "-shm"):
+        file = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            if stat.S_IMODE(file.stat().st_mode) & ~PRIVATE:
+                file.chmod(PRIVATE)
+
+
+def _make_private(path: Path, *_arguments: object) -> None:
+    """Make a new file for its owner alone, before SQLite makes it as the umask allows."""
+    with suppress(OSError):  # it is there, or SQLite names what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
 
 
 class _SqliteConnection(Protocol):

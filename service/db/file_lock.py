@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from meshwright.service.db.database import keep_private
 from meshwright.service.errors import DatabaseBusyError, ServerStartError
 
 
@@ -28,6 +29,7 @@ def owned(path: Path | None) -> Iterator[None]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
+        keep_private(path)
         yield
 
 

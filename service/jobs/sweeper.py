@@ -62,6 +62,14 @@ def sweep(connection: Connection) -> QueueCleanup:
     )
 
 
+def move_moments(connection: Connection, step_s: float) -> None:
+    """Move the deadlines and leases of open jobs with a clock that was set: they are spans of time."""
+    queued = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "queued")))
+    connection.execute(queued.values(expires_at_s=jobs.c.expires_at_s + step_s))
+    running = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "running")))
+    connection.execute(running.values(lease_expires_at_s=jobs.c.lease_expires_at_s + step_s))
+
+
 def _first_leader(database: Database, name: str, lease_s: float) -> bool:
     """Become the first leader that this database ever had, unless another was faster."""
     try:

@@ -167,6 +167,7 @@ def _run(
         app,
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
         http=ProblemProtocol,
+        forwarded_allow_ips=settings.trusted_proxies,
         log_config=None,
         access_log=False,
         server_header=False,

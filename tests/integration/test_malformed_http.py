@@ -1,11 +1,15 @@
 """Clients that do not speak HTTP, against a real server."""
 
 import json
+import select
 import socket
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from meshwright.service.api.problems import HEAD_S
 from tests.processes.servers import serving
 
 
@@ -29,6 +33,33 @@ def test_what_is_no_http_is_a_400_problem_and_the_server_goes_on(tmp_path: Path,
         assert json.loads(body)["type"] == "urn:meshwright:problem:bad_request"
         alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
+
+
+def test_heads_that_do_not_arrive_are_ended_and_hold_up_nobody(tmp_path: Path) -> None:
+    """Twenty connections send a byte a second; ten send nothing."""
+    settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
+    with serving(settings) as server, ExitStack() as stack:
+        host, port = server.url.removeprefix("http://").split(":")
+        address = host, int(port)
+        opened = [stack.enter_context(socket.create_connection(address)) for _ in range(30)]
+        alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        trickling, ended = iter(alive), 0
+        for _ in range(round(3 * HEAD_S)):  # a loaded machine ends them later
+            byte = bytes([next(trickling)])
+            for one in opened[:20]:
+                with suppress(OSError):
+                    one.sendall(byte)
+            time.sleep(1.0)
+            ended = sum(has_ended(one) for one in opened)
+            if ended == len(opened):
+                break
+        assert ended == len(opened)
+        assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the server has answered, or hung up."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def exchanged(host: str, port: int, sent: bytes) -> tuple[str, str]:

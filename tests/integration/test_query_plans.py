@@ -159,6 +159,7 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
         records._copy(connection, TENANT, "many-5", {**a_child(), "id": "copied"})
         records.child_keys(connection, sweep.id)
         records.child_at(connection, sweep.id, 0)
+        sweeper.move_moments(connection, 0.0)
     jobs.cancel(TENANT, sweep.id, key="of a cancel")
     sweeps.join_ready()
     for state in (None, "failed", "queued", "succeeded"):

@@ -27,19 +27,18 @@ async def livez() -> dict[str, str]:
 def readyz(service: ServiceDep, response: Response) -> ReadyView:
     """Database and schema decide; without its queue a service is only slower to start jobs.
 
-    A schema that a newer release has made is served as long as that release declares it compatible.
+    A database that takes no writes, as on a full disk, is not ready. A schema that a newer release has
+    made is served as long as that release declares it compatible.
     """
     migration = _migration(service.database)
-    ready = migration in {"current", "newer"}
+    database: Literal["ok", "unavailable", "read_only"] = "unavailable" if migration == "unknown" else "ok"
+    if migration in {"current", "newer"} and not service.database.takes_writes():
+        database = "read_only"
+    ready = database == "ok" and migration in {"current", "newer"}
     if not ready:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
-    return ReadyView(
-        ready=ready,
-        database="unavailable" if migration == "unknown" else "ok",
-        migration=migration,
-        queue=service.queue.health(),
-    )
+    return ReadyView(ready=ready, database=database, migration=migration, queue=service.queue.health())
 
 
 @router.get(

@@ -1,15 +1,17 @@
 """The API in process, over a real SQLite file: shapes, statuses, and hostile input."""
 
+import sqlite3
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from meshwright.service.api.app import create_app
 from meshwright.service.db import migrations
-from meshwright.service.db.database import Database
+from meshwright.service.db.database import REMEMBER_S, Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
@@ -159,6 +161,22 @@ def test_a_schema_of_another_version_is_not_ready(client: TestClient, database: 
     }
     migrations.downgrade(database, "base")
     assert client.get("/readyz").json()["migration"] == "outdated"
+
+
+def test_a_database_that_takes_no_writes_is_not_ready(client: TestClient) -> None:
+    def refuse(connection: sqlite3.Connection, *_arguments: object) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    served: Database = client.app.state.service.database  # type: ignore[attr-defined]
+    event.listen(served._engine, "connect", refuse)
+    served.close()
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["database"], ready.json()["ready"]) == (503, "read_only", False)
+    assert client.get("/v1/jobs").status_code == 200  # it still answers what it can
+    event.remove(served._engine, "connect", refuse)
+    served.close()
+    time.sleep(REMEMBER_S)
+    assert client.get("/readyz").status_code == 200
 
 
 def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: Database) -> None:

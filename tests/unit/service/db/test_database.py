@@ -1,5 +1,7 @@
 """A database of this service, SQLite or PostgreSQL."""
 
+import os
+import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +11,10 @@ import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from meshwright.service.db import migrations
+from meshwright.service.db.backup import back_up
 from meshwright.service.db.database import Database
+from meshwright.service.db.file_lock import owned
 from meshwright.service.jobs import claiming
 
 
@@ -104,3 +109,22 @@ def test_whose_turn_it_is_is_found_without_a_look_at_any_open_sweep(database: Da
     counted = [step.detail for step in steps if "running" in step.detail]
     assert len(counted) == 1
     assert "COVERING INDEX ix_jobs_with_worker" in counted[0]
+
+
+def test_a_sqlite_file_its_journals_and_its_copies_are_for_their_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    before = os.umask(0)
+    try:
+        made = Database(f"sqlite:///{file}")
+        migrations.upgrade(made)
+        with made.write() as connection:
+            connection.exec_driver_sql("UPDATE schema_compatibility SET oldest_code = oldest_code")
+            back_up(file, tmp_path / "copy.db")
+            found = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.glob("*.db*")}
+        made.close()
+        assert found == dict.fromkeys(("jobs.db", "jobs.db-wal", "jobs.db-shm", "copy.db"), 0o600)
+        file.chmod(0o644)  # of an older release
+        with owned(file):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)

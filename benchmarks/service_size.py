@@ -1,0 +1,126 @@
+"""How requests of 10^3 and 10^6 jobs on record compare: ``python -m benchmarks.service_size [--write]``.
+
+A database is filled (``tests.served.many_jobs``: jobs of 80 days, their plans, events and keys) and
+migrated. A real server with keys and a limit of submissions is asked by one client, each address
+``REQUESTS`` times; then eight clients POST at once. ``--write`` puts the table into docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+
+import numpy as np
+
+from benchmarks.service_place import Connection, Figures, cpu_s, place, write
+from benchmarks.service_speed import KINDS, load
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db.database import Database
+from tests.processes.servers import RunningServer, serving
+from tests.served.job_records import TENANT, TINY_PROBLEM
+from tests.served.many_jobs import fill
+
+SIZES = (1_000, 1_000_000)
+REQUESTS = 200
+SECONDS = 20.0  # for them, at most
+FIRST = 10  # requests that open connections and read the first pages of the file
+
+ASKED = (
+    ("POST", "/v1/jobs?fresh=true"),
+    ("GET", "/v1/jobs/many-5"),
+    ("GET", "/v1/jobs/many-5/plans"),
+    ("GET", "/v1/jobs"),
+    ("GET", "/v1/jobs?state=failed"),
+    ("GET", "/v1/jobs?state=queued"),
+    ("GET", "/v1/plans"),
+    ("GET", "/v1/plans?sort=step_time_s"),
+    ("GET", "/v1/plans?sort=-mfu&model=model-3"),
+    ("GET", "/v1/plans?sort=cost&model=none"),
+    ("GET", "/v1/plans?sort=step_time_s&model=none"),
+    ("GET", "/v1/profiles"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/keys"),
+    ("GET", "/v1/audit"),
+    ("GET", "/metrics"),
+    ("GET", "/readyz"),
+)
+
+
+async def times_of(server: RunningServer, token: str) -> Figures:
+    """``p50 / p99`` in ms of each address, and how many POSTs eight clients get through in a second."""
+    body = json.dumps(TINY_PROBLEM).encode()
+    connection = Connection(server.url, token)
+    await connection.open()
+    figures: Figures = {}
+    for method, path in ASKED:
+        took_ms: list[float] = []
+        used_s, until = 0.0, time.monotonic() + SECONDS
+        while len(took_ms) < FIRST + REQUESTS and time.monotonic() < until:
+            if len(took_ms) == FIRST:
+                used_s = cpu_s(server.process.pid)
+            began_s = time.monotonic()
+            status, answer = await connection.ask(method, path, body if method == "POST" else b"")
+            took_ms.append(1e3 * (time.monotonic() - began_s))
+            if status not in {200, 202}:
+                raise SystemExit(f"error: {method} {path} answered {status} {answer[:200]!r}")
+        cpu_ms = 1e3 * (cpu_s(server.process.pid) - used_s) / max(1, len(took_ms) - FIRST)
+        p50, p99 = np.percentile(took_ms[FIRST:] or took_ms, [50, 99])
+        figures[f"{method} {path}"] = f"{p50:.1f} / {p99:.1f} / {cpu_ms:.1f}"
+
+    async def post(one: Connection) -> None:
+        await one.ask("POST", "/v1/jobs?fresh=true", body)
+
+    figures["POST /v1/jobs?fresh=true, eight clients, a second"] = (
+        f"{(await load(server, token, post))[0]:.0f}"
+    )
+    return figures
+
+
+def measure(kind: str, num_jobs: int) -> Figures:
+    """Every figure of one database with so many jobs."""
+    with place(kind, migrated=False) as (settings, database):
+        began_s = time.monotonic()
+        fill(database, num_jobs)
+        looked_at(database)
+        print(f"{kind}, {num_jobs} jobs: filled in {time.monotonic() - began_s:.0f} s", flush=True)
+        _, token = Keys(database, actor="benchmark").create(NewKey(tenant=TENANT, scope="admin"))
+        wide = {"workers": "0", "max_submits_per_minute": "1000000"}
+        with serving({**settings, **wide}) as server:
+            return asyncio.run(times_of(server, token))
+
+
+def looked_at(database: Database) -> None:
+    """Let the database look at its tables, as it does by itself after a while."""
+    database.note_statistics()
+    if database.dialect == "postgresql":
+        with database.read() as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE")
+
+
+def table(found: dict[str, Figures]) -> str:
+    """A column for every database and number of jobs."""
+    lines = ["| p50 / p99 / processor ms of the API | " + " | ".join(found) + " |"]
+    lines += ["|---" * (len(found) + 1) + "|"]
+    names = next(iter(found.values()))
+    lines += [f"| {name} | " + " | ".join(one[name] for one in found.values()) + " |" for name in names]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table, and write it where it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=KINDS, help="one database; writes nothing")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="other sizes; writes nothing")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
+    asked = parser.parse_args()
+    kinds = [asked.only] if asked.only else KINDS
+    made = table({f"{kind}, {size:,} jobs": measure(kind, size) for kind in kinds for size in asked.sizes})
+    print(made)
+    if asked.write and not asked.only and tuple(asked.sizes) == SIZES:
+        write(f"\n{made}\n", mark="bench-size")
+
+
+if __name__ == "__main__":
+    main()
