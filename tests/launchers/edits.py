@@ -108,7 +108,7 @@ def _megatron_lm_flags() -> list[Edit]:
         Edit("selective with a number of layers", picky, _added("--recompute-num-layers 1")),
         Edit("full without a method", full, (("    --recompute-method uniform\n", ""),)),
         Edit("full without a number of layers", full, (("    --recompute-num-layers 1\n", ""),)),
-        Edit("an unknown module", picky, (("core_attn", "core_attention"),), listed=True),
+        Edit("an unknown module", picky, (("core_attn", "core_attention"),)),
         Edit("weights gathered early without the distributed optimizer", sharded,
              (("    --use-distributed-optimizer\n", ""),)),
         Edit("weights gathered early without overlapped gradients", sharded,

@@ -47,13 +47,14 @@ def _lacking(given: Given, _: ModelSpec) -> None:
 
 def _words(given: Given, _: ModelSpec) -> None:
     """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
-    for flag in given.values:
-        name, allowed = flag.removeprefix("--"), TABLE[plain_name(flag)].words
-        word = given.word(name)
-        if allowed and word.lower() not in {one.lower() for one in allowed}:  # forks write rmsnorm
+    for flag, value in given.values.items():
+        allowed = TABLE[plain_name(flag)].words
+        known = {one.lower() for one in allowed or value.texts}
+        for word in (one for one in value.texts if one.lower() not in known):  # forks write rmsnorm
             near = difflib.get_close_matches(word, allowed, n=1)
             message = f'"{shown(word)}" is not priced, or not known'
-            given.fault(name, message, allowed=", ".join(allowed), nearest=near[0] if near else None)
+            nearest = near[0] if near else None
+            given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
     if given.word("transformer-impl") == "local":
         given.note("--transformer-impl local is priced as Transformer Engine, whose kernels are faster")
 

@@ -52,12 +52,16 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
     hidden, heads = given.integer("hidden-size", 0), given.integer("num-attention-heads", 0)
     ffn = given.integer("ffn-hidden-size", _usual_ffn(hidden, gated=given.has("swiglu")))
     mla = _mla(given)
+    channels = hidden // max(heads, 1)
     head_dim = (
-        mla.qk_nope_head_dim + mla.qk_rope_head_dim
-        if mla
-        else given.integer("kv-channels", hidden // max(heads, 1))
+        mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else given.integer("kv-channels", channels)
     )
-    learned = given.word("position-embedding-type", "learned_absolute") == "learned_absolute"
+    if given.integer("kv-channels", head_dim) != head_dim:
+        given.note("--kv-channels does nothing with --multi-latent-attention")
+    positions = given.word("position-embedding-type", "learned_absolute")
+    learned = positions == "learned_absolute"
+    if positions not in ("learned_absolute", "rope", "yarn"):
+        given.note(f"--position-embedding-type {positions} is priced as rope")
     biased = not given.has("disable-bias-linear")
     model = ModelSpec(
         name=name,
@@ -135,6 +139,10 @@ def _vocabulary(given: Given, include: Include) -> int:
     padded = -(-size // unit) * unit
     if multiple == _USUAL_MULTIPLE and rows in (None, padded):
         return size
+    if rows not in (None, padded):
+        given.note(
+            f"--vocab-size and --make-vocab-size-divisible-by do nothing next to --padded-vocab-size {rows}"
+        )
     return rows or padded
 
 

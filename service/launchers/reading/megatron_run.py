@@ -536,6 +536,8 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
     name = "microbatch-group-size-per-virtual-pipeline-stage"
     group = given.integer(name, pp)
     at = name if given.has(name) else "global-batch-size"
+    if group != pp:
+        given.note(f"--{name} {group} is priced as {pp}, one of each stage")
     if not pp <= group <= count:
         message = f"groups of {group} micro-batches, of which there are {count}, over {pp} stages"
         given.fault(
