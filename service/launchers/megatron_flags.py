@@ -17,6 +17,7 @@ from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
 from meshwright.service.launchers.megatron_names import (
     DROPOUT,
+    FIELDS,
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     WHOLE_STEP,
@@ -163,6 +164,12 @@ class Section:
 def flag(name: str, *values: object) -> MegatronFlag:
     """Return ``--name value …``, or a switch without a value."""
     return MegatronFlag(f"--{name}", tuple(str(value) for value in values))
+
+
+def stated(part: object, record: str, *fields: str) -> list[MegatronFlag]:
+    """Return the flags that alone set these fields of a record; none for what is off, 0 or not stated."""
+    found = {FIELDS[record][name]: getattr(part, name) for name in fields}
+    return flags_of({name: value for name, value in found.items() if value})
 
 
 _OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-LM's flags
@@ -337,13 +344,8 @@ def _precision(target: Target) -> list[MegatronFlag]:
 
 
 def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
-    flags = [
-        flag("num-layers", model.num_layers),
-        flag("hidden-size", model.hidden_size),
-        flag("ffn-hidden-size", model.ffn_hidden_size),
-        flag("num-attention-heads", model.num_attention_heads),
-        flag("kv-channels", model.head_dim),
-    ]
+    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "head_dim")
+    flags = stated(model, "model", *sizes)
     if model.num_kv_heads < model.num_attention_heads and model.mla is None:
         # Without the switch the number of groups is ignored.
         flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
@@ -357,9 +359,7 @@ def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
         flag("vocab-size", model.vocab_size),
         flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
     ]
-    if model.num_mtp_layers:
-        flags.append(flag("mtp-num-layers", model.num_mtp_layers))
-    return flags + _window(model)
+    return [*flags, *stated(model, "model", "num_mtp_layers"), *_window(model)]
 
 
 def _activation(model: ModelSpec) -> list[MegatronFlag]:
@@ -370,11 +370,7 @@ def _activation(model: ModelSpec) -> list[MegatronFlag]:
         flags.append(flag("squared-relu"))
     if not model.gated_mlp and (model.mlp_activation != "gelu" or not model.mlp_bias):
         flags.append(flag("no-bias-gelu-fusion"))  # TransformerConfig: the fusion is gelu's with a bias
-    if model.activation_clamp is not None:
-        flags.append(flag("activation-func-clamp-value", model.activation_clamp))
-    if model.gate_offset:
-        flags.append(flag("glu-linear-offset", model.gate_offset))
-    return flags
+    return flags + stated(model, "model", "activation_clamp", "gate_offset")
 
 
 def _biases(model: ModelSpec) -> list[MegatronFlag]:
@@ -385,10 +381,7 @@ def _biases(model: ModelSpec) -> list[MegatronFlag]:
 
 def _norms(model: ModelSpec) -> list[MegatronFlag]:
     flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
-    if model.norm_epsilon is not None:
-        flags.append(flag("norm-epsilon", model.norm_epsilon))
-    if model.zero_centered_norm:
-        flags.append(flag("apply-layernorm-1p"))
+    flags += stated(model, "model", "norm_epsilon", "zero_centered_norm")
     if model.mla.norms if model.mla else model.query_key_norm == "per_head":
         flags.append(flag("qk-layernorm"))
     return flags
@@ -502,32 +495,18 @@ def _experts(target: Target) -> list[MegatronFlag]:
     model, moe = target.model, target.model.moe
     if moe is None:
         return []
-    flags = [
-        flag("num-experts", moe.num_experts),
-        flag("moe-router-topk", moe.top_k),
-        flag("moe-ffn-hidden-size", moe.ffn_hidden_size),
-        flag("moe-layer-freq", expert_layers(model)),
-    ]
-    if moe.shared_ffn_hidden_size:
-        flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
-    return flags + _router(moe)
+    sizes = stated(moe, "model.moe", "num_experts", "top_k", "ffn_hidden_size")
+    layers = flag("moe-layer-freq", expert_layers(model))
+    return [*sizes, layers, *stated(moe, "model.moe", "shared_ffn_hidden_size"), *_router(moe)]
 
 
 def _router(moe: MoeSpec) -> list[MegatronFlag]:
-    flags = []
-    if moe.shared_expert_gate:
-        flags.append(flag("moe-shared-expert-gate"))
+    flags = stated(moe, "model.moe", "shared_expert_gate")
     if moe.router_score == "sigmoid":
         flags.append(flag("moe-router-score-function", "sigmoid"))
     elif not moe.normalized_top_k:
         flags.append(flag("moe-router-pre-softmax"))
-    if moe.selection_bias:
-        flags.append(flag("moe-router-enable-expert-bias"))
-    if moe.router_groups:
-        flags += [
-            flag("moe-router-num-groups", moe.router_groups),
-            flag("moe-router-group-topk", moe.router_top_groups),
-        ]
+    flags += stated(moe, "model.moe", "selection_bias", "router_groups", "router_top_groups")
     if moe.router_scaling != 1:
         flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
     return flags + flags_of(balance_values(moe))
@@ -536,13 +515,5 @@ def _router(moe: MoeSpec) -> list[MegatronFlag]:
 def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:
     if mla is None:
         return []
-    flags = [flag("multi-latent-attention")]
-    if mla.q_lora_rank:
-        flags.append(flag("q-lora-rank", mla.q_lora_rank))
-    return [
-        *flags,
-        flag("kv-lora-rank", mla.kv_lora_rank),
-        flag("qk-head-dim", mla.qk_nope_head_dim),
-        flag("qk-pos-emb-head-dim", mla.qk_rope_head_dim),
-        flag("v-head-dim", mla.v_head_dim),
-    ]
+    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return [flag("multi-latent-attention"), *stated(mla, "model.mla", *sizes)]

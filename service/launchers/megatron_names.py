@@ -28,9 +28,17 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_SET = {name: flag.sets for name, flag in TABLE.items() if flag.sets and flag.kind != "text"}
 # Those with values that are read, each checked for its kind.
-FLAGS: Mapping[str, Kind] = {
-    spelled(name): flag.kind for name, flag in TABLE.items() if flag.sets and flag.kind != "text"
+FLAGS: Mapping[str, Kind] = {spelled(name): TABLE[name].kind for name in _SET}
+# The flags that alone set a field, by record (``model.mla``) and by the field's name.
+FIELDS: Mapping[str, Mapping[str, str]] = {
+    record: {
+        path.rpartition(".")[2]: name
+        for name, path in _SET.items()
+        if path.rpartition(".")[0] == record and [*_SET.values()].count(path) == 1
+    }
+    for record in ("model", "model.mla", "model.moe")
 }
 FROM_CHECKPOINT = "--use-checkpoint-args"  # a checkpoint overrides flags of the model
 

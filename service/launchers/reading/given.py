@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
+from typing import Any
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flag_names, plain_name
-from meshwright.service.launchers.megatron_names import FLAGS, TABLE
+from meshwright.service.launchers.megatron_names import FIELDS, FLAGS, TABLE
 from meshwright.service.launchers.reading.base import Overrides, Place
 from meshwright.service.launchers.reading.fields import decides, is_off, meant, passing, undecided
 from meshwright.service.shell.values import (
@@ -93,6 +94,19 @@ class Given:
     def number(self, name: str, default: float) -> float:
         """Return the value of a flag that takes a number."""
         return float(self.word(name)) if self.has(name) else default
+
+    def fields(self, record: str, *names: str) -> dict[str, Any]:
+        """Return fields of a record (``model.mla``) that single flags set; without them only defaults."""
+        found: dict[str, Any] = {}
+        for name in names:
+            flag = FIELDS[record][name]
+            row, text = TABLE[flag], self.word(flag.replace("_", "-"))
+            value = {"switch": bool, "integer": int, "number": float}[row.kind](text or row.default or 0)
+            if self.has(flag.replace("_", "-")):
+                found[name] = True if row.kind == "switch" else value
+            elif row.default is not None:
+                found[name] = value
+        return found
 
     def fault(self, name: str, message: str, *, allowed: str | None = None, nearest: object = None) -> None:
         """Record a fault of a flag; its line becomes part of the message."""

@@ -163,14 +163,10 @@ def _kv_heads(given: Given, heads: int) -> int:
 def _mla(given: Given) -> MlaSpec | None:
     if not given.has("multi-latent-attention"):
         return None
-    return MlaSpec(
-        q_lora_rank=given.integer("q-lora-rank", 0),
-        kv_lora_rank=given.integer("kv-lora-rank", 32),
-        qk_nope_head_dim=given.integer("qk-head-dim", 128),
-        qk_rope_head_dim=given.integer("qk-pos-emb-head-dim", 64),
-        v_head_dim=given.integer("v-head-dim", 128),
-        norms=given.has("qk-layernorm"),
+    sizes = given.fields(
+        "model.mla", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
     )
+    return MlaSpec(**{"q_lora_rank": 0, **sizes}, norms=given.has("qk-layernorm"))
 
 
 def _number(given: Given, name: str) -> float | None:
@@ -308,7 +304,7 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         given.word("moe-router-score-function") == "sigmoid",
     )
     moe = MoeSpec(
-        num_experts=given.integer("num-experts", 1),
+        **given.fields("model.moe", *_OF_ROUTER),
         top_k=top_k,
         ffn_hidden_size=width,
         num_shared_experts=max(round(shared / max(width, 1)), 1) if shared else 0,
@@ -316,15 +312,14 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         **expert_placement(layers, model.num_layers),
         router_score="sigmoid" if sigmoid else "softmax",
         normalized_top_k=_normalizes(given, top_k, sigmoid=sigmoid),
-        router_groups=given.integer("moe-router-num-groups", 0),
-        router_top_groups=given.integer("moe-router-group-topk", 0),
-        router_scaling=_number(given, "moe-router-topk-scaling-factor") or 1.0,
         router_bias=model.mlp_bias and "--deepspeed" not in given.others,  # DeepSpeed's gate has none
-        selection_bias=given.has("moe-router-enable-expert-bias"),
         **_balance(given),
         shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,
     )
     return replace(model, moe=moe)
+
+
+_OF_ROUTER = ("num_experts", "router_groups", "router_top_groups", "router_scaling", "selection_bias")
 
 
 def _normalizes(given: Given, top_k: int, *, sigmoid: bool) -> bool:
