@@ -88,7 +88,9 @@ def measure(kind: str, num_jobs: int) -> Figures:
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant=TENANT, scope="admin"))
         wide = {"workers": "0", "max_submits_per_minute": "1000000"}
         with serving({**settings, **wide}) as server:
-            return asyncio.run(times_of(server, token))
+            found = asyncio.run(times_of(server, token))
+        print(table({f"{kind}, {num_jobs:,} jobs": found}), flush=True)
+        return found
 
 
 def looked_at(database: Database) -> None:

@@ -66,11 +66,9 @@ _FILL = """UPDATE plans SET superseded_at_s = found.at_s FROM (
     FROM plans JOIN jobs ON jobs.id = plans.job_id {}
 ) AS found WHERE plans.job_id = found.job_id AND plans.rank = found.rank
 AND found.at_s IS NOT NULL AND plans.superseded_at_s IS NULL"""
-_RANGE = """WHERE (plans.tenant, plans.plan_id) > (:tenant, :plan_id)
-    AND (plans.tenant, plans.plan_id) <= (:last_tenant, :last_plan_id)"""
-_REST = "WHERE (plans.tenant, plans.plan_id) > (:tenant, :plan_id)"
-_LAST = sa.text("""SELECT tenant, plan_id FROM plans WHERE (tenant, plan_id) > (:tenant, :plan_id)
-    ORDER BY tenant, plan_id LIMIT 1 OFFSET :batch""").bindparams(batch=_BATCH - 1)
+_SOME = "WHERE plans.tenant = :tenant AND plans.plan_id = ANY(:plan_ids)"
+_NEXT = sa.text("""SELECT tenant, plan_id FROM plans WHERE (tenant, plan_id) > (:tenant, :plan_id)
+    ORDER BY tenant, plan_id LIMIT :batch""").bindparams(batch=_BATCH)
 _SUMS = "sum(jobs), sum(attempts), sum(lost_leases), solve_bucket, sum(solve_s), gap_bucket, sum(gap)"
 # One statement reads all jobs, and all that the triggers have counted since 0015, at one moment.
 _COUNT = f"""INSERT INTO job_totals ({COLUMNS})
@@ -104,8 +102,9 @@ def _fill() -> None:
         op.execute(_FILL.format(""))
         return
     connection, after = op.get_bind(), {"tenant": "", "plan_id": ""}
-    while last := connection.execute(_LAST, after).one_or_none():
-        upto = {"last_tenant": last.tenant, "last_plan_id": last.plan_id}
-        connection.execute(sa.text(_FILL.format(_RANGE)), {**after, **upto})
-        after = {"tenant": last.tenant, "plan_id": last.plan_id}
-    connection.execute(sa.text(_FILL.format(_REST)), after)
+    while found := connection.execute(_NEXT, after).all():
+        for tenant in {row.tenant for row in found}:
+            plan_ids = list({row.plan_id for row in found if row.tenant == tenant})
+            some = {"tenant": tenant, "plan_ids": plan_ids}  # named, or PostgreSQL reads the whole table
+            connection.execute(sa.text(_FILL.format(_SOME)), some)
+        after = {"tenant": found[-1].tenant, "plan_id": found[-1].plan_id}

@@ -48,6 +48,7 @@ _API = "/v1/"  # pages pass over what links to them carry
 SMALL_BYTES = 16 * 2**10  # of a body that waits for no other, and is parsed at once: 0.5 ms
 MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: up to 6 MiB of memory each
 MAX_DOCUMENTS = 2  # the same of what may hold tables: up to 60 MiB each
+MAX_COMPUTING = 2  # re-plans, reports and calibrations at a time: more would only wait for the processor
 MAX_WAIT_FOR_TURN_S = 10.0
 MAX_UPLOAD_S = 30.0  # 8 MiB at 2.3 Mbit/s; a body that trickles in holds up others
 
@@ -69,6 +70,7 @@ class Service:
     watch: EventWatch  # of jobs, for long polls and event streams
     problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
     documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DOCUMENTS))
+    computing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_COMPUTING))
 
 
 def service_of(request: Request) -> Service:
@@ -240,16 +242,37 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
         yield _pieces(request, limits)
         return
     service = service_of(request)
-    turn = service.problems if limits.max_bytes <= PROBLEM.max_bytes else service.documents
+    turns = service.problems if limits.max_bytes <= PROBLEM.max_bytes else service.documents
+    async with _turn(turns, "large bodies"):
+        yield _pieces(request, limits)
+
+
+async def computing(request: Request) -> AsyncIterator[None]:
+    """Let a request wait for its turn to compute for seconds; waiting, it holds no thread.
+
+    Raises:
+        BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
+    """
+    async with _turn(service_of(request).computing, "re-plans, reports and calibrations"):
+        yield
+
+
+@asynccontextmanager
+async def _turn(turns: asyncio.Semaphore, what: str) -> AsyncIterator[None]:
+    """Hold one of the turns.
+
+    Raises:
+        BusyError: all were held for ``MAX_WAIT_FOR_TURN_S``.
+    """
     try:
         async with asyncio.timeout(MAX_WAIT_FOR_TURN_S):
-            await turn.acquire()
+            await turns.acquire()
     except TimeoutError:
-        raise BusyError("as many large bodies are in work as this server takes at a time") from None
+        raise BusyError(f"as many {what} are in work as this server takes at a time") from None
     try:
-        yield _pieces(request, limits)
+        yield
     finally:
-        turn.release()
+        turns.release()
 
 
 async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]:
@@ -310,6 +333,7 @@ async def profiles_of(request: Request) -> ProfileStore:
 
 
 NO_FIELDS = Depends(no_fields)
+COMPUTES = Depends(computing, scope="function")
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]

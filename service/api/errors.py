@@ -70,7 +70,7 @@ class BodyTooSlowError(ServiceError):
 
 
 class BusyError(ServiceError):
-    """As many large bodies are in work as this server takes at a time."""
+    """As many requests of a kind are in work as this server takes at a time."""
 
     code = "busy"
 

@@ -33,6 +33,7 @@ QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_st
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
 PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/auth/test_access.py::", "unit/service/api/test_hostile.py::"
+FLOODS = "integration/test_floods.py::"
 UPGRADES = "integration/test_upgrades.py::"
 BODIES = "integration/test_large_bodies.py::"
 
@@ -208,6 +209,11 @@ FAULTS = (
             UPGRADES + "test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back",
             UPGRADES + "test_f25_the_way_back_is_a_command",
         ),
+    ),
+    Fault(
+        happens="48 jobs are re-planned at once, as after one failed switch",
+        promise="the whole answer, or 503 with Retry-After; the API stays ready and below 300 MiB",
+        tests=(FLOODS + "test_f26_a_flood_of_replans_is_answered_or_refused_and_the_api_stays_ready",),
     ),
 )
 

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep
+from meshwright.service.api.deps import COMPUTES, READS, JobsDep, Service, ServiceDep, TenantDep
 from meshwright.service.api.problems import declared
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_from_json
@@ -37,7 +37,7 @@ WhatIf = Annotated[bool, Query(description="also predict other hardware and batc
 
 @router.get(
     "/jobs/{job_id}/report",
-    dependencies=[READS],
+    dependencies=[READS, COMPUTES],
     response_class=HTMLResponse,
     responses=declared(404, 409),
     summary="Report of a ranking",
@@ -53,7 +53,7 @@ def job_report(job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: 
 
 @router.get(
     "/plans/{plan_id}/report",
-    dependencies=[READS],
+    dependencies=[READS, COMPUTES],
     response_class=HTMLResponse,
     responses=declared(404),
     summary="Report of a plan",
@@ -70,7 +70,7 @@ def plan_report(
 
 @router.get(
     "/plans/{plan_id}/timeline",
-    dependencies=[READS],
+    dependencies=[READS, COMPUTES],
     response_class=JSONResponse,
     responses=declared(404),
     summary="Timeline of a plan's step",
