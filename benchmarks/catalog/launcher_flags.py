@@ -157,16 +157,6 @@ PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
             roots=tuple(_DEEPSPEED),
         ),
     ),
-    "torchrun": (
-        Release(
-            name="torch-2.13.0",
-            files=("torch/distributed/run.py", "torch/distributed/launch.py"),
-            added=True,
-        ),
-    ),
-    "deepspeed-launcher": (
-        Release(name="deepspeed-0.19.8", files=("deepspeed/launcher/runner.py",), added=True),
-    ),
     "torchtitan": (
         _titan("0.3.0", ("torchtitan/**/*.py",), "Trainer.Config"),
         _titan("0.2.2", ("torchtitan/config/job_config.py",), "JobConfig"),

@@ -17,7 +17,8 @@ import yaml
 from meshwright.profiles.flags import FLAGS_FOLDER
 from meshwright.service.verify.environments import Environment
 
-PARSERS = {"megatron-lm": "megatron_lm_arguments.py"}  # scripts that print a parser, by program
+# Scripts that print a parser, by program.
+PARSERS = {"megatron-lm": "megatron_lm_arguments.py", "torchrun": "torchrun_arguments.py"}
 _OF_THE_PARSER = ("type", "default", "choices")
 _READ = ("priced", "sets")  # rows with a type of our own: a list of the schedule's words is one text
 Row = dict[str, Any]

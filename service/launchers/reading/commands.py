@@ -12,7 +12,7 @@ from itertools import chain, pairwise, zip_longest
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.flags import flags_of
+from meshwright.profiles.flags import flags_of, plain_name
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.service.launchers.reading.fields import meant
 from meshwright.service.shell.commands import Starters, is_python
@@ -442,9 +442,13 @@ def require_options(script: Script, name: str) -> None:
         at = next((at for at, text in enumerate(texts) if text in _WITH_OPTIONS), None)
         if at is None or not command.program:
             continue
-        options = [option.replace("-", "_") for option in flags_of(_WITH_OPTIONS[texts[at]])]
+        table = flags_of(_WITH_OPTIONS[texts[at]])
+        options = [*table]
         for word in command.before[at + 1 :]:
-            said = word.text.partition("=")[0].removeprefix("--").replace("-", "_")
+            said = plain_name(word.text.partition("=")[0]) if word.text.startswith("--") else ""
+            if said in table and table[said].role == "refused":
+                where = f"line {word.line} of {shown(name)}"
+                raise refused(f"{where}: {shown(word.text)} cannot be read: {table[said].why}")
             if not word.text.startswith("--") or word.unknown or said in ("", *options):
                 continue
             whole = [one for one in options if one.startswith(said)]  # argparse accepts prefixes

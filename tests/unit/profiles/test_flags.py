@@ -47,7 +47,7 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     assert lacking == []
 
 
-WITH_REASONS = {"megatron-lm", "megatron-core"}
+WITH_REASONS = {"deepspeed-launcher", "megatron-core", "megatron-lm", "torchrun"}
 
 
 def test_what_a_spelling_means_is_a_priced_argument() -> None:
@@ -70,7 +70,8 @@ def test_what_an_argument_sets_is_a_field(name: str) -> None:
     known = {f"{name}.{one.name}" for one in fields(records[name])} | {name}
     known |= {f"model.mla.{one.name}" for one in fields(MlaSpec)}
     known |= {f"model.moe.{one.name}" for one in fields(MoeSpec)}
-    said = {flag.sets for flag in flags_of("megatron-lm").values() if flag.sets}
+    tables = [flags_of(program) for program in sorted(WITH_REASONS)]
+    said = {flag.sets for table in tables for flag in table.values() if flag.sets}
     assert {one for one in said if one.partition(".")[0] == name} <= known
 
 

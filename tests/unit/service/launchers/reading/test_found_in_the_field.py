@@ -562,3 +562,11 @@ def test_flags_that_start_nothing_are_refused_where_degrees_are_set_that_none_ta
     found = read(same, Overrides(num_gpus=8))
     assert found.configuration.tensor_parallel_size == 4
     assert any("no command in it starts a program" in note for note in found.notes)
+
+
+def test_a_starter_that_tries_configurations_of_its_own_is_refused() -> None:
+    start = "deepspeed --num_nodes 1 --num_gpus 8"
+    flags = f"{SIZES} --vocab-size 512 --global-batch-size 8 --micro-batch-size 1\n"
+    assert read(f"{start} pretrain_gpt.py {flags}").configuration.num_gpus == 8
+    with pytest.raises(InvalidProblemError, match=r"--autotuning.* configurations of its own"):
+        read(f"{start} --autotuning=run pretrain_gpt.py {flags}")
