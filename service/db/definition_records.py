@@ -70,6 +70,12 @@ def count_names(connection: Connection, tenant: str, kind: Kind) -> int:
     return connection.execute(query).scalar_one()
 
 
+def count_versions(connection: Connection, tenant: str, kind: Kind, name: str) -> int:
+    """Return how many versions of a definition there are."""
+    own = *_own(tenant, kind), definitions.c.name == name, definitions.c.deleted_at_s.is_(None)
+    return connection.execute(select(func.count()).select_from(definitions).where(*own)).scalar_one()
+
+
 def insert_definition(
     connection: Connection, tenant: str, kind: Kind, name: str, *, document: Mapping[str, object]
 ) -> None:

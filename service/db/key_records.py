@@ -15,6 +15,8 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, newest_first
 from meshwright.service.db.tables import api_keys, audit, sessions
 
+MAX_SESSIONS = 100  # of one key at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
@@ -122,8 +124,12 @@ def newest_audit(
 
 
 def insert_session(connection: Connection, token_sha256: str, *, key_id: str, life_s: float) -> None:
-    """Add a session of a key, and forget those that have ended."""
+    """Add a session of a key, and forget those that have ended, and the oldest beyond ``MAX_SESSIONS``."""
     connection.execute(delete(sessions).where(sessions.c.expires_at_s <= now_s()))
+    own = sessions.c.key_id == key_id
+    newest = select(sessions.c.token_sha256).where(own).order_by(sessions.c.expires_at_s.desc())
+    oldest = newest.limit(MAX_SESSIONS).offset(MAX_SESSIONS - 1)
+    connection.execute(delete(sessions).where(sessions.c.token_sha256.in_(oldest)))
     values = {"token_sha256": token_sha256, "key_id": key_id, "expires_at_s": now_s() + life_s}
     connection.execute(insert(sessions).values(values))
 

@@ -121,6 +121,14 @@ class PlanFilter:
         """Return whether the largest comes first."""
         return self.sort.startswith("-")
 
+    @property
+    def is_selective(self) -> bool:
+        """Return whether some plans of a list may be left out, which no index tells."""
+        return (
+            bool(self.equal.keys() - {"job_id"} or self.at_most or self.at_least)
+            or self.measured is not None
+        )
+
     def position(self, one: PlanFigures) -> Position:
         """Return the position of a plan in the list."""
         return getattr(one, self.column), one.job_id, one.rank
@@ -148,19 +156,19 @@ def plans_like(
     At most ``MAX_LOOKED_AT`` plans are looked at, as no index serves every filter: a page may hold fewer
     plans than ``limit``, even none, and the list goes on.
     """
-    listed = _listed(tenant, wanted, after)
-    found = all_of(connection, PlanFigures, _matching(listed, wanted, found_by_s).limit(limit))
-    last: Position | None = None
-    if len(found) < limit:
-        place = [listed.selected_columns[name] for name in (wanted.column, "job_id", "rank")]
-        edge = connection.execute(listed.with_only_columns(*place).limit(1).offset(MAX_LOOKED_AT - 1))
-        last = next((tuple(row) for row in edge), None)
+    listed = _ordered(_listed(tenant, wanted, after), plans.c, wanted)
+    edge: Position | None = None
+    if wanted.is_selective or after is not None:
+        place = (plans.c[wanted.column], plans.c.job_id, plans.c.rank)
+        last = connection.execute(listed.with_only_columns(*place).limit(1).offset(MAX_LOOKED_AT - 1))
+        edge = next((tuple(row) for row in last), None)
+    found = all_of(connection, PlanFigures, _matching(listed, wanted, found_by_s, edge).limit(limit))
     if after is not None and "job_id" not in wanted.equal:
         since = all_of(connection, PlanFigures, _superseded_since(tenant, wanted, after, found_by_s, limit))
         found = sorted((*found, *since), key=wanted.position, reverse=wanted.descends)[:limit]
     if len(found) == limit:
         return found, wanted.position(found[-1])
-    return [one for one in found if last is None or not wanted.is_after(wanted.position(one), last)], last
+    return [one for one in found if edge is None or not wanted.is_after(wanted.position(one), edge)], edge
 
 
 def _listed(tenant: str, wanted: PlanFilter, after: Position | None) -> Select[Any]:
@@ -180,12 +188,15 @@ def _placed(wanted: PlanFilter, after: Position | None) -> Iterable[ColumnElemen
         yield place < after if wanted.descends else place > after
 
 
-def _matching(listed: Select[Any], wanted: PlanFilter, found_by_s: float) -> Select[Any]:
-    """Return the plans that a filter lets through, of the first that a list looks at."""
-    looked_at = _ordered(listed, plans.c, wanted).limit(MAX_LOOKED_AT).subquery("looked_at")
-    found_at_s = looked_at.c.found_at_s
-    query = select(looked_at).where(or_(found_at_s.is_(None), found_at_s <= found_by_s))
-    return _ordered(query.where(*_conditions(wanted, looked_at.c)), looked_at.c, wanted)
+def _matching(
+    listed: Select[Any], wanted: PlanFilter, found_by_s: float, edge: Position | None
+) -> Select[Any]:
+    """Return the plans of a list that a filter lets through, up to the last that is looked at."""
+    query = listed.where(or_(plans.c.found_at_s.is_(None), plans.c.found_at_s <= found_by_s))
+    if edge is not None:
+        place = tuple_(plans.c[wanted.column], plans.c.job_id, plans.c.rank)
+        query = query.where(place >= edge if wanted.descends else place <= edge)
+    return query.where(*_conditions(wanted, plans.c))
 
 
 def _superseded_since(

@@ -99,6 +99,12 @@ def next_version(connection: Connection, tenant: str, scope: str) -> int:
     return (connection.execute(last).scalar_one() or 0) + 1
 
 
+def is_full(connection: Connection, tenant: str, most: int) -> bool:
+    """Return whether a tenant has ``most`` profiles."""
+    last = select(profiles.c.id).where(profiles.c.tenant == tenant).order_by(profiles.c.created_at_s)
+    return connection.execute(last.limit(1).offset(most - 1)).first() is not None
+
+
 def insert_profile(
     connection: Connection, tenant: str, profile_id: str, *, document: Mapping[str, object], **facts: object
 ) -> None:

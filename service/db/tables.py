@@ -293,6 +293,7 @@ sessions = Table(
     Column("key_id", ForeignKey("api_keys.id", ondelete="CASCADE"), nullable=False),
     Column("expires_at_s", Double, nullable=False),
     Index(None, "expires_at_s"),
+    Index(None, "key_id", "expires_at_s"),
 )
 
 audit = Table(

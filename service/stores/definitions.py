@@ -25,6 +25,7 @@ from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
 
 MAX_NAMES = 1_000  # of one kind, for one tenant
+MAX_VERSIONS = 1_000  # of one name
 KINDS: tuple[Kind, ...] = ("model", "cluster")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?:@([1-9][0-9]{0,8}))?")
@@ -106,6 +107,12 @@ class Definitions:
                 return newest, False
             if newest is None and records.count_names(connection, tenant, kind) >= MAX_NAMES:
                 message = f"there are {MAX_NAMES} of this kind; delete one first"
+                raise InvalidProblemError.of("/path/name", message)
+            if (
+                newest is not None
+                and records.count_versions(connection, tenant, kind, name) >= MAX_VERSIONS
+            ):
+                message = f"there are {MAX_VERSIONS} versions; delete them, or use another name"
                 raise InvalidProblemError.of("/path/name", message)
             records.insert_definition(connection, tenant, kind, name, document=document)
             added = records.find_definition(connection, tenant, kind, name, None)

@@ -39,6 +39,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
 MAX_TITLE = 200
+MAX_PROFILES = 10_000  # of one tenant; calibrations that measurements make are kept beyond
 A = TypeVar("A")
 
 
@@ -54,7 +55,7 @@ class ProfileStore:
         """Keep a profile; an equal one that is stored already is returned.
 
         Raises:
-            InvalidProblemError: it is neither a calibration nor a measured profile.
+            InvalidProblemError: it is neither a calibration nor a measured profile, or there are too many.
             IdempotencyConflictError: the idempotency key was used for something else.
         """
         given = read_given(document)
@@ -63,6 +64,7 @@ class ProfileStore:
         def keep() -> ProfileRecord:
             with self._database.write() as connection:
                 made = made_before(connection, tenant, repeatable)
+                _require_room(connection, tenant, profile_id)
                 record = keep_profile(connection, tenant, profile_id, document, given=given)
                 if made is None:
                     remember(connection, tenant, repeatable, subject=profile_id)
@@ -275,3 +277,15 @@ def _facts(given: GivenProfile) -> dict[str, object]:
     title = f"{subject.model.name}: {len(given.measurements)} timings at {subject.seq_length} tokens"
     gpu = given.machine.gpu
     return {"kind": "measured", "gpu": gpu[:64] if gpu else None, "title": title[:MAX_TITLE]}
+
+
+def _require_room(connection: Connection, tenant: str, profile_id: str) -> None:
+    """Refuse a profile more than a tenant may keep.
+
+    Raises:
+        InvalidProblemError: it has as many.
+    """
+    if records.find_profile(connection, tenant, profile_id) is None and records.is_full(
+        connection, tenant, MAX_PROFILES
+    ):
+        raise InvalidProblemError.of("", f"there are {MAX_PROFILES} profiles; delete one first")

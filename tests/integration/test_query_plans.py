@@ -235,6 +235,8 @@ def use_stores(database: Database) -> None:
         values = {"request": {}, "config": {}, "body": {}, "profile_id": "own", "scope": "scope-1"}
         profile_records.insert_measurement(connection, TENANT, "own", plan_id=run.plan_id, **values)
         plan_records.note_measured(connection, TENANT, [run.plan_id])
+        profile_records.is_full(connection, TENANT, 10_000)
+        definition_records.count_versions(connection, TENANT, "model", "model-5")
     raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
     definitions.put(TENANT, "cluster", "own", raw)
     definitions.read(TENANT, "cluster", "own", 1)

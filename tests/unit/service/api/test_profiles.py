@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.stores import profiles
 from meshwright.workers.outcome import outcome_of
 from meshwright.workers.runner import Runner
 from meshwright.workers.search import StoredSearch
@@ -62,6 +63,17 @@ def test_a_measured_profile_is_kept_and_a_plan_of_another_gpu_refuses_it(client:
     (fault,) = answer.json()["errors"]
     assert fault["pointer"] == "/profile"
     assert "l40s" in fault["message"]
+
+
+def test_the_number_of_profiles_is_bounded_and_one_that_is_there_is_no_new_one(
+    client: TestClient, measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = client.get(f"/v1/profiles/{measured['profile']}").json()["document"]
+    monkeypatch.setattr(profiles, "MAX_PROFILES", 1)
+    assert client.post("/v1/profiles", json=document).status_code == 201
+    new = measured_profile(measurement("qkv", "forward", 1e-3, m=64, n=64, k=64)).to_json()
+    refused = client.post("/v1/profiles", json=new)
+    assert (refused.status_code, "there are 1 profiles; delete one first" in refused.text) == (422, True)
 
 
 @pytest.mark.parametrize(

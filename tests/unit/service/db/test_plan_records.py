@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.profiles.units import GIB
 from meshwright.service.api.schemas import PlanSort
-from meshwright.service.db import migrations
+from meshwright.service.db import migrations, plan_records
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter
 from meshwright.service.errors import BadPageTokenError
@@ -229,3 +229,23 @@ def test_plans_that_are_equal_in_what_is_sorted_by_are_told_once_each_on_any_pag
     for sort in ("step_time_s", "-step_time_s", "found_at_s", "-found_at_s"):
         names = [one.plan_id for one in listed(jobs, sort=sort)]
         assert sorted(names) == ["a1", "a2", "a3", "a4", "b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize("sort", ["step_time_s", "-step_time_s", "found_at_s", "-found_at_s"])
+def test_a_filter_that_few_plans_match_gives_short_pages_that_go_on(
+    jobs: Jobs, engine: JobEngine, monkeypatch: pytest.MonkeyPatch, sort: str
+) -> None:
+    """Two of nine plans match, and each page looks at three."""
+    monkeypatch.setattr(plan_records, "MAX_LOOKED_AT", 3)
+    found(jobs, engine, *(a_timed_plan(f"a{rank}", rank, 30.0 + rank, 60) for rank in range(1, 8)))
+    found(jobs, engine, a_timed_plan("few", 1, 31.5, 40), a_timed_plan("last", 2, 50.0, 40))
+    wanted = PlanFilter(at_most={"peak_memory_bytes": 50 * GIB}, sort=sort)
+    sizes, token, names = [], None, []
+    while True:
+        page = jobs.plans_like(TENANT, wanted, page_size=5, page_token=token)
+        names += [one.plan_id for one in page.items]
+        sizes.append(len(page.items))
+        if (token := page.next_page_token) is None:
+            break
+    assert sorted(names) == ["few", "last"]
+    assert len(sizes) in {3, 4}  # nine plans, three at a time, and perhaps an empty page at the end

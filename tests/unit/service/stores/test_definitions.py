@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.profiles.library import model_names
 from meshwright.service.db.database import Database
-from meshwright.service.stores.definitions import MAX_NAMES
+from meshwright.service.stores.definitions import MAX_NAMES, MAX_VERSIONS
 from tests.served.access_cases import token_of
 from tests.served.api_client import BODY, PROBLEM_TYPE, submit
 
@@ -144,3 +144,17 @@ def test_the_number_of_names_is_bounded(
     assert client.put("/v1/models/one-more", json=shape).status_code == 422
     headers = {"Authorization": f"Bearer {token_of(database, 'another')}"}
     assert client.put("/v1/models/one-more", json=shape, headers=headers).status_code == 201
+
+
+def test_the_number_of_versions_is_bounded_until_they_are_deleted(
+    client: TestClient, database: Database, shape: dict[str, Any]
+) -> None:
+    versions = range(1, MAX_VERSIONS + 1)
+    rows = ", ".join(f"('default', 'model', 'ours', {number}, '{{}}', 0)" for number in versions)
+    with database.write() as connection:
+        columns = "tenant, kind, name, version, document, created_at_s"
+        connection.exec_driver_sql(f"INSERT INTO definitions ({columns}) VALUES {rows}")  # noqa: S608
+    refused = client.put("/v1/models/ours", json=shape)
+    assert (refused.status_code, "1000 versions" in refused.text) == (422, True)
+    assert client.delete("/v1/models/ours").status_code == 204
+    assert client.put("/v1/models/ours", json=shape).json()["version"] == MAX_VERSIONS + 1

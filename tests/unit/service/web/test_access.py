@@ -10,7 +10,7 @@ from meshwright.service.api.deps import SESSION_COOKIE
 from meshwright.service.auth.access import begin_session
 from meshwright.service.auth.keys import Keys, hash_of
 from meshwright.service.db.database import Database
-from meshwright.service.db.key_records import insert_session
+from meshwright.service.db.key_records import MAX_SESSIONS, insert_session
 from meshwright.service.db.tables import sessions
 from meshwright.service.jobs.engine import JobEngine
 from tests.served.access_cases import OPEN, lesser, operations, revoked_token, token_of, with_ids
@@ -105,6 +105,18 @@ def test_a_session_ends_by_itself_and_is_forgotten_at_the_next_sign_in(
     signed_in(browser, token)
     with database.read() as connection:
         assert hash_of(old) not in connection.execute(select(sessions.c.token_sha256)).scalars().all()
+
+
+def test_a_key_has_so_many_sessions_and_a_new_one_ends_the_oldest(database: Database) -> None:
+    tokens = [token_of(database, tenant) for tenant in ("ours", "theirs")]
+    first, others = (session_of(database, token) for token in tokens)
+    for _ in range(MAX_SESSIONS):
+        newest = session_of(database, tokens[0])
+    with database.read() as connection:
+        kept = connection.execute(select(sessions.c.token_sha256)).scalars().all()
+    assert len(kept) == MAX_SESSIONS + 1
+    assert {hash_of(newest), hash_of(others)} <= set(kept)
+    assert hash_of(first) not in kept
 
 
 def test_a_session_reads_the_api_and_never_writes_to_it(browser: TestClient, database: Database) -> None:
