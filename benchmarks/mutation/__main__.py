@@ -4,6 +4,7 @@ Cosmic Ray makes the mutants and runs them. This module draws which; ``covering.
 execute the changed line. ``--draw 1000 --seed 1`` names the same mutants for the same commit. A run that
 was interrupted continues from its folder. ``survivors.yaml`` gives each survivor its reason: *equivalent*,
 or a gap. The committed state is tried, in clones below the folder; the checkout itself is never changed.
+The job engine and the workers are left out: their tests are the integration tests, which are not run here.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkItem
 
+from benchmarks.mutation.silent import silent
+
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("survivors.yaml")
 AREAS = {
@@ -36,7 +39,6 @@ AREAS = {
     "bounds": ("solver/search",),
     "readers": ("service/launchers/reading", "service/requests"),
     "importers": ("profiles/importers",),
-    "engine": ("service/jobs", "workers"),
 }
 BITWISE = re.compile(r"BinaryOperator_\w+_(RShift|LShift|BitAnd|BitOr|BitXor)$")
 TESTS = ("tests/unit", "tests/property", "tests/golden")
@@ -56,23 +58,6 @@ def modules() -> dict[Path, str]:
     return found
 
 
-def silent(file: Path) -> set[tuple[int, int]]:
-    """Return the positions where a change has no effect on a right program.
-
-    Nothing evaluates annotations, and ``strict=True`` of ``zip`` only catches what must not happen.
-    """
-    found = set[tuple[int, int]]()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        marks = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-        marks += [node.value] if isinstance(node, ast.keyword) and node.arg == "strict" else []
-        for mark in (mark for mark in marks if isinstance(mark, ast.expr)):
-            for line in range(mark.lineno, (mark.end_lineno or mark.lineno) + 1):
-                start = mark.col_offset if line == mark.lineno else 0
-                end = mark.end_col_offset if line == mark.end_lineno else 200
-                found |= {(line, column) for column in range(start, end or 0)}
-    return found
-
-
 def draw(areas: Sequence[str], count: int, seed: int) -> list[WorkItem]:
     """Return the drawn mutants, an equal share from each area: the largest does not decide the figure.
 
@@ -84,7 +69,7 @@ def draw(areas: Sequence[str], count: int, seed: int) -> list[WorkItem]:
     for area in areas:
         places = defaultdict[tuple[str, tuple[int, int]], list[WorkItem]](list)
         for file in (file for file, of in files.items() if of == area):
-            quiet = silent(ROOT / file)
+            quiet = silent((ROOT / file).read_text(encoding="utf-8"))
             for item in _all_work_items([file], {}):
                 one = item.mutations[0]
                 if tuple(one.start_pos) not in quiet and not BITWISE.search(one.operator_name):
@@ -119,7 +104,7 @@ def clone(to: Path) -> None:
 
 def measure(where: Path, database: Path) -> None:
     """Record which test executes which line with pytest-cov."""
-    rooms = [f"--cov={room}" for room in ("solver", "profiles", "service", "workers")]
+    rooms = [f"--cov={room}" for room in ("solver", "profiles", "service")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not alone"]
     command += [*rooms, "--cov-context=test", "--cov-report=", *TESTS]
     code = subprocess.run(command, cwd=where, env=_environment(where), check=False).returncode
