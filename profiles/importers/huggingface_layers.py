@@ -169,11 +169,11 @@ def _global_layers(
     is_local: Mapping[GlobalRule, Callable[[int], bool]] = {
         "all": lambda _layer: False,
         "none": lambda _layer: True,
-        "every_last": lambda layer: bool(every and (layer + 1) % every),
-        "every_last_and_the_last": lambda layer: layer < num_layers - 1 and (layer + 1) % (every or 1) > 0,
-        "first_and_every_last": lambda layer: layer > 0 and (layer + 1) % (every or 1) > 0,
-        "every_last_after_dense": lambda layer: layer >= dense and (layer - dense + 1) % (every or 1) > 0,
-        "every_first": lambda layer: bool(every and layer % every),
+        "every_last": lambda layer: (layer + 1) % every > 0,
+        "every_last_and_the_last": lambda layer: layer < num_layers - 1 and (layer + 1) % every > 0,
+        "first_and_every_last": lambda layer: layer > 0 and (layer + 1) % every > 0,
+        "every_last_after_dense": lambda layer: layer >= dense and (layer - dense + 1) % every > 0,
+        "every_first": lambda layer: layer % every > 0,
         "before_max_window_layers": lambda layer: layer >= first,
         "odd_or_from_max_window_layers": lambda layer: layer < first and layer % 2 == 0,
         "without_rotary": lambda layer: layer not in without_rotary,
@@ -184,7 +184,7 @@ def _global_layers(
 
 
 def _pattern(reader: FieldReader, every: int) -> int:
-    """Return the n of "every n-th": a number, or EXAONE's ``LLLG``."""
+    """Return the n of "every n-th": a number, or EXAONE's ``LLLG``; 1 where it is 0: every layer."""
     names = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
     stated = reader.first(names)
     for name in names:
@@ -192,7 +192,7 @@ def _pattern(reader: FieldReader, every: int) -> int:
     word = reader.value(stated)
     if isinstance(word, str) and re.fullmatch("L+G", word):
         return len(word)
-    return reader.integer(stated, default=every, low=0, high=MAX_LAYERS)
+    return reader.integer(stated, default=every, low=0, high=MAX_LAYERS) or 1
 
 
 # --------------------------------------------------------------------------------------------------

@@ -95,13 +95,13 @@ def _configuration(log: RunLog, line: LogLine) -> None:
         log.saw_memory(line.rank, allocated, reserved)
     if _START in line.text and log.is_of_first_rank(line.rank):
         log.started()
-    named = [(name, value) for name, value in _VALUE.findall(line.text) if name in _ARGUMENTS]
-    for name, value in named:
-        log.note(_ARGUMENTS[name], value, line.where)
+    for name, value in _VALUE.findall(line.text):
+        if name in _ARGUMENTS:
+            log.note(_ARGUMENTS[name], value, line.where)
     sizes = log.configuration
-    if named and all(name in sizes for name in _BATCH):
+    if all(name in sizes for name in _BATCH):
         sizes["global_batch_size"] = prod(sizes[name] for name in _BATCH)
-    if named and all(f"{axis}_parallel_size" in sizes for axis in _WORLD[:3]):
+    if all(f"{axis}_parallel_size" in sizes for axis in _WORLD[:3]):
         sizes["num_gpus"] = prod(sizes.get(f"{axis}_parallel_size", 1) for axis in _WORLD)
 
 

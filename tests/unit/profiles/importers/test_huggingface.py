@@ -209,6 +209,43 @@ def test_local_layers_are_those_of_the_family(name: str, window: int | None, eve
     assert (model.sliding_window, model.sliding_window_every) == (window, every)
 
 
+@pytest.mark.parametrize(
+    ("config", "global_layers"),
+    [
+        ({"model_type": "granite_swa", "num_hidden_layers": 8}, (0, 4)),  # the first of every four
+        ({"model_type": "flint", "num_hidden_layers": 16}, (0, 1, 5, 9, 13, 15)),  # and the last, not 14
+    ],
+)
+def test_global_layers_are_those_of_the_class_where_a_config_lists_none(
+    config: dict[str, object], global_layers: tuple[int, ...]
+) -> None:
+    local = model_from_config(config, name="x").local_layers()
+    assert tuple(layer for layer, is_local in enumerate(local) if not is_local) == global_layers
+
+
+def test_mimo_s_own_window_counts_the_query_s_token_in() -> None:
+    model = model_from_config({"model_type": "mimo_v2_flash", "sliding_window_size": 127}, name="x")
+    assert model.sliding_window == 127 + 1
+
+
+def test_listed_layers_without_rotary_positions_are_taken_before_the_interval() -> None:
+    listed = {"no_rope_layers": [1, 0, 1, 1, 1, 1, 0, 1], "no_rope_layer_interval": 4}  # not 3 and 7
+    model = model_from_config({"model_type": "smollm3", "num_hidden_layers": 8, **listed}, name="x")
+    assert model.no_rotary_layers == (1, 6)
+
+
+def test_gemma_4_does_not_scale_its_queries_and_what_its_config_leaves_null_is_off() -> None:
+    null = {"enable_moe_block": None, "num_kv_shared_layers": None}
+    model = model_from_config({"model_type": "gemma4_text", **null}, name="x")
+    assert (model.attention_scale, model.moe, model.borrowing_layers) == (1.0, None, 0)
+
+
+def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
+    assert model_from_config({"model_type": "phi3", "full_attn_mod": 1}, name="x").num_layers == 32
+    with pytest.raises(UnsupportedModelError, match=r"full_attn_mod \(2: .* planned: 1"):
+        model_from_config({"model_type": "phi3", "full_attn_mod": 2}, name="x")
+
+
 def test_an_unknown_type_is_refused_with_what_to_do_next() -> None:
     config = json.loads((FIXTURES / "new-llama-like.json").read_text())
     with pytest.raises(UnsupportedModelError, match="set model_type to that one"):
@@ -231,6 +268,7 @@ def test_an_unknown_type_is_refused_with_what_to_do_next() -> None:
         ({"model_type": "brand_new", "rms_norm_eps": None}, "model_type"),
         ({"hidden_act": "snake"}, "hidden_act"),
         ({"moe_num_experts": 64}, "moe_num_experts"),
+        ({"model_type": "mixtral", "n_shared_experts": 1}, "n_shared_experts"),
         ({"lm_head_bias": True}, "lm_head_bias"),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 8.0}}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "spiral": 3}}, "rope_scaling.spiral"),
@@ -264,6 +302,12 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
     assert as_text.num_parameters() == 1_720_574_976 + 28 * (2048 + 2 * 1024 - 2 * 128)
     with pytest.raises(InvalidProblemError, match="tie_word_embeddings: is required: what the whole"):
         model_from_config(text | {"tie_word_embeddings": None}, name="x")
+
+
+def test_a_model_that_is_refused_for_another_reason_names_no_language_model_inside() -> None:
+    inside = {"text_config": {"model_type": "llama"}, "is_encoder_decoder": True}
+    with pytest.raises(UnsupportedModelError, match=r"\(an encoder-decoder model\)$"):
+        model_from_config({"model_type": "llama", **inside}, name="x")
 
 
 def test_beam_scales_queries_where_it_has_no_positions_and_biases_its_gates() -> None:

@@ -166,6 +166,8 @@ def test_a_model_inside_a_model_of_a_refused_type_is_refused_with_that_types_rea
             {"model_type": "cohere_compass_text", "head_dim": 64},
             "64 heads of 64 are not hidden_size = 8192",
         ),
+        ({"model_type": "mpt", "ffn_config": {"hidden_size": 64}}, "another one than 2048"),
+        ({"model_type": "mpt", "ffn_config": {"hidden_size": 4096}}, "another one than 2048"),
         ({"model_type": "gemma3n_text", "activation_sparsity_pattern": ["0.95"] * 35}, "35 shares"),
         ({"model_type": "gemma3n_text", "activation_sparsity_pattern": [95] * 35}, "35 shares"),
     ],

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
 from meshwright.profiles.measurements import SwitchTree
 
@@ -73,6 +74,14 @@ def test_a_file_of_nothing_known_says_why(tmp_path: Path, content: bytes, expect
         import_profile(path)
     assert expected in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_a_fault_of_a_json_file_states_what_is_allowed_where_there_is_a_limit() -> None:
+    with pytest.raises(ProfileError, match=r"^x.json: .*too large.* \(allowed: .+\)$"):
+        ForeignFile(name="x.json", text=f'{{"size": {10**400}}}').json()
+    with pytest.raises(ProfileError) as unfinished:
+        ForeignFile(name="x.json", text='{"size": ').json()
+    assert "allowed" not in str(unfinished.value)
 
 
 def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:

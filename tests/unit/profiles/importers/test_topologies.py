@@ -7,9 +7,11 @@ import pytest
 from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.nccl_topology import read_nccl_topology
-from meshwright.profiles.importers.node_groups import connected
+from meshwright.profiles.importers.node_groups import connected, fields_of_topology
 from meshwright.profiles.importers.nvidia_smi_topo import read_nvidia_smi_topo
 from meshwright.profiles.importers.slurm_topology import expand_hostlist, read_slurm_topology
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.measurements import GpuPlace, NodeTopology
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers" / "topology"
 
@@ -116,6 +118,26 @@ def test_a_file_without_gpus_is_refused(tmp_path: Path) -> None:
         read_nccl_topology(path)
 
 
+def test_gpus_without_nvlink_have_the_rate_of_the_slowest_slot_unless_one_is_unknown() -> None:
+    def link(*slots: float | None) -> object:
+        gpus = tuple(
+            GpuPlace(
+                index=index, nvlinks=0, near_nics=(), near_path=None, numa_node=0, pcie_bytes_per_s=slot
+            )
+            for index, slot in enumerate(slots)
+        )
+        topology = NodeTopology(gpus=gpus, islands=tuple((gpu.index,) for gpu in gpus), nics=())
+        return fields_of_topology(topology, find_gpu("l40s"), "x").fields.get("intra_node")
+
+    assert link(32e9, 16e9) == {
+        "kind": "pcie",
+        "bytes_per_s": 16e9,
+        "latency_s": find_gpu("l40s").intra_node.latency_s,
+        "source": "x",
+    }
+    assert link(32e9, None) is None
+
+
 # Slurm's topology.conf: host lists, trees and blocks.
 
 
@@ -142,7 +164,7 @@ def test_two_pairs_of_brackets_multiply() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["tux[3-1]", "tux[1-", "tux]1[", "tux[[1]]", "a,,b", "tux[]", "tux[a-b]", "a b", "t[0-999999]u[0-9]"],
+    ["tux[3-1]", "tux[1-", "tux]1[", "tux[[1]]", "a,,b", "tux[]", "tux[a-b]", "a b", "t[0-999]u[0-1000]"],
 )
 def test_a_broken_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ProfileError, match=r"^topology.conf: line 1: "):
