@@ -52,6 +52,7 @@ def test_a_variable_of_the_search_is_pinned() -> None:
         ({"num_nodes": []}, "/sweep/num_nodes"),
         ({"num_nodes": [8, 8]}, "/sweep/num_nodes/1"),
         ({"num_nodes": [8, [9]]}, "/sweep/num_nodes/1"),
+        ({"cluster": [{"name": "a", "num_nodes": 2}, {"num_nodes": 2, "name": "a"}]}, "/sweep/cluster/1"),
         ({"num_nodes": [8, None]}, "/sweep/num_nodes/1"),
         ({"num_node": [8]}, "/sweep/num_node"),
         ({"num_nodes": [*range(1, 18)], "seq_length": [*range(1, 17)]}, "/sweep"),  # 17 * 16 = 272

@@ -112,6 +112,8 @@ _RULES = (
     "X=a; N=0; case $X in a) L=1;& b) M=2;; c) N=3;; esac; run $L $M $N",
     "f() { local X=5 Z; Y=6; Z=7; }; X=1; Z=2; f; run $X $Y $Z",
     "f() { [ $1 = a ] && return 0; return 1; }; if f a; then run yes; fi; f b || run no",
+    "f() { return 1; }; if f; then run yes; else run no; fi; g() { return 0; }; g || run never",
+    "X=keep; if false; then for X in 1 2; do run no; done; fi; run $X",
     "a=3; b=2; ((a++)); ((a+=2)); let a=a*2; run $a $((a++)) $((--a)) $((a>b?a:0)) $((a**2/3))",
     "run $((-7/2)) $((-7%3)) $((0x10)) $((010)) $((1<<4)) $((6&3|8)) $((!0)) $((5>3 && 2<1)) $((10#08))",
     "for ((i=1; i<=4; i*=2)); do run $i; done; declare -i N=3+4; run $N; N+=2*3; run $N; N=1+1; run $N",

@@ -483,6 +483,10 @@ def test_every_other_layer_of_megatron_deepspeed_has_experts_with_room_for_their
     # layers 2 and 4 of 4; one expert a token, by its probability among 16; the gate has no bias
     assert (moe.num_dense_layers, moe.frequency, moe.num_experts, moe.top_k) == (1, 2, 16, 1)
     assert (moe.normalized_top_k, moe.router_bias, moe.ffn_hidden_size) == (False, False, 2048)
+    assert moe.balance_coefficient == 0.1  # the default of --moe-loss-coeff
+    stated = read(f"{start}{experts}--global-batch-size 16 --moe-loss-coeff 0.02\n").model.moe
+    assert stated is not None
+    assert stated.balance_coefficient == 0.02
     assert found.configuration.expert_parallel_size == 4
     assert found.workload.framework_options["moe_capacity_factor"] == 1.0
     # masks of 2 * 128 tokens against products of 2048 columns: 256 / 2048

@@ -35,6 +35,20 @@ def test_llama_factorys_adapter_has_its_own_defaults() -> None:
     assert mesh.sequence_parallel  # model_config.py: with experts on tensor ranks it is put on
 
 
+def test_every_layer_recomputes_by_default_only_where_recomputation_is_full_and_states_no_method() -> None:
+    assumed = "recompute_granularity full without a method: every layer is taken to recompute"
+    full = "recompute_granularity: full\n"
+    stated = f"{full}recompute_method: block\nrecompute_num_layers: 4\n"
+    for text, granularity, is_assumed in (
+        ("", "none", False),
+        (full, "full", True),
+        (stated, "full", False),
+    ):
+        found = core(text)
+        assert found.configuration.recompute_granularity == granularity
+        assert (assumed in found.notes) == is_assumed
+
+
 def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
     more = "additional_configs:\n  bias_activation_fusion: true\n  moe_token_dispatcher_type: alltoall\n"
     found = core(f"{more}  attention_dropout: 0.1\n")

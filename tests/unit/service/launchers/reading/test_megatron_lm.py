@@ -300,6 +300,9 @@ def test_a_flag_that_changes_another_counts_as_in_megatron_lms_own_parser() -> N
     assert workload.framework_options["gradient_dtype"] == "bf16"
     sharded = SCRIPT.replace("--bf16", "--bf16 --use-megatron-fsdp").replace("-size 2 ", "-size 1 ")
     assert read_launch_file(sharded).configuration.zero_stage == 3
+    for stage, strategy in enumerate(("no_shard", "optim", "optim_grads", "optim_grads_params")):
+        stated = sharded.replace("--bf16", f"--bf16 --data-parallel-sharding-strategy {strategy}")
+        assert read_launch_file(stated).configuration.zero_stage == stage
     assert (
         "--no-pad-vocab-size"
         in read_launch_file(SCRIPT.replace("--bf16", "--bf16 --no-pad-vocab-size")).unread

@@ -34,6 +34,11 @@ def test_the_vocabulary_is_padded_as_nanotron_pads_it(divisor: int, padded: int)
     assert any("is padded to" in note for note in found.notes) == (padded != 128_256)
 
 
+def test_a_vocabulary_of_a_multiple_of_0_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match=r"divisible_by: line \d+: 0 is no whole number in range"):
+        read("make_vocab_size_divisible_by: 1", "make_vocab_size_divisible_by: 0")
+
+
 def test_a_zero_stage_that_nanotron_cannot_run_is_noted_with_its_place() -> None:
     """optim/gradient_accumulator.py:355 raises NotImplementedError under DDP with a ZeRO optimizer."""
     assert [note for note in read("zero_stage: 0", "zero_stage: 0").notes if "NotImplemented" in note] == []

@@ -215,6 +215,11 @@ def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
     assert (small.configuration.micro_batch_size, small.configuration.recompute_granularity) == (2, "none")
     assert (big.model.name, big.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
     assert big.configuration.recompute_granularity == "full"
+    own = named(
+        "llama3_8b", registry=REGISTRY.replace("def small", "def llama3_8b").replace("small()", "x()")
+    )
+    assert (own.workload.seq_length, named("llama3_8b").workload.seq_length) == (4096, 8192)
+    assert named("llama3_8b", registry=REGISTRY).workload.seq_length == 8192  # it is not in this registry
     with pytest.raises(InvalidProblemError, match="2 configurations are in it, none is named"):
         read_launch_files(Source(name="config_registry.py", text=REGISTRY), Overrides(num_gpus=8))
     with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is no configuration"):

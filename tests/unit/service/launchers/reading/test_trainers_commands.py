@@ -342,8 +342,21 @@ def test_accelerate_adds_the_type_that_deepspeeds_file_does_not_say() -> None:
     assert read_launch_files(Source(name="a.sh", text=script, files=files)).workload.precision == "bf16"
 
 
+def test_a_supplied_micro_batch_replaces_the_scripts_and_is_noted_where_it_differs() -> None:
+    script = f"torchrun --nproc_per_node 8 sft.py {ARGUMENTS}\n"  # 2 sequences a rank, 4 times a step
+    for supplied, notes in ((4, ["micro_batch_size 2 of the file is replaced by 4"]), (2, [])):
+        found = read(script, Overrides(values={"micro_batch_size": supplied}))
+        assert found.workload.global_batch_size == 8 * 4 * supplied
+        assert [note for note in found.notes if "is replaced by" in note] == notes
+    unstated = script.replace("--per_device_train_batch_size 2 ", "")
+    found = read(unstated, Overrides(values={"micro_batch_size": 4}))
+    assert not any("is replaced by" in note for note in found.notes)
+
+
 def test_a_script_that_trains_by_files_too_is_no_single_run() -> None:
-    script = f"torchrun --nproc_per_node 8 sft.py {ARGUMENTS}\naccelerate launch sft.py --config b.yaml\n"
+    script = (
+        f"torchrun --nproc_per_node 8 sft.py {ARGUMENTS}\naccelerate launch sft.py --config \\\n b.yaml\n"
+    )
     files = {"a.sh": script, "b.yaml": SFT_YAML}
     with pytest.raises(InvalidProblemError, match=r"a.sh starts 2 trainings \(lines 1, 2\)"):
         read_launch_files(Source(name="a.sh", text=script, files=files))

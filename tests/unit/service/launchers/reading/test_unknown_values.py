@@ -208,6 +208,8 @@ def test_a_file_that_is_not_known_is_refused_and_no_other_is_taken(
     new = old.replace(old.rpartition(" ")[2], "$(pick)")
     with pytest.raises(InvalidProblemError, match=rf"{argument}: line 1: it is what \$\(pick\) prints"):
         read(text.replace(old, new), **files)
+    with pytest.raises(InvalidProblemError, match=rf"{argument}: line 2: it is what \$\(pick\) prints"):
+        read("echo begins\n" + text.replace(old, new), **files)
 
 
 @pytest.mark.parametrize("key", ["zero_optimization.stage", "gradient_cliping"])
