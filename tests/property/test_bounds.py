@@ -18,6 +18,7 @@ from meshwright.solver.search.bounds import (
 )
 from meshwright.solver.search.branch import (
     SimulationBudget,
+    SplitBound,
     is_branchable,
     least_simulation_s,
     makes_its_order,
@@ -108,6 +109,8 @@ def test_ranks_fixed_one_after_the_other_bound_every_split(rows: Rows, share: fl
         assert found <= min(target, fastest) * ROUNDING
         if target <= fastest and not np.isfinite(rows.budget_bytes):
             assert found <= target
+        below = fastest * 1e-6  # less than the work of the ranks: no split of any such row is as fast
+        assert least_simulation_s(rows, below, SimulationBudget(2**24)) == SplitBound(below, for_all=True)
     low = float(whole_layers_s(rows)[0])
     assert low <= least_step_bound_s(rows, low, fastest) <= fastest
 

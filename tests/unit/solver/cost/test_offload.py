@@ -83,6 +83,8 @@ def test_states_in_host_memory_take_18_bytes_of_each_weight_and_weights_2_more()
     # 12 of states, an fp32 gradient, and a 2-byte one to add to
     assert outside(a_run("optimizer")) == pytest.approx((18 * WHOLE / DP, 0.0), rel=1e-3)
     assert outside(a_run("optimizer+parameters")) == pytest.approx((20 * WHOLE / DP, 0.0), rel=1e-3)
+    # below stage 3 the 2-byte weights that the update writes are there, too
+    assert outside(a_run("optimizer", zero_stage=2)) == pytest.approx((20 * WHOLE / DP, 0.0), rel=1e-3)
 
 
 def test_states_on_drives_take_16_bytes_there_and_leave_gradients_and_buffers_in_memory() -> None:

@@ -7,7 +7,13 @@ import pytest
 
 from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.enumerate import Space, enumerate_space, estimated_outer
+from meshwright.solver.space.enumerate import (
+    Space,
+    enumerate_space,
+    estimated_outer,
+    refuted_space,
+    with_whole,
+)
 from meshwright.solver.space.rules import rules_of, violation_masks
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
 
@@ -124,6 +130,21 @@ def test_gpus_that_do_not_factor_fall_back_to_whole_nodes() -> None:
     space = enumerate_space(problem)
     assert space.num_gpus == 32
     assert space.warnings[0].startswith("at most 32 of 56 GPUs are used")
+
+
+def test_a_small_space_is_refuted_by_all_candidates_not_the_usual_ones_alone() -> None:
+    problem = a_problem(model=a_model(num_layers=32), cluster=a_cluster(num_nodes=1), batch=8)
+    assert enumerate_space(problem).size < refuted_space(problem).size
+    assert refuted_space(problem).size == enumerate_space(problem, wide=True).size
+
+
+def test_the_whole_cluster_is_added_only_where_fewer_gpus_were_searched() -> None:
+    pins = {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "micro_batch_size": 1}
+    problem = a_problem(cluster=a_cluster(num_nodes=64), pin=pins)
+    space = enumerate_space(problem)
+    assert space.num_gpus == 64 * 8
+    assert with_whole(problem, space) is space
+    assert with_whole(problem, replace(space, num_gpus=32 * 8)).size > space.size
 
 
 def test_a_batch_that_nothing_divides_keeps_the_rows_that_say_why() -> None:

@@ -13,7 +13,7 @@ import pytest
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
+from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES, _TypesAlone
 from meshwright.solver.search.certify.judge import _KEPT, Judge
 from meshwright.solver.search.certify.request import row_request
 from meshwright.solver.search.frontier import Frontier
@@ -75,6 +75,13 @@ def test_it_starts_without_pandas_which_takes_longer_to_load_than_all_else() -> 
         "sys.exit(any(name.startswith('pandas.') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=True)
+
+
+def test_the_stand_in_for_pandas_has_types_by_any_name_and_nothing_that_python_asks_for() -> None:
+    pandas = _TypesAlone("pandas")
+    assert isinstance(pandas.Series, type)
+    assert pandas.Series is pandas.Series
+    assert not hasattr(pandas, "__path__")
 
 
 def test_it_writes_a_verdict_a_line_and_nothing_else(frontier: Frontier) -> None:
