@@ -103,10 +103,10 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     keeps no such copy or moments in bf16) and 2 of weights for each parameter, wherever its ranks lie; all
     nodes together have so much memory and so many drives.
     """
-    work, sharded = problem.workload, max(config.zero_shard_size, 1)
+    work = problem.workload
     if work.optimizer != "adamw" or work.lora_rank or config.zero_stage == 0:
         return
-    copies = config.data_parallel_size * config.context_parallel_size // sharded
+    copies = config.data_parallel_size * config.context_parallel_size // config.zero_shard_size
     share = float(work.framework_options.get("optimizer_offload_fraction", 1.0))
     costs = default_profile(problem.cluster, problem.priced_as)
     states = min(12.0, costs.framework.optimizer_bytes)

@@ -37,7 +37,7 @@ AREAS = {
     "cost": ("solver/cost",),
     "rules": ("solver/space", "solver/check.py"),
     "bounds": ("solver/search",),
-    "readers": ("service/launchers/reading", "service/requests"),
+    "readers": ("service/launchers/reading", "service/shell", "service/requests"),
     "importers": ("profiles/importers",),
 }
 BITWISE = re.compile(r"BinaryOperator_\w+_(RShift|LShift|BitAnd|BitOr|BitXor)$")

@@ -56,7 +56,9 @@ def test_hosts_must_hold_the_states_that_the_framework_keeps() -> None:
     said = f"host memory of {room} bytes cannot hold {weights} bytes of offloaded states"
     assert said in list(violations(problem, profile, replace(config, offload="optimizer+parameters")))
     more = replace(problem, stack="megatron-deepspeed")  # which also keeps a gradient for the step alone
-    assert any(f"hold {states} bytes of offloaded states" in one for one in violations(more, profile, config))
+    assert any(
+        f"hold {states} bytes of offloaded states" in one for one in violations(more, profile, config)
+    )
     fsdp = replace(problem, stack="torchtitan")  # whose shards are the fp32 weights: 8 bytes, 564 GB
     assert not any("offloaded states" in one for one in violations(fsdp, profile, config))
 

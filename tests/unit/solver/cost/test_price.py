@@ -73,7 +73,9 @@ def test_a_split_that_counts_the_ends_has_the_stages_of_the_one_that_does_not(
 
 def test_ends_that_were_counted_as_layers_keep_no_checkpoints_afterwards() -> None:
     prices = price(a_problem(), Columns.of(LAYOUTS), a_profile(a_problem()))
-    prices = replace(prices, activation_bytes=prices.activation_bytes + 1.0)  # the embedding keeps some, too
+    prices = replace(
+        prices, activation_bytes=prices.activation_bytes + 1.0
+    )  # the embedding keeps some, too
     again = prices.with_ends().without_ends()
     np.testing.assert_array_equal(again.checkpoint_bytes, prices.checkpoint_bytes)
 

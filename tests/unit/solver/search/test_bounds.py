@@ -12,16 +12,26 @@ from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective, tightened_s
 from meshwright.solver.search.rows import Rows
 from tests.problems.strategies import Shape, columns_of, layout_of, prices_of
+from tests.property.exhaustive import exhaust
 
 FORWARD_S, BACKWARD_S = 1e-3, 2e-3
 
 
-def alike(layers: int, *, num_microbatches: int, schedule: str = "1f1b", vpp: int = 1) -> Rows:
-    """Layers of 1 + 2 ms on four ranks, and nothing else: no embedding, head, transfer or tail."""
-    shapes = [Shape(pp=4, vpp=vpp, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
+def alike(
+    layers: int,
+    *,
+    num_microbatches: int,
+    schedule: str = "1f1b",
+    vpp: int = 1,
+    pp: int = 4,
+    embedding: float = 0.0,
+    head: float = 0.0,
+) -> Rows:
+    """Layers of 1 + 2 ms on ``pp`` ranks, ends of as many layers, and nothing else: no transfer or tail."""
+    shapes = [Shape(pp=pp, vpp=vpp, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
                     schedule=schedule)]  # fmt: skip
     prices = prices_of(shapes, 1, np.random.default_rng(1))
-    nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, 0.0, 0.0])
+    nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, embedding, head])
     prices = replace(
         prices,
         forward_s=nothing + FORWARD_S * layer,
@@ -43,6 +53,28 @@ def test_equal_stages_are_bounded_by_what_they_take(schedule: str) -> None:
     bounds = [bound(rows)[0] for bound in (least_of_kind_s, fractional_s, whole_layers_s)]
     assert bounds == [pytest.approx(0.090)] * 3
     assert split_s(rows, rows.stages([(2, 2, 2, 2)]))[0] == pytest.approx(0.090)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fastest_s"),
+    [
+        # 2 ranks of 4 passes. One pass over all, 24 + 9 ms, and the slower rank three times more: 3 layers
+        # next to the embedding are 18 ms, as 6 layers alone: 33 + 3 * 18 ms
+        (alike(8, num_microbatches=4, schedule="gpipe", pp=2, embedding=3.0), 0.087),
+        # 2 ranks of 2 chunks of one layer. The first works 2 * (6 + 2 * 3) ms, and waits for the last chunk
+        (alike(4, num_microbatches=2, schedule="looped_bfs", vpp=2, pp=2, embedding=2.0), 0.027),
+        # 3 ranks of 2 chunks. Three layers next to the embedding take 4 * 15 ms, and 2 * 3 ms and 6 of the
+        # head behind them; next to the head they take 4 * 15 ms and the embedding's 6: 66 ms
+        (alike(8, num_microbatches=4, schedule="looped_bfs", vpp=2, pp=3, embedding=2.0, head=2.0), 0.066),
+    ],
+    ids=["gpipe", "two chunks", "both ends"],
+)
+def test_rows_with_all_forward_passes_first_are_refuted_right_below_their_fastest_split(
+    rows: Rows, fastest_s: float
+) -> None:
+    assert exhaust(rows, 0).bound_s.min() == pytest.approx(fastest_s)
+    assert can_beat(rows, np.array([fastest_s * 1.0001]))[0]
+    assert not can_beat(rows, np.array([fastest_s * 0.9999]))[0]
 
 
 def test_a_layer_that_does_not_divide_costs_all_micro_batches() -> None:

@@ -11,14 +11,14 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
-from meshwright.solver.configuration import ALL_LAYERS
+from meshwright.solver.configuration import ALL_LAYERS, MESH
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest, simulated_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows, priced_space
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
-from tests.builders import a_cluster, a_moe_model, a_problem
+from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 from tests.problems.strategies import FULL, Shape, columns_of, layout_of, prices_of
 
 GB = 1e9
@@ -63,6 +63,18 @@ def test_a_promising_row_without_a_split_leaves_the_search_to_the_other_rows() -
     frontier.run(lambda _: False)
     assert frontier.finished
     assert [one.row for one in frontier.ranked] == [1]
+
+
+def test_other_layouts_of_too_few_meshes_are_not_finished_where_the_search_for_them_is_cut() -> None:
+    pin = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}  # one mesh of 8 GPUs
+    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16, pin=pin)
+    profile = default_profile(problem.cluster, problem.launcher)
+    rows = priced_space(problem, profile, enumerate_space(problem, legal_only=True).columns)
+    frontier = Frontier.of(rows, 4, apart=MESH)
+    frontier.run(lambda _: False)
+    assert (frontier.finished, len(frontier.ranked)) == (True, 1)
+    frontier.fill(lambda _: True)
+    assert (frontier.finished, len(frontier.ranked)) == (False, 1)
 
 
 def test_a_run_that_was_cut_anywhere_and_went_on_counts_every_row_that_fits_once(

@@ -16,9 +16,11 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.search.answers import AnswerInputs, Proof
+from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
-from meshwright.solver.search.search import _prove, search
+from meshwright.solver.search.search import _improved, _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from meshwright.solver.space.factored import rows_of
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
@@ -360,6 +362,17 @@ def test_a_search_stopped_at_any_look_has_a_plan_or_knows_nothing(looks: int) ->
     answer = search(problem, profile, should_stop=lambda: next(asked) >= looks)
     assert answer.status in {"unknown", "feasible"}
     assert bool(answer.plans) == (answer.status == "feasible")
+
+
+def test_a_sample_without_a_better_plan_than_the_best_known_one_changes_nothing() -> None:
+    problem = small_problem(top_k=3)
+    profile = default_profile(problem.cluster, problem.launcher)
+    space = enumerate_space(problem, legal_only=True)
+    frontier = Frontier.of(priced_space(problem, profile, space.rows), 3)
+    frontier.run(lambda _: False)  # the best three of all, which no sample of them beats
+    assert frontier.ranked[0].score_s < frontier.ranked[-1].score_s
+    found = AnswerInputs(problem, profile, space, frontier, Proof(), Certificate(), ())
+    assert _improved(found, space, Watch(time_limit_s=60.0)) is found
 
 
 def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
