@@ -10,9 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import app
+from meshwright.service.cli.replan import _of_option
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.library import answer_document
 from meshwright.service.replan.checkpoint import read_checkpoint
@@ -276,6 +277,21 @@ def test_what_a_job_cannot_have_met_is_refused_by_name_and_nothing_is_written(
     assert (code, out) == (2, ""), said
     assert all(part in said for part in told), said
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("pointer", "option"),
+    [
+        ("/checkpoint/format", "--checkpoint-format"),
+        ("/checkpoint/place", "--checkpoint-place"),
+        ("/checkpoint/bytes", "--checkpoint"),  # read off the folder
+        ("/steps_total", "--steps-total"),
+        ("/slow_nodes/17", "--slow-node 17"),
+        ("/repair_s", "--repair-hours"),
+    ],
+)
+def test_a_fault_of_a_field_is_reported_for_the_option_that_gives_it(pointer: str, option: str) -> None:
+    assert _of_option(FieldError(pointer=pointer, message="is not usable")).pointer == option
 
 
 class _Bomb:

@@ -446,6 +446,28 @@ def test_torchs_gathers_leave_experts_in_2_bytes() -> None:
     assert two.buffer_bytes[0] - eight.buffer_bytes[0] == pytest.approx(layers * others)
 
 
+@pytest.mark.parametrize(
+    ("stage", "shard_bytes", "gathered_bytes"),
+    # three of four chunks stay gathered; where forward passes drop them, the chunk and one to come. ZeRO-3
+    # holds an eighth of 4 bytes a weight in addition.
+    [(2, 0.0, 2 * 3 / 4), (3, 4 / 8, 2 * 2 / 4)],
+)
+def test_torchs_pipeline_holds_some_chunks_of_the_layers_gathered_and_the_ends_whole(
+    stage: int, shard_bytes: float, gathered_bytes: float
+) -> None:
+    layout = a_layout(
+        data_parallel_size=8, zero_shard_size=8, zero_stage=stage, pipeline_parallel_size=2,
+        virtual_pipeline_size=4, pipeline_schedule="looped_bfs", stage_layers=(1,) * 8,
+    )  # fmt: skip
+    layer, embedding, head = prices_of(
+        a_problem(replace(GPT, tied_embeddings=False)), layout, "fsdp"
+    ).weights_bytes[0]
+    assert layer == pytest.approx(LAYER_WEIGHTS * (shard_bytes + gathered_bytes))
+    table = GPT.vocab_size * GPT.hidden_size
+    assert embedding == pytest.approx(table * (shard_bytes + 2))
+    assert head == pytest.approx((table + GPT.hidden_size) * (shard_bytes + 2))  # and the last norm
+
+
 def test_deepspeed_keeps_a_billion_gathered_weights_and_one_matrix() -> None:
     # a layer of 12 h^2 = 5.03e9 weights, h = 20480: 1e9 and the MLP's 4 h^2, not two layers, of 2 bytes
     # each, and that matrix's gradient; of a small model two layers and a layer's gradients
