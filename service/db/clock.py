@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Double, select
@@ -38,9 +39,14 @@ MIN_STEP_S = 30.0  # less is a late sweep, or a clock that is kept right
 
 
 class ClockWatch:
-    """Compares the database's clock with one that is never set; a machine that sleeps counts as a step."""
+    """Compares the database's clock with a steady one; a machine that sleeps counts as a step.
 
-    def __init__(self) -> None:
+    Args:
+        steady_s: A clock in seconds that is never set.
+    """
+
+    def __init__(self, steady_s: Callable[[], float] = time.monotonic) -> None:
+        self._steady_s = steady_s
         self._last: tuple[float, float] | None = None
 
     def look(self, connection: Connection) -> tuple[float, tuple[float, float]]:
@@ -48,7 +54,7 @@ class ClockWatch:
 
         A look of long ago does not count: another process has led, and seen the step.
         """
-        seen = connection.execute(select(now_s())).scalar_one(), time.monotonic()
+        seen = connection.execute(select(now_s())).scalar_one(), self._steady_s()
         if self._last is None or seen[1] - self._last[1] > MAX_PAUSE_S:
             return 0.0, seen
         return (seen[0] - self._last[0]) - (seen[1] - self._last[1]), seen

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event, select
 
+from meshwright.service.db.clock import ClockWatch
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
@@ -34,6 +35,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
         self.database = Database(migrated(Path(self.folder.name) / "jobs.db"))
         event.listen(self.database._engine, "connect", self._install_clock)
         self.engine = JobEngine(self.database, lease_s=LEASE_S)
+        self.engine._clock = ClockWatch(steady_s=lambda: self.now_s)  # time passes; nobody sets a clock
         self.claims: list[Claim] = []
         self.joins: list[Claim] = []
         self.points: dict[str, list[str]] = {}  # of sweeps
