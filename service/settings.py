@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -43,6 +44,9 @@ class Settings(BaseSettings):
     database_url: str = Field(default_factory=default_database_url, description="SQLite or PostgreSQL")
     redis_url: str | None = Field(
         default=None, pattern="^rediss?://", description="None: workers poll the table"
+    )
+    redis_password: SecretStr | None = Field(
+        default=None, min_length=1, description="of a Redis with none in its URL; None: as the URL states"
     )
     host: str = Field(default="127.0.0.1", description="address to bind; beyond loopback it needs a key")
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
@@ -112,6 +116,16 @@ class Settings(BaseSettings):
     idempotency_ttl_s: Seconds = Field(default=86_400.0, description="then a key is free again")
     event_heartbeat_s: Seconds = Field(default=15.0, description="between two signs of life of a stream")
     max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")
+
+    @property
+    def queue_url(self) -> str | None:
+        """The URL of Redis with its password."""
+        if self.redis_url is None or self.redis_password is None:
+            return self.redis_url
+        scheme, _, rest = self.redis_url.partition("://")
+        if "@" in rest.partition("/")[0]:
+            return self.redis_url
+        return f"{scheme}://:{quote(self.redis_password.get_secret_value(), safe='')}@{rest}"
 
     @field_validator("database_url")
     @classmethod

@@ -96,7 +96,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     database = Database(settings.database_url)
     _require_schema(database, leaving)
     engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
-    queue = queue_for(settings.redis_url)
+    queue = queue_for(settings.queue_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
     sweeps = Sweeps(database, engine, worker=name)
     runner = Runner(
@@ -154,7 +154,7 @@ def _follow_hints(
     from meshwright.workers.tasks import register  # noqa: PLC0415 - the same
 
     run_celery(
-        settings.redis_url or "",
+        settings.queue_url or "",
         lambda app: register(app, task, step, leaving),
         queue=queue,
         leaving=leaving,
@@ -177,7 +177,7 @@ def _install() -> None:
 def _following(settings: Settings, database: Database, leaving: threading.Event) -> Callable[[], bool]:
     """Verify the plan that waits longest; several callers in one process take turns."""
     engine = JobEngine(database, lease_s=settings.lease_s)
-    queue = queue_for(settings.redis_url)
+    queue = queue_for(settings.queue_url)
     jobs = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
     store = Verifications(
         database, jobs, queue, lease_s=settings.lease_s, max_attempts=settings.verify_attempts

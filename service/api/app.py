@@ -81,7 +81,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
-    queue = queue_for(settings.redis_url)
+    queue = queue_for(settings.queue_url)
     limits = TenantLimits(
         max_queued_jobs=settings.max_queued_jobs,
         max_submits_per_minute=settings.max_submits_per_minute,

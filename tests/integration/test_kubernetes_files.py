@@ -119,7 +119,7 @@ def test_every_variable_is_one_that_the_settings_read_and_accept(
     given = variables(name)
     own = {key: value for key, value in given.items() if key.startswith("MESHWRIGHT_")}
     fields = {f"MESHWRIGHT_{field.upper()}" for field in Settings.model_fields}
-    assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE"}
+    assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE", "REDIS_PASSWORD_FILE"}
     assert set(own) <= {*fields, FOLDER_VARIABLE}
     for key in fields:
         monkeypatch.delenv(key, raising=False)
@@ -195,8 +195,10 @@ def test_every_mount_has_its_volume_and_the_password_is_a_file(name: str) -> Non
         env = {one["name"]: one["value"] for one in container(name).get("env", ())}
         where = env[key] if name == "postgres" else variables(name)[key]
         assert where == f"{mounts['password']}/password"
-    secret = named("Secret", "meshwright-database")
-    assert list(secret["stringData"]) == ["password"]
+    if "redis-password" in mounts and name != "redis":
+        assert variables(name)["REDIS_PASSWORD_FILE"] == f"{mounts['redis-password']}/password"
+    for secret in ("meshwright-database", "meshwright-redis"):
+        assert list(named("Secret", secret)["stringData"]) == ["password"]
 
 
 def test_every_process_has_time_to_leave() -> None:
