@@ -4,14 +4,16 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/meshwright
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY docker/requirements.txt ./
+RUN /opt/meshwright/bin/pip install --no-deps --require-hashes --requirement requirements.txt
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY src src
 COPY profiles profiles
 COPY solver solver
 COPY service service
 COPY workers workers
 COPY migrations migrations
-RUN /opt/meshwright/bin/pip install --constraint constraints.txt '.[service]'
+RUN /opt/meshwright/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:3.11-slim-bookworm
 # The kernel drops a SIGTERM that process 1 has no handler for, and Python has none while it imports.

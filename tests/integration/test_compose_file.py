@@ -132,8 +132,7 @@ def test_redis_answers_only_who_gives_the_password(script: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "password").write_text(f"{password}\n")
-        server = start_redis(script, folder / "password", folder)
-        try:
+        with start_redis(script, folder / "password", folder) as server:
             for _ in range(600):
                 if (folder / "socket").exists():
                     break
@@ -145,17 +144,17 @@ def test_redis_answers_only_who_gives_the_password(script: str) -> None:
             assert friend.ping()
             assert friend.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
             assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
-        finally:
+            stranger.close()
+            friend.close()
             server.terminate()
-            server.wait(timeout=60)
 
 
 @pytest.mark.parametrize("script", REDIS_SCRIPTS)
 def test_redis_does_not_start_with_an_empty_password(script: str, tmp_path: Path) -> None:
     for content in ("", "\n"):
         (tmp_path / "password").write_text(content)
-        server = start_redis(script, tmp_path / "password", tmp_path)
-        _, said = server.communicate(timeout=60)
+        with start_redis(script, tmp_path / "password", tmp_path) as server:
+            _, said = server.communicate(timeout=60)
         assert (server.returncode, said) == (1, b"the password of Redis is empty\n")
 
 
@@ -305,19 +304,41 @@ def test_everything_that_is_copied_exists_and_reaches_the_build() -> None:
 def test_the_image_has_every_package_of_the_project() -> None:
     linked = {path.readlink().name for path in (ROOT / "src" / "meshwright").iterdir() if path.is_symlink()}
     assert {*PROJECT["tool"]["setuptools"]["packages"]["find"]["where"], *linked} <= set(copied())
-    needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "constraints.txt"}
+    needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "docker/requirements.txt"}
     assert needed <= set(copied())
 
 
 def test_the_image_is_pinned_unprivileged_and_names_no_index() -> None:
     images = re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)
     assert set(images) == {"python:3.11-slim-bookworm"}
-    assert "--constraint constraints.txt" in DOCKERFILE
+    installs = re.findall(r"pip install (.+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert installs == [
+        "--no-deps --require-hashes --requirement requirements.txt",
+        "--no-deps --no-build-isolation .",
+    ]
     assert not re.search(r"https?://|index-url", DOCKERFILE)
     user = re.findall(r"^USER (\S+)", DOCKERFILE, flags=re.MULTILINE)
     assert user == ["10001:10001"]  # a number, so that an orchestrator sees that it is not root
     assert "--uid 10001 " in DOCKERFILE
     assert DOCKERFILE.index("USER 10001") < DOCKERFILE.index("ENTRYPOINT")
+
+
+def test_the_image_installs_the_versions_of_the_constraints_by_hash() -> None:
+    text = (ROOT / "docker" / "requirements.txt").read_text()
+    pins = re.findall(
+        r"^([\w.-]+)(?:\[\w,]+\])?==(\S+)[^\n]*\\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE
+    )
+    lines = [line for line in text.splitlines() if line[:1] not in {"#", " "}]
+    assert len(pins) == len(lines)
+    assert "://" not in text
+    plain = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    allowed = {(re.sub(r"[-_.]+", "-", name).lower(), version) for name, version in plain}
+    elsewhere = {"async-timeout", "colorama", "tzdata", "setuptools"}  # other systems; the build
+    assert {pin for pin in pins if pin[0] not in elsewhere} <= allowed
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["service"]]
+    names = {re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", one)[0]).lower() for one in wanted}
+    assert names <= {name for name, _ in pins}
 
 
 def test_the_image_serves_by_default() -> None:
