@@ -67,7 +67,7 @@ def fold_totals(connection: Connection) -> int:
         for place, value in enumerate(part[len(_KEYS) :]):
             whole[place] += value
     names = [column.name for column in (*_KEYS, *_SUMMED)]
-    rows = [dict(zip(names, (*key, *whole), strict=True)) for key, whole in sums.items() if whole[0]]
+    rows = [dict(zip(names, (*key, *whole), strict=True)) for key, whole in sums.items() if any(whole)]
     if rows:
         connection.execute(insert(job_totals), rows)
     return len(parts)

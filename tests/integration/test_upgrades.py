@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, func, select, text
 
 from meshwright.service.api.app import create_app
-from meshwright.service.db import migrations
+from meshwright.service.db import metric_records, migrations
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import GAP_BOUNDS, SOLVE_BOUNDS_S, fold_totals, job_figures
 from meshwright.service.db.tables import job_totals, jobs, plans
@@ -221,6 +221,25 @@ def test_the_sums_and_the_newest_plans_are_what_the_rows_say(clean: Database) ->
     with clean.write() as connection:
         fold_totals(connection)
         assert (connection.scalar(select(func.count()).select_from(job_totals)) or 0) < 60
+    agree(clean)
+
+
+def test_folding_parts_of_a_sum_keeps_what_jobs_alone_do_not_show(
+    clean: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one running job with two attempts: -1 job and -1 attempt, +1 and +2, and then +1 and +1."""
+    monkeypatch.setattr(metric_records, "FOLDED", 2)
+    add_job(clean, "job")
+    none = {"solve_s": 0.0, "gap": 0.0}
+    with clean.write() as connection:
+        connection.execute(jobs.update().values(state="running", attempts=2))
+        connection.execute(job_totals.delete())
+        for number, attempts, lost in ((-1, -1, 0), (1, 2, 1), (1, 1, 0)):
+            part = {"state": "running", "jobs": number, "attempts": attempts, "lost_leases": lost, **none}
+            connection.execute(job_totals.insert().values(part))
+        for _ in range(3):
+            assert kept(connection) == counted(connection)
+            fold_totals(connection)
     agree(clean)
 
 
