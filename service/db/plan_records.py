@@ -165,10 +165,9 @@ def plans_like(
     found = all_of(connection, PlanFigures, _matching(listed, wanted, found_by_s, edge).limit(limit))
     if after is not None and "job_id" not in wanted.equal:
         since = all_of(connection, PlanFigures, _superseded_since(tenant, wanted, after, found_by_s, limit))
-        found = sorted((*found, *since), key=wanted.position, reverse=wanted.descends)[:limit]
-    if len(found) == limit:
-        return found, wanted.position(found[-1])
-    return [one for one in found if edge is None or not wanted.is_after(wanted.position(one), edge)], edge
+        near = [one for one in since if edge is None or not wanted.is_after(wanted.position(one), edge)]
+        found = sorted((*found, *near), key=wanted.position, reverse=wanted.descends)[:limit]
+    return found, wanted.position(found[-1]) if len(found) == limit else edge
 
 
 def _listed(tenant: str, wanted: PlanFilter, after: Position | None) -> Select[Any]:

@@ -249,3 +249,23 @@ def test_a_filter_that_few_plans_match_gives_short_pages_that_go_on(
             break
     assert sorted(names) == ["few", "last"]
     assert len(sizes) in {3, 4}  # nine plans, three at a time, and perhaps an empty page at the end
+
+
+@pytest.mark.parametrize("sort", ["step_time_s", "-step_time_s"])
+def test_plans_found_again_between_two_pages_hide_none_that_are_not_looked_at_yet(
+    jobs: Jobs, engine: JobEngine, monkeypatch: pytest.MonkeyPatch, sort: str
+) -> None:
+    """Twelve plans, of which the first and the last five match; each page looks at three."""
+    monkeypatch.setattr(plan_records, "MAX_LOOKED_AT", 3)
+    sign = -1 if sort.startswith("-") else 1
+    gib = [40, *[60] * 6, *[40] * 5]
+    plans = [a_timed_plan(f"a{at:02}", at, 50.0 + sign * at, gib[at - 1]) for at in range(1, 13)]
+    found(jobs, engine, *plans)
+    wanted = PlanFilter(at_most={"peak_memory_bytes": 50 * GIB}, sort=sort)
+    page = jobs.plans_like(TENANT, wanted, page_size=1, page_token=None)
+    names = [one.plan_id for one in page.items]
+    found(jobs, engine, *(replace(plans[at], rank=rank) for rank, at in enumerate((10, 11), 1)))
+    while page.next_page_token is not None:
+        page = jobs.plans_like(TENANT, wanted, page_size=1, page_token=page.next_page_token)
+        names += [one.plan_id for one in page.items]
+    assert names == ["a01", "a08", "a09", "a10", "a11", "a12"]
