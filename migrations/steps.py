@@ -15,7 +15,7 @@ _INVALID = sa.text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_re
 def outside_transactions() -> Iterator[None]:
     """Let every statement commit by itself on PostgreSQL; such a migration must bear to be run twice.
 
-    On SQLite all migrations are one transaction: nobody else writes to the file meanwhile.
+    On SQLite all migrations are one transaction: no other connection writes to the file meanwhile.
     """
     if op.get_context().dialect.name == "sqlite":
         yield

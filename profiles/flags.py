@@ -43,6 +43,7 @@ class Flag:
     why: str = ""  # of a harmless or refused one
     means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
     wins: bool = False  # over the argument that it means
+    first_decides: bool = False  # it means nothing where the first argument that it means is given
     words: Sequence[str] = ()  # those that are priced
     least: int = 1  # of a whole number
     unless: Sequence[str] = ()  # values with which it is not refused

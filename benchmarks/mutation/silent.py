@@ -12,8 +12,8 @@ from itertools import pairwise
 def silent(code: str) -> set[tuple[int, int]]:
     """Return lines and columns where a change has no effect on a right program.
 
-    Nothing evaluates annotations. ``strict=True`` of ``zip``, arguments of ``@dataclass(...)`` and the
-    ``*`` and ``/`` between parameters only catch what must not happen.
+    Nothing evaluates annotations. ``strict=True`` of ``zip``, ``slots`` and ``kw_only`` of
+    ``@dataclass(...)``, and the ``*`` and ``/`` between parameters only catch what must not happen.
     """
     found = {(token.start[0], token.start[1]) for token in _markers(code)}
     for node in ast.walk(ast.parse(code)):
@@ -34,7 +34,7 @@ def _marks(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.ClassDef):
         calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
         for call in (one for one in calls if ast.unparse(one.func) == "dataclass"):
-            yield from (keyword.value for keyword in call.keywords)
+            yield from (one.value for one in call.keywords if one.arg in ("slots", "kw_only"))
 
 
 def _markers(code: str) -> Iterator[tokenize.TokenInfo]:

@@ -38,7 +38,7 @@ def options() -> None:
 def upgrade(
     database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
 ) -> None:
-    """Bring the schema to its newest revision, while the service runs on PostgreSQL."""
+    """Bring the schema to its newest revision; on PostgreSQL the service may keep running."""
     settings = settings_with({"database_url": database_url})
     with _opened(settings) as database:
         database.await_server(within_s=settings.database_wait_s, tell=lambda words: say_warnings([words]))
@@ -55,8 +55,8 @@ def downgrade(
 ) -> None:
     """Take the schema back to an older revision, with the newer release, before the older one is started.
 
-    Needed only where `db check` of the older release refuses the schema. What older revisions have no
-    place for is lost; a SQLite file must not be in use.
+    Needed only where `db check` of the older release refuses the schema. Data that the older schema cannot
+    hold is deleted; a SQLite file must not be in use.
     """
     settings = settings_with({"database_url": database_url})
     try:

@@ -203,7 +203,7 @@ FAULTS = (
     ),
     Fault(
         happens="a newer release migrates the schema under this one, or this one has to come back",
-        promise="ready, where that release says that this one can serve it; else refused with the way back",
+        promise="ready if the newer release declares this one compatible; else refused with the way back",
         tests=(
             UPGRADES + "test_f25_a_schema_that_a_newer_release_calls_compatible_is_served",
             UPGRADES + "test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back",

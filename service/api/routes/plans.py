@@ -43,7 +43,11 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 4
 
 @router.get("", dependencies=[READS], summary="List plans of all jobs")
 def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep) -> PlanPage:
-    """Figures of plans, filtered and sorted; a plan of several jobs is listed once, from the newest."""
+    """Figures of plans, filtered and sorted; a plan of several jobs is listed once, from the newest.
+
+    A page may be short or empty where a filter leaves few plans: the list ends where there is no next
+    token.
+    """
     if query.launcher is not None:
         check_launcher(query.launcher, at="/query/launcher")
     page = jobs.plans_like(tenant, query.wanted(), page_size=query.page_size, page_token=query.page_token)

@@ -34,7 +34,6 @@ OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine
 _MAX_STAGE_WITH_PIPELINE = 1
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
-_OF_WEIGHTS = "3"  # the ZeRO stage that shards weights, and may offload them
 
 
 def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplate] | None = None) -> str:
@@ -111,7 +110,7 @@ def _respell(given: Given) -> None:
         by_value = any(isinstance(said, Mapping) for said in row.means.values())
         meaning = row.means.get(given.other(name[2:]), {}) if by_value else row.means
         lacking = [new for new in meaning if row.wins or not given.has(new.replace("_", "-"))]
-        for new in lacking if [*meaning][:1] == lacking[:1] else ():
+        for new in () if row.first_decides and lacking[:1] != [*meaning][:1] else lacking:
             said = meaning[new]
             texts = value.texts if said == "$" else () if said is True else (str(said),)
             given.take(spelled(new), Value(texts, value.line), called=name)

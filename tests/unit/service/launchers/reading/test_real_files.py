@@ -115,6 +115,18 @@ def test_megatron_deepspeed_takes_its_stage_from_the_file_that_the_script_writes
     assert found.configuration.recompute_granularity == "full"
 
 
+def test_an_older_flag_sets_what_the_command_leaves_open() -> None:
+    start = "--bf16 --vocab-size 512 --global-batch-size 8"
+    both = read(megatron(f"{start} --overlap-grad-reduce --overlapped-distributed-optimizer"))
+    assert both.configuration.zero_stage == 1  # it means --use-distributed-optimizer, too
+    groups = read(megatron(f"{start} --num-query-groups 2 --num-key-value-heads 2"))
+    assert groups.model.num_kv_heads == 2  # it means --group-query-attention, too
+    named = read(
+        megatron(f"{start} --recompute-granularity selective --checkpoint-activations")
+    ).configuration
+    assert (named.recompute_granularity, named.recompute_layers) == ("selective", 0)
+
+
 def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
     request = {"cluster": {"name": "dgx-h100", "num_nodes": 1}}
     eight = "[float8]\nenable_float8_linear = true\n"  # before model.converters
