@@ -139,6 +139,7 @@ schema_compatibility = Table(
     Column("oldest_code", String(32), primary_key=True),
 )
 
+# The role ``clock`` has no leader: its moment is how far steps of the clock have moved moments, in seconds.
 leaders = Table(
     "leaders",
     metadata,

@@ -15,13 +15,13 @@ Rules that every statement here keeps:
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Update, and_, case, select, update
 
-from meshwright.service.db.clock import MIN_STEP_S, ClockWatch, now_s
+from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import fold_totals
 from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
@@ -30,8 +30,6 @@ from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
 from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
-
-_log = logging.getLogger(__name__)
 
 
 class JobEngine:
@@ -42,6 +40,7 @@ class JobEngine:
         self._most = max_running_jobs  # of one tenant at once; None: as many as there are workers
         self.lease_s = lease_s
         self._clock = ClockWatch()
+        self._looking = threading.Lock()  # the threads of a worker that ask who leads share the watch
 
     def claim_one(self, worker: str, *, min_age_s: float = 0.0) -> Claim | None:
         """Claim the queued job that is next (``claiming``); None when there is none to claim.
@@ -147,21 +146,26 @@ class JobEngine:
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
 
     def leads(self, worker: str, lease_s: float) -> bool:
-        """Return whether ``worker`` is the one that sweeps now; it stays so for ``lease_s``."""
-        return sweeping.leads(self._database, worker, lease_s)
+        """Return whether ``worker`` is the one that sweeps now; it stays so for ``lease_s``.
+
+        Every call looks at the database's clock. If that was set since the last look, the leader moves the
+        moments that jobs wait for, in the transaction in which it becomes or stays the leader.
+        """
+        with self._looking:
+            return sweeping.leads(
+                self._database, worker, lease_s, watch=self._clock, longest_lease_s=self.lease_s
+            )
 
     def sweep(self) -> QueueCleanup:
         """End expired leases, expire unclaimed jobs, and list queued jobs to publish again.
 
-        If the database's clock was set since the last sweep, the moments that jobs wait for move with it.
+        Do nothing if the database's clock was set since this process last led: ``leads`` first moves the
+        moments that jobs wait for.
         """
         with self._database.write() as connection:
-            step_s, seen = self._clock.look(connection)
-            if abs(step_s) >= MIN_STEP_S:
-                _log.warning("the clock of the database was set by %+.0f s; jobs keep their time", step_s)
-                sweeping.move_moments(connection, step_s)
+            if self._clock.step_s(self._clock.look(connection)) != 0.0:
+                return QueueCleanup()
             found = sweeping.sweep(connection)
-        self._clock.keep(seen)
         with self._database.write() as connection:
             fold_totals(connection)
         return found

@@ -7,7 +7,9 @@ do no harm: each statement names the state that it leaves.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from dataclasses import replace
 
 from sqlalchemy import (
     ColumnElement,
@@ -18,13 +20,14 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    not_,
     or_,
     select,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
-from meshwright.service.db.clock import now_s
+from meshwright.service.db.clock import CLOCK, MIN_STEP_S, ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import MOVED, keep_found
 from meshwright.service.db.tables import is_queued, jobs, leaders
@@ -34,20 +37,50 @@ from meshwright.service.jobs.sweep_jobs import is_sweep
 ROLE = "sweeper"
 HINT_AFTER_S = 3.0  # a queued job waits so long before its wake-up is taken for lost
 MAX_HINTS = 100  # waiting jobs, oldest first, that a sweep looks at to publish again
+SLACK_S = 1.0  # of a statement that compares moments with the clock
+_log = logging.getLogger(__name__)
 
 
-def leads(database: Database, name: str, lease_s: float) -> bool:
-    """Return whether ``name`` is the one to sweep, now and for ``lease_s``."""
+def leads(
+    database: Database, name: str, lease_s: float, *, watch: ClockWatch, longest_lease_s: float
+) -> bool:
+    """Return whether ``name`` is the one to sweep, now and for ``lease_s``.
+
+    Move the moments of jobs first if the clock was set: a step of the clock may end the leader's lease, so
+    that another worker leads, which has seen the step too.
+
+    Args:
+        database: The database.
+        name: The worker that asks.
+        lease_s: How long it leads, in seconds.
+        watch: The looks of this process at the database's clock.
+        longest_lease_s: How long a job's lease lasts, in seconds.
+    """
     with database.read() as connection:
-        free = or_(leaders.c.holder == name, leaders.c.expires_at_s < now_s())
+        seen = watch.look(connection)
+        over = leaders.c.expires_at_s < now_s()
+        of_another_clock = leaders.c.expires_at_s > now_s() + (lease_s + MIN_STEP_S)
+        free = or_(leaders.c.holder == name, over, of_another_clock)
         found = connection.execute(select(free).where(leaders.c.role == ROLE)).scalar_one_or_none()
     if found is None:
+        watch.keep(seen)
         return _first_leader(database, name, lease_s)
     if not found:
+        watch.follow(seen)
         return False
     held = update(leaders).where(leaders.c.role == ROLE, free)
     with database.write() as connection:
-        return connection.execute(held.values(_lease(name, lease_s))).rowcount == 1
+        if connection.execute(held.values(_lease(name, lease_s))).rowcount != 1:
+            return False
+        seen = watch.look(connection)
+        step_s = watch.step_s(seen)
+        if step_s != 0.0:
+            _log.warning("the clock of the database was set by %+.0f s; jobs keep their time", step_s)
+            move_moments(connection, step_s, age_s=watch.age_s(seen), longest_lease_s=longest_lease_s)
+            seen = replace(seen, moved_s=seen.moved_s + step_s)
+            _note_moved(connection, seen.moved_s)
+    watch.keep(seen)
+    return True
 
 
 def sweep(connection: Connection) -> QueueCleanup:
@@ -62,12 +95,33 @@ def sweep(connection: Connection) -> QueueCleanup:
     )
 
 
-def move_moments(connection: Connection, step_s: float) -> None:
-    """Move the deadlines and leases of open jobs with a clock that was set: they are spans of time."""
-    queued = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "queued")))
+def move_moments(connection: Connection, step_s: float, *, age_s: float, longest_lease_s: float) -> None:
+    """Move the deadlines and leases of open jobs with a clock that was set: they are spans of time.
+
+    What was written after the step stays. Where that is not known, the later of the two moments counts.
+
+    Args:
+        connection: A transaction of the leader.
+        step_s: By how many seconds the clock was set.
+        age_s: How many seconds ago, at most.
+        longest_lease_s: How long a lease lasts when it is written, in seconds.
+    """
+    ago_s = min(age_s, step_s) if step_s > 0 else age_s
+    since = jobs.c.created_at_s.between(now_s() - (ago_s + SLACK_S), now_s() + SLACK_S)
+    queued = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "queued", not_(since))))
     connection.execute(queued.values(expires_at_s=jobs.c.expires_at_s + step_s))
-    running = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "running")))
-    connection.execute(running.values(lease_expires_at_s=jobs.c.lease_expires_at_s + step_s))
+    latest = now_s() + (longest_lease_s + SLACK_S)  # a lease that was written under this clock ends by then
+    lease = jobs.c.lease_expires_at_s
+    before = lease + step_s <= latest if step_s > 0 else lease > latest
+    running = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "running", before)))
+    connection.execute(running.values(lease_expires_at_s=lease + step_s))
+
+
+def _note_moved(connection: Connection, moved_s: float) -> None:
+    """Store how far moments were moved; the leader's row, which this transaction has, keeps others out."""
+    noted = update(leaders).where(leaders.c.role == CLOCK).values(expires_at_s=moved_s)
+    if connection.execute(noted).rowcount == 0:
+        connection.execute(insert(leaders).values(role=CLOCK, holder="", expires_at_s=moved_s))
 
 
 def _first_leader(database: Database, name: str, lease_s: float) -> bool:

@@ -159,7 +159,8 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
         records._copy(connection, TENANT, "many-5", {**a_child(), "id": "copied"})
         records.child_keys(connection, sweep.id)
         records.child_at(connection, sweep.id, 0)
-        sweeper.move_moments(connection, 0.0)
+        sweeper.move_moments(connection, 0.0, age_s=0.0, longest_lease_s=30.0)
+        sweeper._note_moved(connection, 0.0)
     jobs.cancel(TENANT, sweep.id, key="of a cancel")
     sweeps.join_ready()
     for state in (None, "failed", "queued", "succeeded"):

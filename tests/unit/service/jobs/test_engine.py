@@ -298,27 +298,3 @@ def test_a_job_that_always_starves_its_worker_is_poison_in_the_end(
         engine.abandon(claim)
     # the fence grows by 2 with an excused claim: 1, 3, 5, 7, 9 are excused, then 3 count
     assert (job_in(database).state, claims) == ("failed", 5 + 3)
-
-
-@pytest.mark.parametrize("step_s", [86_400.0, -86_400.0])
-def test_a_clock_that_is_set_by_a_day_expires_no_job_and_ends_no_lease(
-    database: Database, step_s: float
-) -> None:
-    """Nobody can set the database's clock here: all that it wrote is as much earlier instead."""
-    engine = JobEngine(database, lease_s=30.0)
-    for name in ("running", "waiting"):
-        add_job(database, name, queue_timeout_s=60.0)
-    claim = claimed(engine)
-    engine.sweep()
-    assert engine._clock._last is not None
-    seen_at_s, steady_s = engine._clock._last
-    engine._clock._last = seen_at_s - step_s, steady_s
-    with database.write() as connection:
-        stepped = {"expires_at_s": jobs.c.expires_at_s - step_s}
-        connection.execute(jobs.update().values(stepped))
-        lease = {"lease_expires_at_s": jobs.c.lease_expires_at_s - step_s}
-        connection.execute(jobs.update().values(lease))
-    engine.sweep()
-    assert job_in(database, "waiting").state == "queued"
-    assert engine.look(claim) == "ok"
-    assert engine.complete(claim, SUCCESS)
