@@ -48,6 +48,7 @@ _COUNTED = "OLD.state <> NEW.state OR OLD.attempts <> NEW.attempts"
 
 
 def upgrade() -> None:
+    _lock_jobs("SHARE ROW EXCLUSIVE")
     op.create_table("schema_compatibility", sa.Column("oldest_code", sa.String(32), primary_key=True))
     op.add_column("plans", sa.Column("superseded_at_s", sa.Double))
     op.create_table(
@@ -70,6 +71,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     sqlite = op.get_context().dialect.name == "sqlite"
+    _lock_jobs("ACCESS EXCLUSIVE")
     for table, name in _TRIGGERS:
         op.execute(f"DROP TRIGGER {name}" + ("" if sqlite else f" ON {table}"))
     if not sqlite:
@@ -78,6 +80,12 @@ def downgrade() -> None:
     op.drop_table("job_totals")
     op.drop_column("plans", "superseded_at_s")
     op.drop_table("schema_compatibility")
+
+
+def _lock_jobs(mode: str) -> None:
+    """Lock ``jobs`` before ``plans``, as every transaction of the service does."""
+    if op.get_context().dialect.name != "sqlite":
+        op.execute(f"LOCK TABLE jobs IN {mode} MODE")
 
 
 _TRIGGERS = (

@@ -27,8 +27,9 @@ from meshwright.service.db.tables import schema_compatibility
 
 _SCRIPTS = Path(__file__).parents[2] / "migrations"
 LINTED_FROM = "0014"  # migrations after this one change a database that is in use
-LOCK_NOT_AVAILABLE = "55P03"  # SQLSTATE (PostgreSQL 18, appendix A)
-MAX_TRIES = 20  # of a statement that waited 5 s for a lock; others go on between two tries
+# SQLSTATEs lock_not_available and deadlock_detected (PostgreSQL 18, appendix A)
+_LOST_LOCKS = {"55P03", "40P01"}
+MAX_TRIES = 20  # of a statement that waited 5 s for a lock, or was in a deadlock; others go on in between
 PAUSE_S = 1.0
 
 Fit = Literal["current", "newer", "outdated", "unsupported"]
@@ -173,7 +174,7 @@ def _run(database: Database, run: _Command, revision: str) -> None:
                 config.attributes["connection"] = connection
                 run(config, revision)
         except OperationalError as fault:
-            if getattr(fault.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE or not left:
+            if getattr(fault.orig, "sqlstate", None) not in _LOST_LOCKS or not left:
                 raise
             time.sleep(PAUSE_S)
         else:

@@ -4,9 +4,13 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, func, select, text
 
@@ -22,7 +26,7 @@ from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.states import Outcome
 from meshwright.service.serving.serve import _prepare_schema
 from meshwright.service.settings import Settings
-from tests.processes.servers import environment
+from tests.processes.servers import environment, until
 from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
 from tests.served.job_records import TENANT, add_job, claimed
@@ -83,8 +87,8 @@ def test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_ba
     advice = f"run with that release: meshwright db downgrade {migrations.head()}"
     with pytest.raises(ServerStartError, match=advice):
         _prepare_schema(settings)
-    for command in ("check", "upgrade"):
-        refused = run("db", command, "--database-url", url_of(clean))
+    for word in ("check", "upgrade"):
+        refused = run("db", word, "--database-url", url_of(clean))
         assert refused.returncode == 2
         assert advice in refused.stderr
     back = run("db", "downgrade", "0014", "--database-url", url_of(clean))
@@ -266,3 +270,70 @@ def test_an_index_build_that_was_interrupted_is_done_again(postgres: Database) -
     with postgres.read() as connection:
         found = text("SELECT indexdef FROM pg_indexes WHERE indexname = 'ix_jobs_submitted'")
         assert "WHERE (parent_id IS NULL)" in connection.execute(found).scalar_one()
+
+
+# --------------------------------------------------------------------------------------------------
+# Locks of a PostgreSQL in use.
+
+
+@contextmanager
+def other(database: Database, options: str) -> Iterator[Database]:
+    """Connections to the same database with other patience."""
+    url = database.url.update_query_dict({"options": options})
+    made = Database(url.render_as_string(hide_password=False))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def waits(database: Database) -> bool:
+    """Return whether some transaction waits for a lock on a table."""
+    query = text("SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted")
+    with database.read() as connection:
+        return bool(connection.scalar(query))
+
+
+@pytest.mark.parametrize(("change", "start"), [("upgrade", "0014"), ("downgrade", "0015")])
+def test_a_migration_that_waits_for_jobs_does_not_hold_plans(
+    postgres: Database, change: str, start: str
+) -> None:
+    """A search that ends writes to ``jobs`` first, then to ``plans``."""
+    migrations.downgrade(postgres, start)
+    end = "0015" if change == "upgrade" else "0014"
+    with other(postgres, "-c lock_timeout=60000") as patient, ThreadPoolExecutor() as pool:
+        with postgres.write() as ending:
+            ending.execute(text("UPDATE jobs SET worker = 'one'"))
+            changing = pool.submit(getattr(migrations, change), patient, end)
+            until(lambda: waits(postgres))
+            ending.execute(text("LOCK TABLE plans IN ROW EXCLUSIVE MODE NOWAIT"))
+        changing.result(timeout=60.0)
+    migrations.upgrade(postgres)
+
+
+def test_a_migration_that_a_deadlock_ended_is_run_again(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends the transaction that notices the deadlock: the migration, which looks after 3 s."""
+    tries: list[str] = []
+    run = command.upgrade
+
+    def counted(config: Config, revision: str) -> None:
+        tries.append(revision)
+        run(config, revision)
+
+    monkeypatch.setattr(command, "upgrade", counted)
+    migrations.downgrade(postgres, "0014")
+    with (
+        other(postgres, "-c lock_timeout=60000 -c deadlock_timeout=3s") as hasty,
+        other(postgres, "-c lock_timeout=60000 -c deadlock_timeout=60s") as patient,
+        ThreadPoolExecutor() as pool,
+    ):
+        with patient.write() as connection:
+            connection.execute(text("LOCK TABLE plans IN ROW EXCLUSIVE MODE"))
+            upgrading = pool.submit(migrations.upgrade, hasty)
+            until(lambda: waits(postgres))
+            connection.execute(text("LOCK TABLE jobs IN ROW EXCLUSIVE MODE"))
+        upgrading.result(timeout=60.0)
+    assert tries == ["head", "head"]
+    assert migrations.current(postgres) == migrations.head()
