@@ -23,9 +23,11 @@ def outside_transactions() -> Iterator[None]:
     with op.get_context().autocommit_block():
         op.execute("SET lock_timeout = 0")  # a concurrent build waits for transactions, and holds up none
         op.execute("SET statement_timeout = 0")
-        yield
-        op.execute("RESET lock_timeout")
-        op.execute("RESET statement_timeout")
+        try:
+            yield
+        finally:  # the connection goes back to the pool
+            op.execute("RESET lock_timeout")
+            op.execute("RESET statement_timeout")
 
 
 def add_index(name: str, table: str, columns: Sequence[str], *, where: str | None = None) -> None:

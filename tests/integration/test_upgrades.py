@@ -13,6 +13,7 @@ from alembic import command
 from alembic.config import Config
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.exc import ProgrammingError
 
 from meshwright.service.api.app import create_app
 from meshwright.service.db import metric_records, migrations
@@ -337,3 +338,19 @@ def test_a_migration_that_a_deadlock_ended_is_run_again(
         upgrading.result(timeout=60.0)
     assert tries == ["head", "head"]
     assert migrations.current(postgres) == migrations.head()
+
+
+def test_a_failed_index_build_leaves_the_connection_with_its_time_limits(postgres: Database) -> None:
+    migrations.downgrade(postgres, "0016")
+    with postgres.write() as connection:
+        connection.execute(text("ALTER TABLE sessions RENAME TO elsewhere"))
+    with other(postgres, "-c lock_timeout=4000 -c statement_timeout=50000") as only:
+        with pytest.raises(ProgrammingError, match="sessions"):
+            migrations.upgrade(only)
+        with only.read() as connection:  # the pool has this one alone
+            limits = ("lock_timeout", "statement_timeout")
+            shown = [connection.scalar(text(f"SHOW {name}")) for name in limits]
+    with postgres.write() as connection:
+        connection.execute(text("ALTER TABLE elsewhere RENAME TO sessions"))
+    migrations.upgrade(postgres)
+    assert shown == ["4s", "50s"]
