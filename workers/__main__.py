@@ -204,15 +204,15 @@ def _require_schema(database: Database, leaving: threading.Event) -> None:
     """
     while not leaving.is_set():
         try:
-            if migrations.serves(database):
-                OUTAGE.over()
-                return
-            wrong = migrations.advice(database)
+            migrations.require(database)
+        except migrations.UnsupportedSchemaError as fault:
+            raise SystemExit(f"error: {fault}") from None
         except DATABASE_AWAY as fault:
             OUTAGE.noticed(fault)
             leaving.wait(DATABASE_LOOK_S)
         else:
-            raise SystemExit(f"error: {wrong}")
+            OUTAGE.over()
+            return
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -33,6 +33,7 @@ MAX_TRIES = 20  # of a statement that waited 5 s for a lock, or was in a deadloc
 PAUSE_S = 1.0
 
 Fit = Literal["current", "newer", "outdated", "unsupported"]
+_SERVED = {"current", "newer"}
 
 
 class UnsupportedSchemaError(Exception):
@@ -46,9 +47,9 @@ def upgrade(database: Database, revision: str = "head") -> None:
         UnsupportedSchemaError: a newer release changed it in a way that this one cannot serve.
     """
     if revision == "head":
-        found = fit(database)
+        found, at = _look(database)
         if found == "unsupported":
-            raise UnsupportedSchemaError(advice(database))
+            raise UnsupportedSchemaError(_advice(found, at))
         if found != "outdated":
             return
     _run(database, command.upgrade, revision)
@@ -83,29 +84,28 @@ def fit(database: Database) -> Fit:
 
     ``outdated``: the schema lacks migrations; ``unsupported``: a newer release made it incompatible.
     """
-    with database.read() as connection:
-        found = _current(connection)
-        if found == head():
-            return "current"
-        if found is None or found in known():
-            return "outdated"
-        oldest = connection.execute(select(schema_compatibility.c.oldest_code)).scalar_one_or_none()
-    return "newer" if oldest in known() else "unsupported"
+    return _look(database)[0]
 
 
 def serves(database: Database) -> bool:
     """Return whether this code can serve the schema."""
-    return fit(database) in {"current", "newer"}
+    return fit(database) in _SERVED
+
+
+def require(database: Database) -> None:
+    """Require a schema that this code can serve.
+
+    Raises:
+        UnsupportedSchemaError: it is another one; the message names the command that changes it.
+    """
+    found, at = _look(database)
+    if found not in _SERVED:
+        raise UnsupportedSchemaError(_advice(found, at))
 
 
 def advice(database: Database) -> str:
     """Return the command that makes the schema one that this code can serve."""
-    if fit(database) == "outdated":
-        return "the database schema is not current; run: meshwright db upgrade"
-    return (
-        f"the database schema {current(database)} is of a newer Meshwright; update this one, "
-        f"or run with that release: meshwright db downgrade {head()}"
-    )
+    return _advice(*_look(database))
 
 
 @cache
@@ -153,6 +153,27 @@ def as_sql() -> str:
 @cache
 def _scripts() -> tuple[Script, ...]:
     return tuple(ScriptDirectory(str(_SCRIPTS)).walk_revisions())
+
+
+def _look(database: Database) -> tuple[Fit, str | None]:
+    """Return how this code fits the schema, and the schema's revision, from one reading."""
+    with database.read() as connection:
+        at = _current(connection)
+        if at == head():
+            return "current", at
+        if at is None or at in known():
+            return "outdated", at
+        oldest = connection.execute(select(schema_compatibility.c.oldest_code)).scalar_one_or_none()
+    return "newer" if oldest in known() else "unsupported", at
+
+
+def _advice(found: Fit, at: str | None) -> str:
+    if found != "unsupported":
+        return "the database schema is not current; run: meshwright db upgrade"
+    return (
+        f"the database schema {at} is of a newer Meshwright; update this one, "
+        f"or run with that release: meshwright db downgrade {head()}"
+    )
 
 
 def _current(connection: Connection) -> str | None:

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.states import Outcome
 from meshwright.service.serving.serve import _prepare_schema
 from meshwright.service.settings import Settings
+from meshwright.workers.__main__ import _require_schema
 from tests.processes.servers import environment, until
 from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
@@ -94,6 +96,19 @@ def test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_ba
         assert advice in refused.stderr
     back = run("db", "downgrade", "0014", "--database-url", url_of(clean))
     assert (back.returncode, "with that release" in back.stderr) == (2, True)
+
+
+def test_a_worker_starts_while_another_process_finishes_the_migration(
+    clean: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema is read once: a worker serves it, or is given advice on what it read."""
+    read = migrations._current
+    revisions = iter(("0016", migrations.head(), migrations.head()))
+    monkeypatch.setattr(migrations, "_current", lambda _connection: next(revisions))
+    with pytest.raises(SystemExit, match=r"not current; run: meshwright db upgrade"):
+        _require_schema(clean, threading.Event())
+    _require_schema(clean, threading.Event())
+    monkeypatch.setattr(migrations, "_current", read)
 
 
 def test_f25_the_way_back_is_a_command(clean: Database) -> None:
