@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -253,8 +253,12 @@ async def computing(request: Request) -> AsyncIterator[None]:
     Raises:
         BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
     """
-    async with _turn(service_of(request).computing, "re-plans, reports and calibrations"):
+    async with _turn_to_compute(request):
         yield
+
+
+def _turn_to_compute(request: Request) -> AbstractAsyncContextManager[None]:
+    return _turn(service_of(request).computing, "re-plans, reports and calibrations")
 
 
 @asynccontextmanager
@@ -333,7 +337,7 @@ async def profiles_of(request: Request) -> ProfileStore:
 
 
 NO_FIELDS = Depends(no_fields)
-COMPUTES = Depends(computing, scope="function")
+COMPUTES = Depends(computing, scope="function")  # where a body is read: COMPUTES_BODY
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
@@ -344,3 +348,18 @@ BodyDep = Annotated[Mapping[str, object], Depends(problem_body, scope="function"
 DocumentDep = Annotated[Mapping[str, object], Depends(document_body, scope="function")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]
 PageToken = Annotated[str | None, Query(max_length=256, description="next_page_token of the page before")]
+
+
+async def computing_body(request: Request, _body: BodyDep) -> AsyncIterator[None]:
+    """Let a request wait for its turn to compute once its body has arrived and is valid JSON.
+
+    A body that trickles in would keep the turn from others.
+
+    Raises:
+        BusyError: as ``computing``.
+    """
+    async with _turn_to_compute(request):
+        yield
+
+
+COMPUTES_BODY = Depends(computing_body, scope="function")

@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from meshwright.service.api.deps import (
-    COMPUTES,
+    COMPUTES_BODY,
     NO_FIELDS,
     READS,
     SUBMITS,
@@ -214,7 +214,7 @@ def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDe
 
 @router.post(
     "/{job_id}:replan",
-    dependencies=[SUBMITS, COMPUTES],
+    dependencies=[SUBMITS, COMPUTES_BODY],
     responses=declared(404, 408, 409, 413, 415),
     openapi_extra=REPLAN_BODY,
     summary="Re-plan a running job after its cluster changed",

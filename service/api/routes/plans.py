@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from meshwright.service.api.deps import (
-    COMPUTES,
+    COMPUTES_BODY,
     NO_FIELDS,
     READS,
     SUBMITS,
@@ -114,7 +114,7 @@ def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> V
 
 @router.post(
     "/{plan_id}/measurements",
-    dependencies=[SUBMITS, COMPUTES],
+    dependencies=[SUBMITS, COMPUTES_BODY],
     status_code=201,
     responses=declared(404, 408, 413, 415),
     openapi_extra=MEASUREMENT_BODY,

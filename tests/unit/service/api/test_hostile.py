@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
@@ -197,6 +198,28 @@ def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(
     service.problems._value = deps.MAX_PROBLEMS
     assert client.post("/v1/jobs", content=large, headers=headers).status_code == 422
     assert service.problems._value == deps.MAX_PROBLEMS  # a refused one gives its turn back
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/unknown:replan", "/v1/plans/unknown/measurements"])
+def test_a_body_that_arrives_or_is_refused_takes_no_turn_to_compute(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+    turns = client.app.state.service.computing  # type: ignore[attr-defined]
+    free: list[int] = []
+
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        free.append(turns._value)
+        yield b" "
+
+    headers = {"content-type": "application/json"}
+    assert client.post(path, content=slowly(), headers=headers).status_code == 422
+    assert free == [deps.MAX_COMPUTING]
+    turns._value = 0  # all are taken
+    assert client.post(path, content=b"[]", headers=headers).status_code == 422
+    assert client.post(path, content=b"{}", headers=headers).status_code == 503
+    turns._value = deps.MAX_COMPUTING
 
 
 def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:
