@@ -42,8 +42,9 @@ WHERE tenant = OLD.tenant AND plan_id = OLD.plan_id AND superseded_at_s > 0 AND 
     ORDER BY last.found_at_s DESC, last.job_id DESC LIMIT 1
 );"""
 _WAS_NEWEST = "OLD.superseded_at_s IS NULL"
-# Two jobs that end at once do not see each other's plans: those of a tenant are added one job at a time.
-_ONE_AT_A_TIME = "PERFORM pg_advisory_xact_lock(hashtextextended('plans of ' || NEW.tenant, 0));"
+# Two jobs that end at once do not see each other's plans: those of a tenant are added, or removed with
+# their job, one transaction at a time. A delete waits before it locks a plan: a job that ends updates them.
+_ONE_AT_A_TIME = "PERFORM pg_advisory_xact_lock(hashtextextended('plans of ' || {}.tenant, 0));"
 _COUNTED = "OLD.state <> NEW.state OR OLD.attempts <> NEW.attempts"
 
 
@@ -75,7 +76,8 @@ def downgrade() -> None:
     for table, name in _TRIGGERS:
         op.execute(f"DROP TRIGGER {name}" + ("" if sqlite else f" ON {table}"))
     if not sqlite:
-        for name in ("note_added_plan", "note_removed_plan", "note_job_total"):
+        op.execute("DROP TRIGGER plans_awaited ON jobs")
+        for name in ("note_added_plan", "note_removed_plan", "note_job_total", "await_plans"):
             op.execute(f"DROP FUNCTION {name}")
     op.drop_table("job_totals")
     op.drop_column("plans", "superseded_at_s")
@@ -114,7 +116,7 @@ def _triggers_of_sqlite() -> None:
 def _triggers_of_postgresql() -> None:
     new, old = _total("postgresql", "NEW", 1), _total("postgresql", "OLD", -1)
     bodies = {
-        "note_added_plan": _ONE_AT_A_TIME + _ADDED,
+        "note_added_plan": _ONE_AT_A_TIME.format("NEW") + _ADDED,
         "note_removed_plan": _REMOVED,
         "note_job_total": f"IF TG_OP <> 'INSERT' THEN {old}; END IF; "
         f"IF TG_OP <> 'DELETE' THEN {new}; END IF;",
@@ -124,12 +126,17 @@ def _triggers_of_postgresql() -> None:
             f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN {body} RETURN NULL; END $$"
         )
+    op.execute(
+        "CREATE FUNCTION await_plans() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {_ONE_AT_A_TIME.format('OLD')} RETURN OLD; END $$"
+    )
     each = "FOR EACH ROW {} EXECUTE FUNCTION {}()"
     op.execute(f"CREATE TRIGGER plans_added AFTER INSERT ON plans {each.format('', 'note_added_plan')}")
     op.execute(
         "CREATE TRIGGER plans_removed AFTER DELETE ON plans "
         + each.format(f"WHEN ({_WAS_NEWEST})", "note_removed_plan")
     )
+    op.execute(f"CREATE TRIGGER plans_awaited BEFORE DELETE ON jobs {each.format('', 'await_plans')}")
     op.execute(f"CREATE TRIGGER job_total_added AFTER INSERT ON jobs {each.format('', 'note_job_total')}")
     op.execute(
         "CREATE TRIGGER job_total_changed AFTER UPDATE OF state, attempts ON jobs "

@@ -32,7 +32,7 @@ from meshwright.workers.__main__ import _require_schema
 from tests.processes.servers import environment, until
 from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
-from tests.served.job_records import TENANT, add_job, claimed
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
 from tests.served.sweep_jobs import a_sweep
 
 NEXT = "9999"  # a revision that this release does not know
@@ -304,10 +304,32 @@ def other(database: Database, options: str) -> Iterator[Database]:
 
 
 def waits(database: Database) -> bool:
-    """Return whether some transaction waits for a lock on a table."""
-    query = text("SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted")
+    """Return whether some transaction waits for a lock."""
+    query = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
     with database.read() as connection:
         return bool(connection.scalar(query))
+
+
+def test_a_plan_that_is_found_again_while_its_newest_job_is_deleted_is_listed_once(
+    postgres: Database,
+) -> None:
+    """Without a lock, the trigger of the delete makes the plans of ``first`` the newest once more."""
+    with postgres.write() as connection:
+        connection.execute(jobs.delete())
+    engine = JobEngine(postgres, lease_s=30.0)
+    for name in ("first", "last"):
+        add_job(postgres, name)
+        engine.complete(claimed(engine), SUCCESS)
+    add_job(postgres, "again")
+    claim = claimed(engine)
+    with ThreadPoolExecutor() as pool:
+        with postgres.write() as pruning:
+            pruning.execute(jobs.delete().where(jobs.c.id == "last"))
+            ending = pool.submit(engine.complete, claim, SUCCESS)
+            until(lambda: waits(postgres))
+        assert ending.result(timeout=60.0)
+    with postgres.read() as connection:
+        assert newest_kept(connection) == {("again", 1), ("again", 2)}
 
 
 @pytest.mark.parametrize(("change", "start"), [("upgrade", "0014"), ("downgrade", "0015")])
