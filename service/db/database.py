@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -25,11 +27,12 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from meshwright.service.db.grouping import Grouping
+from meshwright.service.db.grouping import Grouping, WritersTimeoutError
 from meshwright.service.db.tables import schema_compatibility
 
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
+PROBE_MS = 100  # how long the question whether it takes writes waits for another writer
 POOL_TIMEOUT_S = 5.0
 PRIVATE = 0o600  # of a SQLite file and its journals: they hold every tenant's records
 RECYCLE_S = 600.0  # a SQLite connection reads statistics when it is opened
@@ -76,7 +79,9 @@ class Database:
         # trip instead of three.
         alone = {"read_only": True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
         self._reader = self._engine.execution_options(**alone)
-        self._takes_writes, self._ask_again_at = False, 0.0
+        self._takes_writes: bool | None = None
+        self._ask_again_at = 0.0
+        self._asking = threading.Lock()
         busy_s = BUSY_TIMEOUT_MS / 1000
         self._grouping = Grouping(self._engine, timeout_s=busy_s) if self.dialect == "sqlite" else None
 
@@ -126,18 +131,41 @@ class Database:
                 connection.exec_driver_sql("ANALYZE")
 
     def takes_writes(self) -> bool:
-        """Return whether a row can be written now, or could a moment ago."""
-        now = time.monotonic()
-        if now >= self._ask_again_at:
+        """Return whether a row can be written now, or could a moment ago.
+
+        One thread asks the database; the others get its last answer, and wait only for the first one.
+        A SQLite file that another process is writing to takes writes.
+        """
+        late = time.monotonic() >= self._ask_again_at
+        if late and self._asking.acquire(blocking=self._takes_writes is None):
             try:
-                with self.write() as connection:
-                    connection.execute(update(schema_compatibility).values(_SAME))
-            except DATABASE_AWAY:
-                self._takes_writes = False
-            else:
-                self._takes_writes = True
-            self._ask_again_at = time.monotonic() + REMEMBER_S
-        return self._takes_writes
+                if time.monotonic() >= self._ask_again_at:
+                    self._takes_writes = self._try_write()
+                    self._ask_again_at = time.monotonic() + REMEMBER_S
+            finally:
+                self._asking.release()
+        return bool(self._takes_writes)
+
+    def _try_write(self) -> bool:
+        write = self._write_briefly() if self._grouping else self.write()
+        try:
+            with write as connection:
+                connection.execute(update(schema_compatibility).values(_SAME))
+        except DATABASE_AWAY as fault:
+            return _is_busy(fault)
+        return True
+
+    @contextmanager
+    def _write_briefly(self) -> Iterator[Connection]:
+        """Open a SQLite transaction to write, and wait for other writers no longer than ``PROBE_MS``."""
+        turn = self._grouping.turn(within_s=PROBE_MS / 1000) if self._grouping else nullcontext()
+        with turn, self._reader.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {PROBE_MS}")
+            try:
+                yield connection
+                connection.commit()
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     def await_server(self, *, within_s: float, tell: Callable[[str], None]) -> None:
         """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
@@ -202,6 +230,15 @@ def _engine(url: URL) -> Engine:
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _is_busy(fault: Exception) -> bool:
+    """Return whether others were writing to a SQLite file: this process, or another one."""
+    if isinstance(fault, WritersTimeoutError):
+        return True
+    cause = fault.orig if isinstance(fault, OperationalError) else None
+    code = cause.sqlite_errorcode if isinstance(cause, sqlite3.OperationalError) else 0
+    return code & 0xFF == sqlite3.SQLITE_BUSY  # extended codes keep the kind in the lowest byte
 
 
 def _manners(url: URL) -> dict[str, object]:

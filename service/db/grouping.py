@@ -20,6 +20,10 @@ MAX_GROUP = 16
 Made = TypeVar("Made")
 
 
+class WritersTimeoutError(TimeoutError):
+    """Other threads of this process hold the database."""
+
+
 class _Entry(Generic[Made]):
     """One thread's work: done when ``settled``, and then made, or failed."""
 
@@ -66,14 +70,14 @@ class Grouping:
         self._waiting: deque[_Entry[object]] = deque()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, *, within_s: float | None = None) -> Iterator[None]:
         """Wait for this thread's turn to write; SQLite would let it sleep, up to 0.1 s, between two tries.
 
         Raises:
-            TimeoutError: others hold the database for too long.
+            WritersTimeoutError: others hold the database for too long.
         """
-        if not self._turn.acquire(timeout=self._timeout_s):
-            raise TimeoutError("other writers of this process hold the database")
+        if not self._turn.acquire(timeout=self._timeout_s if within_s is None else within_s):
+            raise WritersTimeoutError("other writers of this process hold the database")
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import event
 
 from meshwright.service.api.app import create_app
 from meshwright.service.db import migrations
-from meshwright.service.db.database import REMEMBER_S, Database
+from meshwright.service.db.database import BUSY_TIMEOUT_MS, REMEMBER_S, Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
@@ -177,6 +178,43 @@ def test_a_database_that_takes_no_writes_is_not_ready(client: TestClient) -> Non
     served.close()
     time.sleep(REMEMBER_S)
     assert client.get("/readyz").status_code == 200
+
+
+def test_a_database_that_another_process_writes_to_is_ready(
+    client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: Database = client.app.state.service.database  # type: ignore[attr-defined]
+    monkeypatch.setattr(served, "_ask_again_at", 0.0)
+    with closing(sqlite3.connect(database.url.database or "", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["database"]) == (200, "ok")
+        writer.execute("ROLLBACK")
+    with served.read() as connection:
+        patience_ms = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    assert patience_ms == BUSY_TIMEOUT_MS  # of the connection that asked too
+
+
+def test_only_one_request_at_a_time_asks_whether_the_database_takes_writes(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: Database = client.app.state.service.database  # type: ignore[attr-defined]
+    assert served.takes_writes()
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        assert not asked.is_set(), "two ask at once"
+        asked.set()
+        return answered.wait(60.0)
+
+    monkeypatch.setattr(served, "_try_write", slow)
+    monkeypatch.setattr(served, "_ask_again_at", 0.0)
+    first = threading.Thread(target=served.takes_writes)
+    first.start()
+    assert asked.wait(60.0)
+    assert client.get("/readyz").json()["database"] == "ok"  # what was known
+    answered.set()
+    first.join()
 
 
 def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: Database) -> None:
