@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -58,12 +59,12 @@ class Settings(BaseSettings):
         description="names, separated by commas, that a server without keys answers to, beside loopback "
         "names and addresses in digits",
     )
-    trusted_proxies: str = Field(
-        default="127.0.0.1",
-        pattern=r"^[0-9A-Fa-f.:/, *]*$",
+    trusted_proxies: str | None = Field(
+        default=None,
         max_length=4096,
-        description="addresses or networks of proxies that end TLS, separated by commas: where they report "
-        "https (X-Forwarded-Proto), the session cookie is sent over https alone; *: any",
+        description="addresses or networks of proxies that end TLS, separated by commas: where "
+        "they report https (X-Forwarded-Proto), the session cookie is sent over https alone; *: any; "
+        "None: those of uvicorn's FORWARDED_ALLOW_IPS, else loopback",
     )
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     worker_memory_bytes: int | None = Field(
@@ -142,6 +143,19 @@ class Settings(BaseSettings):
         if parsed.drivername == "sqlite" and parsed.database in {None, "", ":memory:"}:
             raise ValueError("SQLite needs a file, which the server shares with its workers")
         return url
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _require_networks(cls, proxies: str | None) -> str | None:
+        """Refuse other words: uvicorn would compare them with addresses, and trust no proxy."""
+        for one in [] if proxies in {None, "*"} else str(proxies).split(","):
+            try:
+                ip_network(one.strip())
+            except ValueError:
+                raise ValueError(
+                    f"{one.strip()!r} is not an address or a network, e.g. 10.0.0.0/8; * is allowed alone"
+                ) from None
+        return proxies
 
     @property
     def host_names(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 
 from meshwright.service import telemetry
@@ -163,7 +164,14 @@ def _run(
     """Run uvicorn on a bound socket until a signal; it closes within the grace period."""
     app = create_app(settings, is_stopping=lambda: server.should_exit)
     install(app)
-    config = uvicorn.Config(
+    server = _Server(server_config(settings, app), lambda: on_ready(_url(listener)))
+    signals.stop(server)
+    server.run(sockets=[listener])
+
+
+def server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    """Return how uvicorn serves the app."""
+    return uvicorn.Config(
         app,
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
         http=ProblemProtocol,
@@ -172,9 +180,6 @@ def _run(
         access_log=False,
         server_header=False,
     )
-    server = _Server(config, lambda: on_ready(_url(listener)))
-    signals.stop(server)
-    server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
