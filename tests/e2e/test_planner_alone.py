@@ -160,4 +160,3 @@ def test_every_package_of_the_service_stands_in_its_extra_alone() -> None:
     base = {re.split(r"[>\[]", one)[0] for one in PROJECT["dependencies"]}
     assert service.isdisjoint(base)
     assert "meshwright[service]" in PROJECT["optional-dependencies"]["dev"]
-    assert "'.[service]'" in (ROOT / "Dockerfile").read_text()
