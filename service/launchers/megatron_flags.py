@@ -17,7 +17,6 @@ from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
 from meshwright.service.launchers.megatron_names import (
     DROPOUT,
-    FIELDS,
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     WHOLE_STEP,
@@ -25,6 +24,7 @@ from meshwright.service.launchers.megatron_names import (
     balance_values,
     context_values,
     exchange_values,
+    flags_of_fields,
     is_even,
     kernel_values,
     layout,
@@ -168,7 +168,7 @@ def flag(name: str, *values: object) -> MegatronFlag:
 
 def stated(part: object, record: str, *fields: str) -> list[MegatronFlag]:
     """Return the flags that alone set these fields of a record; none for what is off, 0 or not stated."""
-    found = {FIELDS[record][name]: getattr(part, name) for name in fields}
+    found = {flags_of_fields()[record][name]: getattr(part, name) for name in fields}
     return flags_of({name: value for name, value in found.items() if value})
 
 

@@ -5,7 +5,9 @@ Names: TransformerConfig and ModelParallelConfig of Megatron-Core 0.17 to 0.19. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from meshwright.profiles.flags import Flag, Kind, Role, flags_of, plain_name
 from meshwright.profiles.frameworks import FrameworkFacts
@@ -20,7 +22,12 @@ from meshwright.solver.cost.packages import may_overlap_experts, packages_of
 # Flags of Megatron-LM, by their table. The writer writes some; the reader reads all.
 
 
-TABLE = flags_of("megatron-lm")
+FROM_CHECKPOINT = "--use-checkpoint-args"  # a checkpoint overrides flags of the model
+
+
+def table() -> Mapping[str, Flag]:
+    """Return Megatron-LM's arguments by name; the table is read when it is first asked for."""
+    return flags_of("megatron-lm")
 
 
 def spelled(name: str) -> str:
@@ -28,29 +35,38 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_SET = {name: flag.sets for name, flag in TABLE.items() if flag.sets and flag.kind != "text"}
-# Those with values that are read, each checked for its kind.
-FLAGS: Mapping[str, Kind] = {spelled(name): TABLE[name].kind for name in _SET}
-# The flags that alone set a field, by record (``model.mla``) and by the field's name.
-FIELDS: Mapping[str, Mapping[str, str]] = {
-    record: {
-        path.rpartition(".")[2]: name
-        for name, path in _SET.items()
-        if path.rpartition(".")[0] == record and [*_SET.values()].count(path) == 1
-    }
-    for record in ("model", "model.mla", "model.moe")
-}
-FROM_CHECKPOINT = "--use-checkpoint-args"  # a checkpoint overrides flags of the model
+@cache
+def flag_kinds() -> Mapping[str, Kind]:
+    """Return the kind of every flag with values that are read, each checked for it."""
+    return {spelled(name): table()[name].kind for name in _set()}
+
+
+@cache
+def flags_of_fields() -> Mapping[str, Mapping[str, str]]:
+    """Return the flags that alone set a field, by record (``model.mla``) and by the field's name."""
+    paths = _set()
+    times = Counter(paths.values())
+    found: dict[str, dict[str, str]] = {"model": {}, "model.mla": {}, "model.moe": {}}
+    for name, path in paths.items():
+        record, _, field = path.rpartition(".")
+        if record in found and times[path] == 1:
+            found[record][field] = name
+    return found
+
+
+@cache
+def _set() -> Mapping[str, str]:
+    return {name: flag.sets for name, flag in table().items() if flag.sets and flag.kind != "text"}
 
 
 def decided_flags() -> tuple[str, ...]:
     """Return the flags that affect a price, whether a plan writes them or relies on their defaults."""
-    return tuple(name for name in FLAGS if _counts(TABLE[plain_name(name)], "priced"))
+    return tuple(name for name in flag_kinds() if _counts(table()[plain_name(name)], "priced"))
 
 
 def refused_flags() -> tuple[str, ...]:
     """Return Megatron-LM's own flags with which a plan would not run as it was priced."""
-    own = (name for name, flag in TABLE.items() if flag.of != "forks" and _counts(flag, "refused"))
+    own = (name for name, flag in table().items() if flag.of != "forks" and _counts(flag, "refused"))
     return tuple(spelled(name) for name in own)
 
 

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flag_names, plain_name
-from meshwright.service.launchers.megatron_names import FIELDS, FLAGS, TABLE
+from meshwright.service.launchers.megatron_names import flag_kinds, flags_of_fields, table
 from meshwright.service.launchers.reading.base import Overrides, Place
 from meshwright.service.launchers.reading.fields import decides, is_off, meant, passing, undecided
 from meshwright.service.shell.values import (
@@ -99,8 +100,8 @@ class Given:
         """Return fields of a record (``model.mla``) that single flags set; without them only defaults."""
         found: dict[str, Any] = {}
         for name in names:
-            flag = FIELDS[record][name]
-            row, text = TABLE[flag], self.word(flag.replace("_", "-"))
+            flag = flags_of_fields()[record][name]
+            row, text = table()[flag], self.word(flag.replace("_", "-"))
             value = {"switch": bool, "integer": int, "number": float}[row.kind](text or row.default or 0)
             if self.has(flag.replace("_", "-")):
                 found[name] = True if row.kind == "switch" else value
@@ -138,9 +139,9 @@ class Given:
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
         """Keep one flag, or record its fault; ``called`` is its name in the file."""
         shown = _shown((called or name).replace(UNKNOWN, "$"))
-        if name not in FLAGS:
+        if name not in flag_kinds():
             self.others[name] = value
-            if plain_name(name) not in TABLE or TABLE[plain_name(name)].role == "listed":
+            if plain_name(name) not in table() or table()[plain_name(name)].role == "listed":
                 self.leave(shown, name, value)
         elif problem := _wrong(name, value):
             text, allowed = problem
@@ -202,7 +203,7 @@ class Given:
     def refuse_unpriced(self) -> None:
         """Refuse the flags with which what is priced is not what runs, unless their values are off."""
         for name, value in self.others.items():
-            row, text = TABLE.get(plain_name(name)), value.texts[0] if value.texts else "on"
+            row, text = table().get(plain_name(name)), value.texts[0] if value.texts else "on"
             if row is not None and row.role == "refused" and not (is_off(text) or text in row.unless):
                 allowed = ", ".join(row.unless) or None
                 self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
@@ -256,7 +257,7 @@ def given_flags(words: Sequence[Word], overrides: Overrides) -> Given:
             given.note(f"line {value.line}: {_shown(name)} is ignored (--ignore)")
         else:
             given.take(name, value)
-    given.refuse_slips(PLAIN_NAMES)
+    given.refuse_slips(plain_names())
     given.refuse_unpriced()
     given.stop()
     return given
@@ -264,7 +265,7 @@ def given_flags(words: Sequence[Word], overrides: Overrides) -> Given:
 
 def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     """Return the fault of a known flag's value and the allowed values; None if it is valid."""
-    kind, texts = FLAGS[name], value.texts
+    kind, texts = flag_kinds()[name], value.texts
     if (unknown := unknown_in(list(texts))) is not None:
         return why_unknown(unknown)
     if kind == "switch":
@@ -288,16 +289,22 @@ def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:
     return ("must be 1 or more", _allowed(name)) if int(text) < _least(name) else None
 
 
+@cache
+def plain_names() -> dict[str, str]:
+    """Return the flags with values that are read, by their names in snake case."""
+    return {plain_name(flag): flag for flag in flag_kinds()}
+
+
 def _allowed(name: str) -> str | None:
-    return f"{_least(name)} to {_LARGEST}" if FLAGS[name] == "integer" else _ALLOWED.get(FLAGS[name])
+    kind = flag_kinds()[name]
+    return f"{_least(name)} to {_LARGEST}" if kind == "integer" else _ALLOWED.get(kind)
 
 
 def _least(name: str) -> int:
-    return TABLE[plain_name(name)].least
+    return table()[plain_name(name)].least
 
 
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
-PLAIN_NAMES: dict[str, str] = {plain_name(flag): flag for flag in FLAGS}
 
 
 def _is_number(text: str) -> bool:

@@ -36,8 +36,8 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
-    CORE_NAMES,
     DISPATCHER,
+    core_names,
     flag_of,
     take,
     text_of,
@@ -130,7 +130,7 @@ class LlamaFactoryReader:
                 key in _READ or flag_names("llama-factory", "transformers").is_free(key)
             ):
                 given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
-        given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
+        given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
         sums = document.get("accumulate_allreduce_grads_in_fp32")

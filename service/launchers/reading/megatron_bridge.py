@@ -21,7 +21,7 @@ from meshwright.profiles.flags import flag_names
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
-from meshwright.service.launchers.megatron_names import FLAGS
+from meshwright.service.launchers.megatron_names import flag_kinds
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
@@ -37,7 +37,7 @@ from meshwright.service.launchers.reading.documents import document_of, looks_li
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
-    CORE_NAMES,
+    core_names,
     flag_of,
     take,
     take_usual,
@@ -154,20 +154,29 @@ _RECIPE_FILE = CATALOG / "recipes" / "megatron_bridge.json"
 _ADAPTER_OPTIONS, _ADAPTERS = ("--mode", "--peft-scheme", "--peft"), ("lora", "dora")
 _MODES = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
 _PROGRAM = re.compile(r"(?:.*/)?(pretrain|finetune|sft)_(\w+)\.py")
-# Options of its run_recipe.py that are overrides under another name: -tp of tensor_model_parallel_size.
-_OPTIONS: Mapping[str, str] = {
-    "-gb": "train.global_batch_size", "-mb": "train.micro_batch_size", "-sl": "dataset.seq_length",
-    "-vp": "model.virtual_pipeline_model_parallel_size",
-    **{
-        "-" + "".join(word[0] for word in name.split("_") if word not in ("model", "size")): f"model.{name}"
-        for name in CORE_NAMES
-        if name.endswith("_parallel_size")
-    },
-}  # fmt: skip
-_LONG_OPTIONS = {f"--{key.partition('.')[2]}": key for key in _OPTIONS.values()}
 _NAMING = ("--recipe", "--model", "--mode")
 _COMPUTED = "?"  # in the catalog's recipes
 _LENGTHS = ("dataset.sequence_length", "dataset.seq_length")
+
+
+@cache
+def _options() -> Mapping[str, str]:
+    """Return run_recipe.py's options that are overrides under another name: of -tp, the tensor size."""
+    short = {
+        "-" + "".join(word[0] for word in name.split("_") if word not in ("model", "size")): f"model.{name}"
+        for name in core_names()
+        if name.endswith("_parallel_size")
+    }
+    return {
+        "-gb": "train.global_batch_size", "-mb": "train.micro_batch_size", "-sl": "dataset.seq_length",
+        "-vp": "model.virtual_pipeline_model_parallel_size", **short,
+    }  # fmt: skip
+
+
+@cache
+def _long_options() -> Mapping[str, str]:
+    """Return the same options in their long form: --seq_length of dataset.seq_length."""
+    return {f"--{key.partition('.')[2]}": key for key in _options().values()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +218,7 @@ def recipe_named(command: Command) -> Word | None:
     if mode and "--model" in said:
         return Word(f"{said['--model'].text}_{mode}_config", said["--model"].line)
     program = _PROGRAM.fullmatch(command.program)
-    if any(word.text.partition("=")[0] in FLAGS for word in words):
+    if any(word.text.partition("=")[0] in flag_kinds() for word in words):
         program = None  # Megatron-LM's, under any name
     name = f"{program[2]}_{'pretrain' if program[1] == 'pretrain' else 'sft'}_config" if program else ""
     line = next((word.line for word in (*command.before, *words)), 0)
@@ -292,7 +301,7 @@ def _of_its_file(source: Source, command: Command) -> list[Override]:
 def _list_others(given: Given, words: Sequence[Word]) -> None:
     for word, following in pairwise([*words, Word("--", 0)]):
         name, equals, value = word.text.partition("=")
-        known = (*_NAMING, *_LONG_OPTIONS, *_ADAPTER_OPTIONS, _FILE)
+        known = (*_NAMING, *_long_options(), *_ADAPTER_OPTIONS, _FILE)
         if name.startswith("--") and name.replace("_", "-") not in {one.replace("_", "-") for one in known}:
             text = value if equals else "true" if following.text.startswith("--") else following.text
             given.leave(name[:64], name, Value((text,), word.line))
@@ -310,7 +319,7 @@ def _refuse_adapters(given: Given, values: ConfigValues) -> None:
 def _overrides(words: Sequence[Word]) -> list[Override]:
     if (fault := unknown_arguments(words)) is not None:
         raise fault
-    found, options = [], {**_OPTIONS, **_LONG_OPTIONS}
+    found, options = [], {**_options(), **_long_options()}
     for at, word in enumerate(words):
         key, equals, value = word.text.partition("=")
         if key in options:
@@ -413,7 +422,7 @@ def _is_override(text: str) -> bool:
 
 
 def _is_said(text: str) -> bool:
-    options = (*_NAMING, *_OPTIONS, *_LONG_OPTIONS)
+    options = (*_NAMING, *_options(), *_long_options())
     return text.partition("=")[0] in options or _is_override(text)
 
 
@@ -439,7 +448,7 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
             flag = f"--{name.replace('_', '-')}"
             given.others[flag] = Value((text,), line)
             given.leave(key[:64], flag, Value((text,), line))
-    given.refuse_slips(CORE_NAMES, _READ)
+    given.refuse_slips(core_names(), _READ)
     _take_overlaps(given, values)
     _take_length(given, values)
     if given.has("kv-lora-rank") and not given.has("multi-latent-attention"):

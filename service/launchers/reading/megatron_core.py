@@ -7,10 +7,11 @@ DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19; those of single lau
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 
-from meshwright.service.launchers.megatron_names import FLAGS
-from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
+from meshwright.service.launchers.megatron_names import flag_kinds
+from meshwright.service.launchers.reading.given import Given, Value, plain_names
 from meshwright.service.shell.values import unknown_fault, unknown_in
 from meshwright.solver.configuration import HIERARCHICAL
 
@@ -53,12 +54,14 @@ _UNSET = ("null", "none", "~")
 def flag_of(key: str) -> str | None:
     """Return Megatron-LM's flag for a name of Megatron-Core; None without one."""
     flag = "--" + _RENAMED.get(key, _INVERTED.get(key, key)).replace("_", "-")
-    return flag if flag in FLAGS else None
+    return flag if flag in flag_kinds() else None
 
 
-CORE_NAMES: dict[str, str] = PLAIN_NAMES | {
-    key: flag for key in (*_RENAMED, *_INVERTED) if (flag := flag_of(key)) is not None
-}
+@cache
+def core_names() -> dict[str, str]:
+    """Return the flag of every name of Megatron-Core and Megatron-LM that is read."""
+    renamed = {key: flag for key in (*_RENAMED, *_INVERTED) if (flag := flag_of(key)) is not None}
+    return plain_names() | renamed
 
 
 def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
@@ -67,15 +70,15 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
     if flag is None:
         given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), line))
         return
-    if text.lower() in _UNSET or (text == "[]" and FLAGS[flag] == "words"):
+    if text.lower() in _UNSET or (text == "[]" and flag_kinds()[flag] == "words"):
         return
-    if FLAGS[flag] == "switch":
+    if flag_kinds()[flag] == "switch":
         _take_switch(given, flag, text, line, called=called, wanted=key not in _INVERTED)
         return
     plain = text.strip("'\" ")
-    if FLAGS[flag] == "words":
+    if flag_kinds()[flag] == "words":
         texts = tuple(plain.strip("[]").replace(",", " ").split())
-    elif FLAGS[flag] == "integer":
+    elif flag_kinds()[flag] == "integer":
         texts = (plain.removesuffix(".0"),)
     elif key.endswith("_dtype"):
         name = plain.removeprefix("torch.")

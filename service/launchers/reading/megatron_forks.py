@@ -16,7 +16,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flag_names, plain_name
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
-from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, TABLE, spelled
+from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, spelled, table
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import Values, document_of, looks_like_document
@@ -81,7 +81,7 @@ def require_known(given: Given, program: str) -> None:
     strange: dict[str, Value] = {}
     for called, (name, value) in given.left.items() if program else ():  # else they are of any command
         off = bool(value.texts) and is_off(value.texts[0])
-        if not (name in TABLE or off or decided_by(name)):
+        if not (name in table() or off or decided_by(name)):
             strange[called] = value
     base = program.rpartition("/")[2][:64]
     if strange and not any(given.has(name) for name in _SIZES):
@@ -104,7 +104,7 @@ def _respell(given: Given) -> None:
     older = [
         (row, name, value)
         for name, value in given.others.items()
-        if (row := TABLE.get(plain_name(name))) is not None and row.means and value.texts != _NONE
+        if (row := table().get(plain_name(name))) is not None and row.means and value.texts != _NONE
     ]
     for row, name, value in sorted(older, key=lambda one: len(one[0].means)):
         by_value = any(isinstance(said, Mapping) for said in row.means.values())

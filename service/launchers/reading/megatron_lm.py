@@ -10,7 +10,7 @@ import re
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.service.launchers.megatron_names import FLAGS, FROM_CHECKPOINT
+from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, flag_kinds
 from meshwright.service.launchers.reading.base import Include, LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     World,
@@ -240,7 +240,7 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
 
 
 def _is_flag(text: str) -> bool:
-    return text.partition("=")[0] in FLAGS
+    return text.partition("=")[0] in flag_kinds()
 
 
 _SIZES = {

@@ -13,7 +13,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.flags import plain_name
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.megatron_names import TABLE
+from meshwright.service.launchers.megatron_names import table
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.rules import near_divisors
 
@@ -48,7 +48,7 @@ def _lacking(given: Given, _: ModelSpec) -> None:
 def _words(given: Given, _: ModelSpec) -> None:
     """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
     for flag, value in given.values.items():
-        allowed = TABLE[plain_name(flag)].words
+        allowed = table()[plain_name(flag)].words
         known = {one.lower() for one in allowed or value.texts}
         for word in (one for one in value.texts if one.lower() not in known):  # forks write rmsnorm
             near = difflib.get_close_matches(word, allowed, n=1)

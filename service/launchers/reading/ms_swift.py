@@ -32,8 +32,8 @@ from meshwright.service.launchers.reading.fields import is_off
 from meshwright.service.launchers.reading.given import Given, Value, flags_in
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
-    CORE_NAMES,
     DISPATCHER,
+    core_names,
     flag_of,
     take,
     take_usual,
@@ -219,7 +219,7 @@ def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str
             is_read or flag_names("ms-swift", "transformers").is_free(key)
         ):
             take(given, key, _off(key, text), value.line, called=name)
-    given.refuse_slips(CORE_NAMES)
+    given.refuse_slips(core_names())
     _take_defaults(given, others)
     _take_precision(given, others)
     given.stop()

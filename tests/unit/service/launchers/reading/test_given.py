@@ -8,7 +8,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.documents import LocatedValue
 from meshwright.service.launchers.reading.fields import Fields, meant
-from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
+from meshwright.service.launchers.reading.given import given_flags, plain_names
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.shell.values import Word
 
@@ -78,9 +78,9 @@ def test_another_name_is_no_slip(name: str, known: str) -> None:
 
 def test_no_flag_of_megatron_lm_is_taken_for_a_slip_of_another() -> None:
     flags = [line.split()[0] for line in MEGATRON_LM.read_text().splitlines() if line.startswith("--")]
-    names = {flag[2:].replace("-", "_") for flag in flags} - PLAIN_NAMES.keys()
+    names = {flag[2:].replace("-", "_") for flag in flags} - plain_names().keys()
     assert len(names) > 300
-    assert {name: meant(name, PLAIN_NAMES) for name in names if meant(name, PLAIN_NAMES)} == {}
+    assert {name: meant(name, plain_names()) for name in names if meant(name, plain_names())} == {}
 
 
 # A file of arguments, and the command that trains by it.
