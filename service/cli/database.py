@@ -78,8 +78,7 @@ def check(
             state = "empty" if found is None else f"at revision {found}"
             needed = f"this version needs {migrations.head()}: meshwright db upgrade"
             raise DatabaseUnreachableError(f"the schema is {state}, {needed}")
-        if fit == "unsupported":
-            raise DatabaseUnreachableError(migrations.advice(database))
+        migrations.require(database)
         _tell_revision(database)
 
 
@@ -103,7 +102,7 @@ def _tell_revision(database: Database) -> None:
     found, suffix = migrations.current(database), ""
     if found == migrations.head():
         suffix = ", as this version needs it"
-    elif migrations.serves(database):
+    elif migrations.fit(database) == "newer":
         suffix = f"; this version ({migrations.head()}) can serve it"
     typer.echo(f"the schema is at revision {found}{suffix}")
 

@@ -39,7 +39,7 @@ def _on_sqlite(_element: now_s, _compiler: SQLCompiler, **_options: Any) -> str:
 
 MAX_PAUSE_S = 60.0  # a step that the leader has not moved for so long was a sleep of this machine alone
 MIN_STEP_S = 30.0  # less is a late look, or a clock that is kept right
-CLOCK = "clock"  # the role in ``leaders`` whose moment is the sum of the steps that moments were moved by
+CLOCK = "clock"  # a role in ``leaders``: its moment is the sum of all steps that moments were moved by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

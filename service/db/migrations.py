@@ -33,7 +33,6 @@ MAX_TRIES = 20  # of a statement that waited 5 s for a lock, or was in a deadloc
 PAUSE_S = 1.0
 
 Fit = Literal["current", "newer", "outdated", "unsupported"]
-_SERVED = {"current", "newer"}
 
 
 class UnsupportedSchemaError(Exception):
@@ -87,11 +86,6 @@ def fit(database: Database) -> Fit:
     return _look(database)[0]
 
 
-def serves(database: Database) -> bool:
-    """Return whether this code can serve the schema."""
-    return fit(database) in _SERVED
-
-
 def require(database: Database) -> None:
     """Require a schema that this code can serve.
 
@@ -99,13 +93,8 @@ def require(database: Database) -> None:
         UnsupportedSchemaError: it is another one; the message names the command that changes it.
     """
     found, at = _look(database)
-    if found not in _SERVED:
+    if found not in {"current", "newer"}:
         raise UnsupportedSchemaError(_advice(found, at))
-
-
-def advice(database: Database) -> str:
-    """Return the command that makes the schema one that this code can serve."""
-    return _advice(*_look(database))
 
 
 @cache

@@ -123,7 +123,7 @@ class PlanFilter:
 
     @property
     def is_selective(self) -> bool:
-        """Return whether some plans of a list may be left out, which no index tells."""
+        """Return whether a list may leave out plans by something that no index serves."""
         return (
             bool(self.equal.keys() - {"job_id"} or self.at_most or self.at_least)
             or self.measured is not None

@@ -283,8 +283,8 @@ def _prepare_schema(settings: Settings) -> None:
         database.await_server(within_s=settings.database_wait_s, tell=_log.warning)
         if settings.migrates:
             migrations.upgrade(database)
-        elif not migrations.serves(database):
-            raise ServerStartError(migrations.advice(database))
+        else:
+            migrations.require(database)
         _require_loopback(settings, database)
     except migrations.UnsupportedSchemaError as fault:
         raise ServerStartError(str(fault)) from None

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def declared(program: str, environment: Environment) -> dict[str, Row]:
-    """What a program's parser declares, by name."""
+    """Return the arguments that a program's parser declares, by name."""
     script = Path(__file__).parent / "judges" / PARSERS[program]
     done = subprocess.run(
         [str(environment.python), str(script)],

@@ -74,7 +74,7 @@ def test_a_changed_value_changes_the_answer_or_is_refused_noted_or_harmless(name
 
 
 def faults_of(files: dict[str, str]) -> list[str] | None:
-    """What is wrong with the files; None if they are read."""
+    """Return the fault that the files are refused for; None if they are read."""
     try:
         read(files)
     except InvalidProblemError as fault:

@@ -18,7 +18,7 @@ def plain(value: object) -> object:
 
 
 def row(action: argparse.Action) -> dict[str, object]:
-    """What an argument takes; switches are ``bool``."""
+    """Return the row of an argument in the table; switches are ``bool``."""
     kind = KINDS.get(getattr(action.type, "__name__", ""), "str")
     several = action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 0)
     switch = action.nargs == 0

@@ -35,7 +35,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
         self.database = Database(migrated(Path(self.folder.name) / "jobs.db"))
         event.listen(self.database._engine, "connect", self._install_clock)
         self.engine = JobEngine(self.database, lease_s=LEASE_S)
-        self.engine._clock = ClockWatch(steady_s=lambda: self.now_s)  # time passes; nobody sets a clock
+        self.engine._clock = ClockWatch(steady_s=lambda: self.now_s)  # both clocks pass the same time
         self.claims: list[Claim] = []
         self.joins: list[Claim] = []
         self.points: dict[str, list[str]] = {}  # of sweeps
