@@ -1,7 +1,8 @@
 """Names of Megatron-Core's own configuration, which several launchers share, as flags of Megatron-LM.
 
-One reader then checks them all. Names: TransformerConfig, ModelParallelConfig and
-DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19; those of single launchers are marked.
+One reader then checks them all. Their table is ``megatron-core.yaml``: TransformerConfig,
+ModelParallelConfig and DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19, and names of single
+launchers, which ``of`` marks.
 """
 
 from __future__ import annotations
@@ -10,84 +11,64 @@ from collections.abc import Mapping
 from functools import cache
 from math import prod
 
-from meshwright.service.launchers.megatron_names import flag_kinds
+from meshwright.profiles.flags import flags_of
+from meshwright.service.launchers.megatron_names import flag_kinds, spelled
 from meshwright.service.launchers.reading.given import Given, Value, plain_names
 from meshwright.service.shell.values import unknown_fault, unknown_in
 from meshwright.solver.configuration import HIERARCHICAL
 
-_RENAMED: Mapping[str, str] = {
-    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
-    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
-    "num_moe_experts": "num-experts",
-    "gated_linear_unit": "swiglu",
-    "mtp_num_layers": "mtp-num-layers",
-    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
-    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
-    "account_for_loss_in_pipeline_split": "account-for-loss-in-pipeline-split",
-    "layernorm_epsilon": "norm-epsilon",
-    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
-    "rope_scaling": "use-rope-scaling",  # Megatron-Bridge
-    "seq_len_interpolation_factor": "rotary-seq-len-interpolation-factor",  # Megatron-Bridge
-    "yarn_rotary_scaling_factor": "rotary-scaling-factor",  # Megatron-Bridge, models/gpt_oss
-    "yarn_mscale": "mscale",
-    "yarn_mscale_all_dim": "mscale-all-dim",
-    "max_length": "seq-length",  # ms-swift
-    "cutoff_len": "seq-length",  # LLaMA-Factory
-    "sequence_length": "seq-length",
-    "per_device_train_batch_size": "micro-batch-size",  # transformers' TrainingArguments
-}
-_INVERTED: Mapping[str, str] = {
-    "add_bias_linear": "disable-bias-linear",
-    "yarn_correction_range_round_to_int": "no-yarn-correction-range-round-to-int",
-    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
-    "overlap_p2p_comm": "no-overlap-p2p-communication",
-    "bias_dropout_fusion": "no-bias-dropout-fusion",
-    "bias_swiglu_fusion": "no-bias-swiglu-fusion",
-    "bias_activation_fusion": "no-bias-swiglu-fusion",  # ms-swift
-}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}  # of ``torch``
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 DISPATCHER = "moe_token_dispatcher_type"
 _UNSET = ("null", "none", "~")
 
 
-def flag_of(key: str) -> str | None:
-    """Return Megatron-LM's flag for a name of Megatron-Core; None without one."""
-    flag = "--" + _RENAMED.get(key, _INVERTED.get(key, key)).replace("_", "-")
-    return flag if flag in flag_kinds() else None
+@cache
+def meanings() -> Mapping[str, Mapping[str, object]]:
+    """Return the arguments of Megatron-LM that a name stands for, with their values: ``$`` is its own."""
+    own = {name: {name: "$"} for name in plain_names()}
+    return own | {name: flag.means for name, flag in flags_of("megatron-core").items() if flag.means}
 
 
 @cache
 def core_names() -> dict[str, str]:
-    """Return the flag of every name of Megatron-Core and Megatron-LM that is read."""
-    renamed = {key: flag for key in (*_RENAMED, *_INVERTED) if (flag := flag_of(key)) is not None}
-    return plain_names() | renamed
+    """Return the first flag of every name of Megatron-Core and Megatron-LM that is read."""
+    return {name: spelled(next(iter(meant))) for name, meant in meanings().items()}
+
+
+def flag_of(key: str) -> str | None:
+    """Return Megatron-LM's flag for a name of Megatron-Core; None without one."""
+    return core_names().get(key.replace("-", "_"))
 
 
 def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
-    """Keep one value under its flag, or list it as unknown; ``called`` is the whole name in the file."""
+    """Keep one value under its flags, or list it as unknown; ``called`` is the whole name in the file."""
     flag = flag_of(key)
     if flag is None:
-        given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), line))
+        given.leave(called[:64], spelled(key), Value((text,), line))
         return
     if text.lower() in _UNSET or (text == "[]" and flag_kinds()[flag] == "words"):
         return
-    if flag_kinds()[flag] == "switch":
-        _take_switch(given, flag, text, line, called=called, wanted=key not in _INVERTED)
-        return
-    plain = text.strip("'\" ")
-    if flag_kinds()[flag] == "words":
-        texts = tuple(plain.strip("[]").replace(",", " ").split())
-    elif flag_kinds()[flag] == "integer":
-        texts = (plain.removesuffix(".0"),)
-    elif key.endswith("_dtype"):
+    for name, value in meanings()[key.replace("-", "_")].items():
+        if value is True:
+            given.take(spelled(name), Value((), line), called=called)
+        elif flag_kinds()[spelled(name)] == "switch":
+            _take_switch(given, spelled(name), text, line, called=called, wanted=value != "not")
+        else:
+            given.take(spelled(name), Value(_texts(spelled(name), text), line), called=called)
+
+
+def _texts(flag: str, text: str) -> tuple[str, ...]:
+    """Return a value of a document in the words of the command line."""
+    kind, plain = flag_kinds()[flag], text.strip("'\" ")
+    if kind == "words":
+        return tuple(plain.strip("[]").replace(",", " ").split())
+    if kind == "integer":
+        return (plain.removesuffix(".0"),)
+    if flag.endswith("-dtype"):
         name = plain.removeprefix("torch.")
-        texts = (_DTYPES.get(name, name),)
-    else:
-        texts = (plain.strip("[]") if key == "window_size" else plain,)
-    given.take(flag, Value(texts, line), called=called)
-    if key == "num_query_groups":
-        given.take("--group-query-attention", Value((), line), called=called)
+        return (_DTYPES.get(name, name),)
+    return (plain.strip("[]") if flag == "--window-size" else plain,)
 
 
 def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, wanted: bool) -> None:
