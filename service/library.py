@@ -30,7 +30,6 @@ from meshwright.service.launchers.registry import export as export_plan
 from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.report.accuracy import render_report
-from meshwright.service.report.beyond import OBJECTIVE_NAMES
 from meshwright.service.report.comparison import ComparedObjective, reading_lines, render_comparison
 from meshwright.service.report.page import render_page
 from meshwright.service.report.terminal import render_answer, render_prediction
@@ -42,7 +41,7 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import GivenProfile, named_file, profile_with, read_given
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
-from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
+from meshwright.solver.answer import OBJECTIVE_NAMES, Answer, Comparison, Plan, Prediction, Why
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice

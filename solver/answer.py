@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -331,11 +332,98 @@ class Answer:
         """Return the plans that the request allows, best first."""
         return ranked_plans(self.plans)
 
+    @property
+    def is_optimal(self) -> bool:
+        """Return whether nothing that the answer lists as searched is better by more than OPTIMAL_GAP."""
+        gap = self._gap
+        return self.status == "optimal" and bool(self.plans) and gap is not None and gap <= OPTIMAL_GAP
+
+    @property
+    def certainty(self) -> str:
+        """Return how good the first plan is, in the words of ``certainty_words``."""
+        return certainty_words(
+            status=self.status,
+            found=bool(self.plans),
+            gap=self._gap,
+            searched=(self.explored, self.space_size),
+            objective="step_time" if self.objective is None else self.objective.name,
+            odds=self.plans[0].odds if self.plans else None,
+        )
+
+    @property
+    def _gap(self) -> float | None:
+        """Return the gap that is proved: of the objective, which is the step time unless it is named."""
+        return self.gap if self.objective is None else self.objective.gap
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as the command line and the API show it; finite numbers only."""
         shown = asdict(replace(self, floors=RankFloors()))
         del shown["floors"]
-        return shown
+        return {"certainty": self.certainty, **shown}
+
+
+# --------------------------------------------------------------------------------------------------
+# How sure an answer is, in words.
+
+
+OPTIMAL_GAP = 0.01 + 1e-9  # relative; rounding counted
+OBJECTIVE_NAMES = {
+    "tokens_per_s_per_gpu": "tokens per second and GPU",
+    "gpu_hours_per_token": "GPU hours per token, interruptions counted",
+    "energy_per_token": "energy per token",
+}
+_WITHOUT_RIVALS = Odds(best_probability=1.0, regret_p90=0.0)
+
+
+def certainty_words(
+    *,
+    status: Status,
+    found: bool,
+    gap: float | None,
+    searched: tuple[int, int],
+    objective: str = "step_time",
+    odds: Odds | None = None,
+) -> str:
+    """Return one sentence on what is proved, and one on what the cost model's errors leave open.
+
+    Terminal, page, report and API show these words and no others.
+
+    Args:
+        status: of the answer.
+        found: whether it has a plan.
+        gap: between the first plan's objective and the proved bound, relative.
+        searched: configurations settled, and all of them.
+        objective: its name.
+        odds: of the first plan; None: not known.
+    """
+    seen, size = (f"{number:,}".replace(",", " ") for number in searched)
+    which = size if searched[0] >= searched[1] else f"{seen} of {size}"
+    by = f"by {OBJECTIVE_NAMES[objective]}, " if objective in OBJECTIVE_NAMES else ""
+    if status == "infeasible":
+        return (
+            f"No plan exists: each of {size} configurations breaks a rule or a limit, under our cost model."
+        )
+    if not found:
+        return f"No plan was found in {which} configurations, and nothing is proved."
+    if gap is None:
+        words = (
+            f"Best found: {by}in {which} configurations; the distance to the best possible is not known."
+        )
+    elif status == "optimal" and gap <= OPTIMAL_GAP:
+        words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
+        words += f"{_at_most(gap)}."
+    else:
+        words = f"Best found: {by}in {which} configurations, within {_at_most(gap)} of the best possible "
+        words += "under our cost model."
+    if odds is None or odds == _WITHOUT_RIVALS:
+        return words
+    share = _at_most(odds.regret_p90)
+    return f"{words} On your machines: within {share} of the fastest listed, 9 times in 10."
+
+
+def _at_most(share: float) -> str:
+    """Return ``3.1 %``: rounded up, so that it still bounds."""
+    return f"{max(math.ceil(share * 1e3 - 1e-6), 1) / 10:.1f} %"
 
 
 def with_gaps(

@@ -249,6 +249,7 @@ class Answer:
     points: tuple[Point, ...] | None = None
     space: str = "usual"  # or every: candidates that bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # of a request for any launcher
+    certainty: str | None = None  # how good the first plan is, in words
     next_page_token: str | None = None  # None: these are all plans
 
 

@@ -455,6 +455,7 @@ class AnswerView(BaseModel):
 
     job_id: str
     state: State
+    certainty: str | None = None  # how good the first plan is, in words; none of older releases
     status: Status
     certified_by: list[str]
     objective_gap: float | None

@@ -115,5 +115,5 @@ def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
         return FOUND
     console = screen()
     words = profile_words(kept.answer, kept.problem)
-    console.print(render_plan(plan, kept.problem, width=console.width, profile=words))
+    console.print(render_plan(plan, kept.problem, width=console.width, profile=words, answer=kept.answer))
     return FOUND

@@ -48,7 +48,7 @@ _MOST_HOURS = MAX_REPAIR_S // _HOUR_S
 # What the search of the running plan proved says nothing of another layout.
 _UNPROVED: dict[str, Any] = {
     "status": "feasible", "certified_by": [], "bound_step_time_s": None, "gap": None, "objective_gap": None,
-    "objective_excess": None, "objective": None,
+    "objective_excess": None, "objective": None, "certainty": None,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from meshwright.service.jobs.states import EndState
 from meshwright.service.requests.jobs import words_of
+from meshwright.solver.answer import certainty_words
 from meshwright.solver.configuration import configuration_from_json
 
 MAX_REASONS = 20  # points that an infeasible answer speaks of
@@ -62,11 +63,19 @@ def join(points: Iterable[SolvedPoint], *, objective: str, top_k: int, cancelled
     for row in rows:
         row["rank"] = ranks.get((row["point"], 1)) if row["plan_id"] else None
         row["efficient"] = _is_efficient(row, rows)
-    unknown = {"gap": None, "bound_step_time_s": None}  # a plan's are of its rank in its own point
+    # a plan's are of its rank in its own point
+    unknown = {"gap": None, "bound_step_time_s": None, "odds": None}
     plans = [
         {**plan, **unknown, "rank": place, "point": at} for place, (_, at, _, plan) in enumerate(best, 1)
     ]
     answer = _answer(rows, answers, best)
+    answer["certainty"] = certainty_words(
+        status=answer["status"],
+        found=bool(plans),
+        gap=answer["gap"],
+        searched=(answer["explored"], answer["space_size"]),
+        objective=objective,
+    )
     state = _state(rows, answer["status"], cancelled=cancelled)
     return Joined(state=state, answer=answer, plans=plans, problem=_problem(rows, state))
 

@@ -7,13 +7,16 @@ from rich.text import Text
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, tied, wrapped
 from meshwright.service.report.ranking import changes_of
-from meshwright.solver.answer import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
+from meshwright.solver.answer import (
+    OBJECTIVE_NAMES,
+    Answer,
+    Baseline,
+    ObjectiveClaim,
+    Outlook,
+    ParetoFront,
+    Plan,
+)
 
-OBJECTIVE_NAMES = {
-    "tokens_per_s_per_gpu": "tokens per second and GPU",
-    "gpu_hours_per_token": "GPU hours per token, interruptions counted",
-    "energy_per_token": "energy per token",
-}
 _MINUTE_S = 60.0
 _BAR = 20  # characters of the heaviest point's bar
 _BARS_FROM = 80  # columns; a narrower terminal has no room for them
@@ -68,9 +71,8 @@ def _front_words(front: ParetoFront) -> list[str]:
 
 
 def _objective(claim: ObjectiveClaim) -> str:
-    gap = "" if claim.gap is None else f", at most {claim.gap * 100:.1f} % from the bound"
     value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
-    return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}{gap}."
+    return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}."
 
 
 def _run(plan: Plan, outlook: Outlook) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -292,6 +293,15 @@ def tera(flops: float) -> str:
 _TIE = "\N{NO-BREAK SPACE}"
 _HANG = 2
 _LEAST_ROOM = 20  # columns of text that a continued line keeps
+
+
+_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
+_SIZE = re.compile(r"\b(tp|pp|vpp|cp|ep|dp|zero|mbs|stage|kind) (?=\d)")
+
+
+def with_ties(text: str) -> str:
+    """Return a sentence that is not broken between a figure and its unit, or in a size."""
+    return _SIZE.sub(rf"\1{_TIE}", _UNIT.sub(_TIE, text))
 
 
 def tied(piece: str) -> str:

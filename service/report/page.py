@@ -19,11 +19,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from meshwright.service.report.document import Document, PredictionDocument
-from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
+from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
 
 HTML = Path(__file__).parent / "html"
-_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
-_SIZE = re.compile(r"\b(tp|pp|vpp|cp|ep|dp|zero|mbs|stage|kind) (?=\d)")
 _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
 
@@ -70,19 +68,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["groupby_order"] = _grouped
-    made.filters["tied"] = _tied
+    made.filters["tied"] = with_ties
     made.filters["explained"] = _explained
     return made
 
 
 def _explained(text: str) -> Markup:
-    escaped = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
+    escaped = str(escape(with_ties(text)))
     hint = '<abbr title="{}">{}</abbr>'.format
     return Markup(_SHORT.sub(lambda found: hint(escape(COLUMNS[found[0]]), found[0]), escaped))  # noqa: S704 - escaped above
-
-
-def _tied(text: str) -> str:
-    return _SIZE.sub("\\1\N{NO-BREAK SPACE}", _UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 
 def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, tied, wrapped
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, ranked_plans
+from meshwright.solver.configuration import mesh_of
 
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"
@@ -115,8 +116,7 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         for name, short in figures.SHORT_NAMES.items()
         if moe or name != "expert_parallel_size"
     ]
-    equal, known = equal_to_first(plans), any(plan.gap is not None for plan in plans)
-    gap = Column(title="gap", cell=lambda p: "–" if p.gap is None else f"{p.gap * 100:.1f} %", leaves=5)
+    equal = equal_to_first(plans)
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
         *_differing(plans),
@@ -131,7 +131,6 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         Column(
             title="OOM risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=1
         ),
-        *([gap] if known else []),
         _last(plans, marked=marked),
     ]
 
@@ -148,11 +147,35 @@ def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
     return alike if chances.get(1, 0.0) >= least else frozenset()
 
 
-def band_words(plans: Sequence[Plan]) -> str:
-    """Return the words next to step times."""
-    if not equal_to_first(plans):
-        return _BAND
-    return f"{_BAND}; ≈ statistically tied with #1"
+def simplest_of_tied(plans: Sequence[Plan]) -> Plan | None:
+    """Return the plan with the fewest sizes and switches among those tied with the first, and the first.
+
+    None where no plan is tied with the first.
+    """
+    equal = equal_to_first(plans)
+    tied_plans = [plan for plan in plans if plan.rank == 1 or plan.rank in equal]
+    return min(tied_plans, key=_complexity, default=None) if equal else None
+
+
+def _complexity(plan: Plan) -> int:
+    """Return how many sizes and switches a plan uses in addition to replicas and micro-batches."""
+    usual = ("dp ", "mbs ")
+    pieces = figures.configuration_words(plan.config).split(" · ")
+    return sum(not piece.startswith(usual) for piece in pieces) + len(plan.workload)
+
+
+def ranking_notes(plans: Sequence[Plan]) -> list[str]:
+    """Return the words below the ranking: the band, ties with the simplest of them, and the meshes."""
+    notes = [_BAND]
+    simplest = simplest_of_tied(plans)
+    if simplest is not None:
+        group = [f"#{rank}" for rank in sorted({1, *equal_to_first(plans)})]
+        others = f"{', '.join(group[:-1])} and {group[-1]}"
+        notes.append(f"≈ {others} are statistically tied; #{simplest.rank} is the simplest")
+    ranked = ranked_plans(plans)
+    if ranked[2:] and len({mesh_of(plan.config) for plan in ranked}) == len(ranked):
+        notes.append(f"#1 to #{ranked[-1].rank} each use a different mesh")
+    return notes
 
 
 def _step(plan: Plan, equal: frozenset[int]) -> str:
@@ -160,15 +183,16 @@ def _step(plan: Plan, equal: frozenset[int]) -> str:
 
 
 def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
-    """Return the unusual choices of plans, if any, behind the mark of the best plan."""
+    """Return the unusual choices of plans, if any, behind the marks of the best and the simplest plan."""
+    simplest = simplest_of_tied(plans)
+
+    def mark(plan: Plan) -> str:
+        marks = ["best"] * (plan.rank == 1) + ["simplest"] * (plan is simplest)
+        return f"← {', '.join(marks)}" if marked and marks else ""
+
     if not any(map(_also, plans)):
-        return Column(title="", cell=_best, left=True, leaves=4)
-    first = _best if marked else lambda _: ""
-    return Column(title="also", cell=lambda p: " · ".join(filter(None, (first(p), _also(p)))), left=True)
-
-
-def _best(plan: Plan) -> str:
-    return "← best" if plan.rank == 1 else ""
+        return Column(title="", cell=mark, left=True, leaves=4)
+    return Column(title="also", cell=lambda p: " · ".join(filter(None, (mark(p), _also(p)))), left=True)
 
 
 def _also(plan: Plan) -> str:
@@ -191,13 +215,14 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
         if not last.leaves:
             differing, equal = _differing(plans), equal_to_first(plans)
             lines = [wrapped(_line(plan, differing, equal), width, hang=3) for plan in plans]
-            notes = [band_words(plans), *switch_notes(plans)]
+            notes = [*ranking_notes(plans), *switch_notes(plans)]
             return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
     has_mfu = any(column.title == _MFU for column in columns)
-    band = band_words(plans)
-    notes = [f"* of {peak}, causal attention counted · {band}" if has_mfu else band]
+    notes = ranking_notes(plans)
+    if has_mfu:
+        notes[0] = f"* of {peak}, causal attention counted · {notes[0]}"
     notes += switch_notes(plans)
     if left_out:
         notes.append(f"(no room for {', '.join(left_out)}; --json has all)")

@@ -1,4 +1,4 @@
-"""An answer's reasons in three sentences: where its time goes, what binds, how sure its first rank is.
+"""An answer's reasons in two sentences: where its time goes, and what binds.
 
 ``reason_lines`` returns all figures behind them, which ``meshwright explain --plan`` prints.
 """
@@ -13,8 +13,8 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
 from meshwright.service.report.formatting import pieces, seconds_like, signed, tied, words, wrapped
-from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why, ranked_plans
-from meshwright.solver.configuration import VARIABLES, mesh_of
+from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why
+from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import Problem, searched_switches
 
 # --------------------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ from meshwright.solver.problem import Problem, searched_switches
 
 
 _COMPUTING = ("ideal", "gemm_efficiency", "attention_efficiency", "memory_bound", "launch_floor")
-SURE = 0.9995  # a chance that would print as 100 % is printed as more than 99.9 %
+_SURE = 0.9995  # a chance that would print as 100 % is printed as more than 99.9 %
 
 
 def reason_lines(plan: Plan, width: int) -> list[Text]:
@@ -43,8 +43,8 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
 _OF_EXPERTS = ("expert_parallel_size",)
 
 
-def proof_words(problem: Problem) -> str:
-    """Return the conditions of a proof, in words; a pinned switch is not one of those it covers."""
+def searched_words(problem: Problem) -> str:
+    """Return the sizes and switches that a search tries, so that its proof covers; not those pinned."""
     model, options = problem.model, problem.options
     able = launcher_capabilities(problem.launcher)
     names = [
@@ -59,27 +59,41 @@ def proof_words(problem: Problem) -> str:
     split = [] if options.stage_layers else ["split of layers"]
     allowed = [one for one in options.allow if one not in (NO_SWITCH, EVERY_SWITCH, "offload", *switches())]
     names += [*split, *allowed, *searched_switches(problem)]
-    return f"under our model, over these switches: {', '.join(names)}"
+    return ", ".join(names)
 
 
-def ranks_words(answer: Answer, problem: Problem) -> list[str]:
-    """Return the relation of the plans behind the first, if proved: ``#2 to #10 are …``; else nothing."""
-    plans = answer.ranking
-    last, meshes = len(plans), len({mesh_of(plan.config) for plan in plans})
-    if answer.status != "optimal" or last <= 1:
+def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
+    """Return the proof behind an answer's certainty: solvers, switches, bounds and the closed form."""
+    if not answer.plans:
         return []
-    several = bool(plans[2:])
-    others = f"#2 to #{last} are" if several else "#2 is"
-    if not problem.options.diverse or meshes == 1:
-        return [f"{others} the next best layout{'s' * several}"]
-    more = "" if meshes == last else ", then the best other layouts"
-    return [f"{others} the next best mesh{'es' * several}{more}"]
+    words = []
+    if answer.status == "optimal":
+        words.append(f"by {', '.join(answer.certified_by) or 'the search'}, over {searched_words(problem)}")
+    if answer.bound_step_time_s is not None:
+        step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
+        what = "plan" if answer.space == "every" else "configuration searched"
+        what += _of_which(answer, problem)
+        words.append(
+            f"#1 simulates {tied(formatting.seconds(step))}; no {what} takes less than "
+            f"{tied(formatting.seconds(bound))}"
+        )
+    if answer.objective_excess:
+        excess = tied(formatting.risk(answer.objective_excess))
+        words.append(f"#1's closed-form objective is {excess} above the least")
+    return [wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
+
+
+def _of_which(answer: Answer, problem: Problem) -> str:
+    """Name the batch and the GPUs that the bound on a step is for, where the request leaves them open."""
+    options, config = problem.options, answer.plans[0].config
+    words = f" of batch {config.global_batch_size}" if options.batch_sizes else ""
+    return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:
     """``#1 has a 25 % chance of being the fastest of these; with 90 % probability it is at most …``."""
     chance, regret = odds.best_probability, formatting.risk(odds.regret_p90)
-    share = "more than 99.9 %" if chance > SURE else f"{chance * 100:.0f} %"
+    share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
     article = "an" if share.startswith(("8", "11 ", "18 ")) else "a"
     most = f"less than {regret[1:]}" if regret.startswith("<") else f"at most {regret}"
     return (
@@ -145,16 +159,9 @@ _LOSSES: Mapping[str, str] = {
 }
 
 
-def sentences(plans: Sequence[Plan], width: int, *, is_calibrated: bool) -> list[Text]:
-    """Return three sentences about the first plan; fewer if it has no reasons or is the only one."""
-    best = plans[0]
+def sentences(best: Plan, width: int) -> list[Text]:
+    """Return where the time of a plan goes and what binds; nothing where it has no reasons."""
     lines = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
-    if best.odds is not None and len(ranked_plans(plans)) == 1:
-        lines.append("Certainty: no other plan is listed to compare with; --top-k 3 lists its rivals.")
-    elif best.odds is not None:
-        settled = is_calibrated or best.odds.best_probability > SURE
-        more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
-        lines.append(f"Certainty: {odds_words(best.odds, '#1', 'these')}{more}.")
     return [wrapped(line, width, indent=2) for line in lines]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.service.report.beyond import baseline_words
 from meshwright.service.report.formatting import COLUMNS
-from meshwright.service.report.ranking import band_words, columns_of, switch_notes
+from meshwright.service.report.ranking import columns_of, ranking_notes, switch_notes
 from meshwright.service.report.terminal import peak_words
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.problem import Problem
@@ -85,7 +85,8 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         baseline=baseline_words(answer.baseline, len(answer.ranking)) if answer.baseline else "",
         note=". ".join(
             [
-                f"MFU of {peak} per GPU, causal attention counted; {band_words(answer.plans)}",
+                f"MFU of {peak} per GPU, causal attention counted",
+                *ranking_notes(answer.plans),
                 *(note.capitalize() for note in switch_notes(answer.plans)),
                 "",
             ]

@@ -15,15 +15,15 @@ from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import beyond_lines
-from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.formatting import pieces, tied, with_ties, wrapped
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
 from meshwright.service.report.sentences import (
-    proof_words,
-    ranks_words,
+    proof_lines,
     reason_lines,
     remedy_line,
+    searched_words,
     sentences,
     spent_s,
 )
@@ -35,7 +35,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
-_GENERAL = "not calibrated on your cluster"
+_GENERAL = "not calibrated on your cluster (meshwright calibrate)"
 _UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
@@ -46,13 +46,13 @@ def render_answer(
     """Lay out the whole answer for ``width`` columns; ``measured`` runs follow the ranking."""
     if answer.status == "infeasible":
         return Group(*_infeasible(answer, problem, width))
-    parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, problem, width)]
+    parts: list[RenderableType] = [header(problem, width), _certainty(answer, problem, width)]
     if answer.plans:
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width)]
         parts += [*measured_lines(measured, answer.plans, width), *tradeoff_lines(answer.plans, width)]
         parts += [Text(), *_causes(best, width, of=" (best)"), Text()]
-        parts += sentences(answer.plans, width, is_calibrated=is_calibrated(answer, problem))
+        parts += sentences(best, width)
         if unbuilt := unbuilt_words(best, problem):
             parts.append(wrapped(unbuilt, width, indent=2))
         parts += beyond_lines(answer, width)
@@ -86,40 +86,25 @@ def render_prediction(
     return Group(shown, *_warnings(warnings, width))
 
 
-def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> RenderableType:
-    """Return one plan with every figure of its reasons, laid out for ``width`` columns."""
+def render_plan(
+    plan: Plan, problem: Problem, *, width: int, profile: str, answer: Answer | None = None
+) -> RenderableType:
+    """Return one plan with every figure of its reasons, laid out for ``width`` columns.
+
+    ``answer``: what it was found by, to show its proof.
+    """
     seen = plan.prediction
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
-    parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width), Text()]
+    parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width)]
+    parts += [] if answer is None else proof_lines(answer, problem, width)
+    parts.append(Text())
     parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
     return Group(*parts, *_outside(seen, width))
 
 
-def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    size, explored = figures.count(answer.space_size), figures.count(answer.explored)
-    seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
-    searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
-    claim, style = _claim(answer, problem)
-    claim += _gpus(answer, problem)
-    if answer.plans and answer.bound_step_time_s is not None:
-        step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
-        claim += f" (simulated {tied(figures.seconds(step))}; "
-        what = "plan" if answer.space == "every" else "configuration searched"
-        claim += f"no {what}{_of_which(answer, problem)} is faster than {tied(figures.seconds(bound))} "
-        claim += "under this model"
-        claim += f"{_remainder(answer)})"
-    claim = "; ".join([claim, *ranks_words(answer, problem)])
-    return [
-        wrapped(f"{searched}{tied(figures.count(answer.legal))} legal", width),
-        wrapped(claim, width, style=style),
-    ]
-
-
-def _of_which(answer: Answer, problem: Problem) -> str:
-    """Name the batch and the GPUs that the bound on a step is for, where the request leaves them open."""
-    options, config = problem.options, answer.plans[0].config
-    words = f" of batch {config.global_batch_size}" if options.batch_sizes else ""
-    return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
+def _certainty(answer: Answer, problem: Problem, width: int) -> Text:
+    style = "green" if answer.is_optimal else "yellow" if answer.plans else "red"
+    return wrapped(with_ties(answer.certainty) + _gpus(answer, problem), width, style=style)
 
 
 def _gpus(answer: Answer, problem: Problem) -> str:
@@ -127,24 +112,7 @@ def _gpus(answer: Answer, problem: Problem) -> str:
     if used == problem.cluster.num_gpus:
         return ""
     fewest = ", the fewest that have a plan" if answer.notes.get("gpus") == "fewest" else ""
-    return f", on {tied(f'{used} of {problem.cluster.num_gpus} GPUs')}{fewest}"
-
-
-def _remainder(answer: Answer) -> str:
-    """Return what the closed-form objective leaves open: the ranking is by simulated time."""
-    if answer.status != "optimal" or not answer.objective_excess:
-        return ""
-    return f"; its closed-form objective is {tied(figures.risk(answer.objective_excess))} above the least"
-
-
-def _claim(answer: Answer, problem: Problem) -> tuple[str, str]:
-    if answer.status == "optimal":
-        by = ", ".join(answer.certified_by) or "the search"
-        return f"#1 proved optimal {proof_words(problem)}; by {by}", "green"
-    if answer.plans:
-        gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
-        return f"#1 is the best found before the search stopped, not proved optimal{gap}", "yellow"
-    return "no plan found before the search stopped, and nothing is proved", "red"
+    return f" Uses {tied(f'{used} of {problem.cluster.num_gpus} GPUs')}{fewest}."
 
 
 def peak_words(prediction: Prediction, problem: Problem) -> str:
@@ -186,10 +154,17 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     skipped = [wrapped(one, width, indent=4, hang=2) for one in skipped_words(answer)]
     return [
         *([wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
+        wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
         wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
         *(_outside(answer.plans[0].prediction, width) if answer.plans else []),
         *_warnings(answer.warnings, width),
     ]
+
+
+def searched_line(answer: Answer, problem: Problem) -> str:
+    """Return what was searched, how much of it is legal, and how long that took."""
+    legal = with_ties(f"{figures.count(answer.legal)} configurations are legal")
+    return f"{searched_words(problem)}; {legal}; {tied(f'{answer.elapsed_s:.1f} s')}."
 
 
 def skipped_words(answer: Answer) -> tuple[str, ...]:
@@ -223,12 +198,6 @@ def profile_words(answer: Answer, problem: Problem) -> str:
     return f"version {version}, not the catalog's: calibrated, or of another release"
 
 
-def is_calibrated(answer: Answer, problem: Problem) -> bool:
-    """Return whether the profile was fitted on runs of the user's own cluster."""
-    words = profile_words(answer, problem)
-    return not any(mark in words for mark in (_GENERAL, _UNCALIBRATED))
-
-
 def _next(answer: Answer, problem: Problem) -> str:
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
@@ -254,8 +223,7 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
     part = "" if used == total else f" with {used} of {total} GPUs"
-    head = f"infeasible: no configuration of {model} on {cluster}{part} is legal and fits "
-    head += f"(proved {proof_words(problem)})"
+    head = f"infeasible: {model} on {cluster}{part}. {with_ties(answer.certainty)}"
     found = answer.infeasible or Infeasibility(reasons=())
     lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]
@@ -266,13 +234,10 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
         lines.append("changes that fit, the cheapest of each kind first:")
     elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
-    counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
-    searched = f"searched {counted}, in {tied(f'{answer.elapsed_s:.1f} s')}"
     return [
         wrapped(head, width, style="bold red"),
         *(wrapped(line, width, indent=2) for line in lines),
         *(wrapped(remedy_line(remedy), width, indent=6) for remedy in found.remedies),
-        wrapped(searched, width, indent=2),
         *_provenance(answer, problem, width),
     ]
 

@@ -11,20 +11,18 @@ from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
     limit_words,
     odds_words,
-    proof_words,
-    ranks_words,
     remedy_line,
 )
-from meshwright.service.report.terminal import profile_words, skipped_words
+from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Plan, Prediction, Shortfall
 from meshwright.solver.problem import Problem
 
-_MORE_TIME = "More time may find one (the time limit of the search)."
 _FEWER = (
     "More time alone will not help: the configurations are too many, and none of the sample that was "
     "searched fits. Pins and bounds leave fewer."
 )
+_MORE_TIME = "More time may find one (the time limit of the search)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,8 @@ class Verdict:
     kind: Literal["proved", "open", "infeasible", "none"]
     badge: str
     sentence: str
-    certainty: tuple[str, ...]
+    certainty: str  # the answer's own sentence; empty for a plan that is not the first
+    notes: tuple[str, ...] = ()
     nearest: str = ""  # where nothing fits
     reasons: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
@@ -86,51 +85,45 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
     if answer.status == "infeasible":
         return _infeasible(answer, problem)
     if not answer.plans:
-        sentence = "No plan was found before the search stopped, and nothing is proved."
-        said = (_searched(answer), _FEWER if "sample" in answer.notes else _MORE_TIME)
-        return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=said)
+        notes = (_FEWER if "sample" in answer.notes else _MORE_TIME,)
+        return Verdict(
+            kind="none",
+            badge="no plan",
+            sentence="No plan was found.",
+            certainty=answer.certainty,
+            notes=notes,
+        )
     return _found(answer, problem)
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:
-    best, proved = answer.plans[0], answer.status == "optimal"
+    best = answer.plans[0]
     used, total = best.config.num_gpus, problem.cluster.num_gpus
     gpus = f" on {used} of {total} GPUs" if used != total else ""
     if best.rank > 1:
         return _ranked(best)
-    sentence = f"Run {figures.configuration_words(best.config)}{gpus}: {_takes(best.prediction)}"
-    by = ", ".join(answer.certified_by) or "the search"
-    if proved:
-        words = (f"Proved optimal {proof_words(problem)}", f"by {by}", *ranks_words(answer, problem))
-        claim = f"{'; '.join(words)}."
-    else:
-        gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
-        claim = f"The best found before the search stopped, not proved optimal{gap}."
-    said = [claim]
-    if answer.bound_step_time_s is not None:
-        bound = figures.seconds(answer.bound_step_time_s)
-        what = "plan" if answer.space == "every" else "configuration searched"
-        said.append(f"Under this model no {what} can take less than {bound} in the simulated schedule.")
-    said += [*_odds(best, "it", "these" if len(answer.ranking) > 1 else "its ranking"), _searched(answer)]
-    if unbuilt := unbuilt_words(best, problem):
-        said.append(unbuilt)
-    badge = "proved optimal" if proved else "best found"
+    unbuilt = unbuilt_words(best, problem)
     return Verdict(
-        kind="proved" if proved else "open", badge=badge, sentence=sentence, certainty=tuple(said)
+        kind="proved" if answer.is_optimal else "open",
+        badge="optimal" if answer.is_optimal else "best found",
+        sentence=f"Run {figures.configuration_words(best.config)}{gpus}: {_takes(best.prediction)}",
+        certainty=answer.certainty,
+        notes=(unbuilt,) if unbuilt else (),
     )
 
 
 def _ranked(plan: Plan) -> Verdict:
     """Return a plan that is not the first: what it takes, without the claims that are the first's."""
-    certainty = _odds(plan, "it", "its ranking")
+    notes = _odds(plan, "it", "its ranking")
     if not plan.ranked:
         lacking = " and ".join(plan.needs)
-        certainty = [f"It is not ranked: it needs {lacking}, which a stock installation lacks."]
+        notes = [f"It is not ranked: it needs {lacking}, which a stock installation lacks."]
     return Verdict(
         kind="open",
         badge=f"rank {plan.rank}" if plan.ranked else "not ranked",
         sentence=f"{figures.configuration_words(plan.config)}: {_takes(plan.prediction)}",
-        certainty=tuple(certainty),
+        certainty="",
+        notes=tuple(notes),
     )
 
 
@@ -149,17 +142,13 @@ def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
     return [f"{odds_words(plan.odds, subject, rivals)}."]
 
 
-def _searched(answer: Answer) -> str:
-    size, legal = figures.count(answer.space_size), figures.count(answer.legal)
-    seen = size if answer.explored >= answer.space_size else f"{figures.count(answer.explored)} of {size}"
-    return f"Searched {seen} configurations ({legal} legal) in {answer.elapsed_s:.1f} s."
-
-
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     found = answer.infeasible
-    sentence = f"No configuration of {title_of(problem)} is legal and fits (proved {proof_words(problem)})."
+    sentence = f"Nothing fits: {title_of(problem)}."
     if found is None:
-        return Verdict(kind="infeasible", badge="nothing fits", sentence=sentence, certainty=())
+        return Verdict(
+            kind="infeasible", badge="nothing fits", sentence=sentence, certainty=answer.certainty
+        )
     conflicts = tuple(
         " + ".join(limits) + (" cannot all be met" if len(limits) > 1 else " is the limiting factor")
         for limits in found.conflicts
@@ -169,7 +158,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         kind="infeasible",
         badge="nothing fits",
         sentence=sentence,
-        certainty=(_searched(answer),),
+        certainty=answer.certainty,
         nearest=_nearest(found.nearest) if found.nearest else "",
         reasons=(*found.reasons, *conflicts),
         remedies=tuple(line.replace("\N{NO-BREAK SPACE}", " ") for line in remedies),
@@ -212,6 +201,7 @@ def facts_of(answer: Answer, problem: Problem, *, digest: str) -> tuple[Fact, ..
     found += [
         Fact(label="Problem", value=digest, hint="SHA-256 of the canonical question"),
         Fact(label="Profile", value=clean(profile_words(answer, problem))),
+        Fact(label="Searched", value=searched_line(answer, problem).replace("\N{NO-BREAK SPACE}", " ")),
         Fact(label="Seed", value=str(answer.seed)),
         Fact(label="Model's figures", value=clean(problem.model.source)),
         Fact(label="Cluster's figures", value=clean(problem.cluster.source)),

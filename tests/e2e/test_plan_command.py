@@ -60,7 +60,7 @@ def test_a_plan_is_a_ranked_table_with_its_proof(saved: Saved) -> None:
     assert run.stderr.startswith("wrote answer.json, ")
     assert run.stderr.count("\n") == 1
     assert "Llama 3.1 8B (8 030 261 248 parameters) · 4 × DGX H100 = 32 GPUs" in run.stdout
-    assert "#1 proved optimal under our model, over these switches: tp, pp, vpp, cp, " in run.stdout
+    assert "Optimal under our cost model: the best of " in run.stdout
     assert "← best" in run.stdout
     assert "\x1b" not in run.stdout
 
@@ -118,7 +118,7 @@ def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: di
     large = ["--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--num-nodes", "1"]
     run = meshwright("plan", *large, *BATCH, env=home)
     assert run.returncode == 3, run.stdout + run.stderr
-    assert run.stdout.startswith("infeasible: no configuration of Llama 3.1 70B")
+    assert run.stdout.startswith("infeasible: Llama 3.1 70B on 1 × DGX H100")
     assert "nearest:" in run.stdout
     assert "GiB" in run.stdout
 

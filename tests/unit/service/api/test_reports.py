@@ -36,7 +36,7 @@ def test_the_report_of_a_job_is_a_page_under_its_own_policy(client: TestClient, 
     assert answer.headers["Content-Security-Policy"] == f"{inside}; frame-ancestors 'none'"
     assert len(page.all("article")) == 2
     assert "as asked" in page.text  # other hardware and batches are predicted
-    assert "proved optimal" in page.text
+    assert "Optimal under our cost model" in page.text
 
 
 def test_what_if_can_be_left_out(client: TestClient, job: str) -> None:

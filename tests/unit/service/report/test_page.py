@@ -160,16 +160,16 @@ def test_costs_that_predict_another_step_draw_no_timeline() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (an_infeasible_answer(), "is legal and fits (proved under our model, over these switches: tp, pp"),
-        (an_answer(status="unknown", plans=()), "No plan was found before the search stopped"),
-        (an_answer(status="feasible", certified_by=(), gap=0.03), "not proved optimal, at most 3.0 %"),
+        (an_infeasible_answer(), "No plan exists: each of"),
+        (an_answer(status="unknown", plans=()), "configurations, and nothing is proved."),
+        (an_answer(status="feasible", certified_by=(), gap=0.03), "within 3.0 % of the best possible"),
         (an_answer(a_plan(rank=4)), "rank 4"),
     ],
 )
 def test_every_ending_has_its_page(answer: Answer, said: str) -> None:
     page = Page(page_of(answer, a_problem()))
     assert said in page.text
-    assert ("proved optimal" in page.text.replace("not proved optimal", "")) is False
+    assert "Optimal" not in page.text
 
 
 def test_a_placed_plan_shows_where_its_stages_stand(placed: tuple[Problem, Answer]) -> None:
@@ -203,6 +203,6 @@ def test_a_configuration_without_pipeline_has_a_page() -> None:
 
 def test_more_time_is_advised_only_where_it_may_help() -> None:
     problem, nothing = a_problem(), an_answer(status="unknown", plans=())
-    assert verdict_of(nothing, problem).certainty[1].startswith("More time may find one")
+    assert verdict_of(nothing, problem).notes[0].startswith("More time may find one")
     sampled = replace(nothing, notes=SAMPLE)
-    assert verdict_of(sampled, problem).certainty[1].startswith("More time alone will not help")
+    assert verdict_of(sampled, problem).notes[0].startswith("More time alone will not help")

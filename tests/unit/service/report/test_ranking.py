@@ -42,9 +42,18 @@ def test_plans_that_the_model_cannot_tell_from_the_first_are_marked() -> None:
     # of the likeliest chance, .5, half is .25: the second plan reaches it, the third does not
     text = text_of(likely(1, 0.5), likely(2, 0.3), likely(3, 0.2))
     assert [line.split()[0] for line in text.splitlines() if "% ≈" in line] == ["2"]
-    assert "≈ statistically tied with #1" in text
+    assert "≈ #1 and #2 are statistically tied; #1 is the simplest" in text
     assert "≈" not in text_of(likely(1, 0.8), likely(2, 0.2))
     assert "≈" not in text_of(a_plan(), a_plan(rank=2))  # nothing is known of their chances
+
+
+def test_the_simplest_of_tied_plans_is_marked() -> None:
+    plain = replace(likely(2, 0.4), config=Configuration(data_parallel_size=128, stage_layers=(80,)))
+    text = text_of(likely(1, 0.5), plain, likely(3, 0.01))
+    row = next(line for line in text.splitlines() if line.startswith("  2"))
+    assert row.rstrip().endswith("← simplest")
+    assert "≈ #1 and #2 are statistically tied; #2 is the simplest" in text
+    assert "simplest" not in text_of(likely(1, 0.9), replace(plain, odds=likely(2, 0.1).odds))
 
 
 def test_a_rare_choice_stands_in_the_row_of_its_plan_only() -> None:
@@ -153,7 +162,7 @@ def test_a_plan_on_fewer_gpus_than_the_question_names_says_on_how_many() -> None
     # tp 8, pp 4, dp 4 take 128 GPUs; tp 8 alone with dp 4 takes 32 of them
     assert " of 128 GPUs" not in answer_text(an_answer(), 200)
     few = an_answer(a_plan(pipeline_parallel_size=1), notes={"gpus": "fewest"})
-    assert "on 32 of 128 GPUs, the fewest that have a plan" in answer_text(few, 200)
+    assert "Uses 32 of 128 GPUs, the fewest that have a plan" in answer_text(few, 200)
 
 
 def test_the_catalog_profile_of_a_launcher_that_any_chose_is_called_the_catalogs() -> None:

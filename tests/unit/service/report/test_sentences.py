@@ -1,4 +1,4 @@
-"""Three sentences: where the time goes, what binds, how sure the first rank is."""
+"""Two sentences, on where the time goes and what binds; the figures and the proof behind them."""
 
 from dataclasses import replace
 
@@ -6,11 +6,13 @@ from meshwright.service.report.formatting import signed
 from meshwright.service.report.sentences import (
     limit_sentence,
     measure_line,
+    proof_lines,
     reason_lines,
     sentences,
 )
-from meshwright.solver.answer import Limit, Loss, Odds, Why
-from tests.builders import a_plan
+from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Why
+from meshwright.solver.problem import Problem, SearchOptions
+from tests.builders import a_plan, a_problem, an_answer
 
 WHY = Why(
     waterfall_s={"ideal": 4.0, "gemm_efficiency": 1.2, "bubble": 0.8},
@@ -23,21 +25,17 @@ WHY = Why(
 )  # fmt: skip
 PLAN = replace(a_plan(), why=WHY, odds=Odds(best_probability=0.58, regret_p90=0.031))
 TIME = "Time: 67 % of the step is the model's own work at the peak; most of the rest is "
-OWN = "your own measured runs narrow this (meshwright calibrate)"
-REGRET = "being the fastest of these; with 90 % probability it is at most 3.1 % slower than the fastest"
 
 
-def said(*plans: object, is_calibrated: bool = False, width: int = 300) -> list[str]:
-    found = sentences(plans or (PLAN, PLAN), width, is_calibrated=is_calibrated)  # type: ignore[arg-type]
-    return [line.plain.strip() for line in found]
+def said(plan: Plan, width: int = 300) -> list[str]:
+    return [line.plain.strip() for line in sentences(plan, width)]
 
 
-def test_there_are_three_sentences_without_a_word_of_the_waterfall() -> None:
-    assert said() == [
+def test_time_and_limit_have_a_sentence_each_without_a_word_of_the_waterfall() -> None:
+    assert said(PLAN) == [
         # 4.0 of 6.0 s
         f"{TIME}matrix products below the peak (1.20 s) and the pipeline's bubble (0.80 s).",
         "Binds: tp 4 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more).",
-        f"Certainty: #1 has a 58 % chance of {REGRET}; {OWN}.",
     ]
 
 
@@ -67,18 +65,8 @@ def test_a_first_plan_by_another_objective_may_have_a_faster_neighbour_and_that_
     )
 
 
-def test_certainty_is_not_claimed_of_a_plan_without_rivals_nor_sold_where_it_is_had() -> None:
-    assert "no other plan is listed" in said(PLAN)[-1]
-    assert "calibrate" not in said(is_calibrated=True)[-1]
-    sure = replace(PLAN, odds=Odds(best_probability=0.9999, regret_p90=0.0))
-    assert said(sure, PLAN)[-1] == (
-        "Certainty: #1 has a more than 99.9 % chance of being the fastest of these; "
-        "with 90 % probability it is less than 0.1 % slower than the fastest."
-    )
-
-
 def test_narrow_terminals_get_narrow_lines_and_unexplained_plans_none() -> None:
-    assert max(len(line) for text in said(width=60) for line in text.splitlines()) <= 60
+    assert max(len(line) for text in said(PLAN, 60) for line in text.splitlines()) <= 60
     assert said(a_plan()) == []
 
 
@@ -126,6 +114,33 @@ def test_a_plan_without_reasons_says_nothing() -> None:
 def test_small_steps_are_told_in_milliseconds() -> None:
     assert signed(-0.0123, 0.5) == "−12 ms"
     assert signed(0.31, 32.8) == "+0.3 s"
+
+
+def proof(answer: Answer, problem: Problem | None = None) -> str:
+    return " ".join(line.plain.strip() for line in proof_lines(answer, problem or a_problem(), 500))
+
+
+def test_the_proof_names_its_solvers_its_switches_and_the_bound() -> None:
+    assert proof(an_answer()) == (
+        "Proof: by exact-dp, cp-sat, over tp, pp, vpp, cp, zero, mbs, recompute, rank order, "
+        "split of layers; #1 simulates 32.8 s; no plan takes less than 32.5 s."
+    )
+    assert "; no configuration searched takes less than 32.5 s" in proof(an_answer(space="usual"))
+    assert proof(an_answer(status="unknown", plans=())) == ""
+
+
+def test_where_batches_or_gpus_are_open_the_bound_is_that_of_the_first_plans() -> None:
+    open_sizes = replace(a_problem(), options=SearchOptions(batch_sizes=(256,), num_nodes=(8, 16)))
+    # dp 4 x 1 x 128 micro-batches, on 8 x 4 x 4 GPUs
+    assert "no plan of batch 512 on 128 GPUs takes less than 32.5 s" in proof(an_answer(), open_sizes)
+
+
+def test_a_best_plan_that_the_closed_form_does_not_favour_is_said_to_be_so() -> None:
+    assert "; #1's closed-form objective is 0.3 % above the least." in proof(
+        an_answer(objective_excess=0.003)
+    )
+    assert "objective is <0.1 % above" in proof(an_answer(objective_excess=1e-6))
+    assert "closed-form" not in proof(an_answer(objective_excess=0.0))
 
 
 def test_runs_worth_measuring_are_named_with_what_they_gain() -> None:
