@@ -157,6 +157,18 @@ class Watch:
             self.on_progress(replace(last, elapsed_s=elapsed))
 
 
+class CpuWatch(Watch):
+    """A limit in CPU seconds of the thread that made it: an answer does not depend on what else runs."""
+
+    def __init__(self, *, time_limit_s: float) -> None:
+        super().__init__(time_limit_s=time_limit_s, _start_s=time.thread_time())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return CPU seconds since the work began."""
+        return time.thread_time() - self._start_s
+
+
 class _Cut:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -197,18 +197,27 @@ class Client:
             found = decoded(Verification, self._transport.ask("GET", path))
         return found
 
-    def replan(self, job: Job | str, changed: Json, save_dir: str | Path | None = None) -> Replan:
+    def replan(
+        self,
+        job: Job | str,
+        changed: Json,
+        save_dir: str | Path | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Replan:
         """Ways to finish a running job whose cluster changed, the soonest first.
 
         ``changed``: ``lost_nodes``, ``slow_nodes`` or ``num_nodes``, with ``steps_done``, ``steps_total``,
         ``saved_step``, ``checkpoint``, ``spare_nodes``, ``repair_s``. The first way's launch and resume
-        files are written below ``save_dir`` where that is given.
+        files are written below ``save_dir`` where that is given. A key of your own gives a launcher that
+        was restarted the answer it had before.
 
         Raises:
             InvalidRequestError: nodes that the job never had, another model's checkpoint.
         """
         path = f"/v1/jobs/{_id(job)}:replan"
-        found = decoded(Replan, self._transport.ask("POST", path, json=dict(changed)))
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        found = decoded(Replan, self._transport.ask("POST", path, json=dict(changed), headers=headers))
         if save_dir is not None and found.files:
             save(found.files, Path(save_dir))
         return found

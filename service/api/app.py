@@ -35,6 +35,7 @@ from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications
 
 
@@ -99,6 +100,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         profiles=ProfileStore(database),
         definitions=Definitions(database),
         measurements=Measurements(database, use_cases),
+        replans=Replans(database),
         verifications=Verifications(
             database, use_cases, queue, lease_s=settings.lease_s, max_attempts=settings.verify_attempts
         ),

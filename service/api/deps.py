@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Query, Request, Security
 from fastapi.concurrency import run_in_threadpool
@@ -36,9 +36,11 @@ from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications
 from meshwright.service.telemetry import add, current_traceparent
 
+Made = TypeVar("Made")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_PAGE_SIZE = 200
@@ -66,6 +68,7 @@ class Service:
     profiles: ProfileStore
     definitions: Definitions
     measurements: Measurements
+    replans: Replans
     verifications: Verifications
     watch: EventWatch  # of jobs, for long polls and event streams
     problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
@@ -247,18 +250,16 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
         yield _pieces(request, limits)
 
 
-async def computing(request: Request) -> AsyncIterator[None]:
-    """Let a request wait for its turn to compute for seconds; waiting, it holds no thread.
+async def computed(request: Request, work: Callable[[], Made]) -> Made:
+    """Return the result of work that computes for seconds, in a thread, once it is its turn.
+
+    Look up first what the request names: an unknown id must not wait. A waiting request has no thread.
 
     Raises:
         BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
     """
-    async with _turn_to_compute(request):
-        yield
-
-
-def _turn_to_compute(request: Request) -> AbstractAsyncContextManager[None]:
-    return _turn(service_of(request).computing, "re-plans, reports and calibrations")
+    async with _turn(service_of(request).computing, "re-plans, reports and calibrations"):
+        return await run_in_threadpool(work)
 
 
 @asynccontextmanager
@@ -337,7 +338,6 @@ async def profiles_of(request: Request) -> ProfileStore:
 
 
 NO_FIELDS = Depends(no_fields)
-COMPUTES = Depends(computing, scope="function")  # where a body is read: COMPUTES_BODY
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
@@ -348,18 +348,3 @@ BodyDep = Annotated[Mapping[str, object], Depends(problem_body, scope="function"
 DocumentDep = Annotated[Mapping[str, object], Depends(document_body, scope="function")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]
 PageToken = Annotated[str | None, Query(max_length=256, description="next_page_token of the page before")]
-
-
-async def computing_body(request: Request, _body: BodyDep) -> AsyncIterator[None]:
-    """Let a request wait for its turn to compute once its body has arrived and is valid JSON.
-
-    A body that trickles in would keep the turn from others.
-
-    Raises:
-        BusyError: as ``computing``.
-    """
-    async with _turn_to_compute(request):
-        yield
-
-
-COMPUTES_BODY = Depends(computing_body, scope="function")

@@ -13,6 +13,7 @@ from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.plan_records import MAX_NAME, PlanFigures, PlanFilter
 from meshwright.service.db.records import JobRecord, JobSummary
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.parts import written_out
 from meshwright.solver.answer import (
     Baseline,
@@ -28,6 +29,11 @@ from meshwright.solver.answer import (
 from meshwright.solver.configuration import Configuration
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
+
+
+def _shown(**example: object) -> ConfigDict:
+    """Return a configuration that shows one value of a view in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [example]})
 
 
 class ProgressView(BaseModel):
@@ -561,3 +567,40 @@ def child_view(child: JobSummary) -> ChildView:
         values=point.get("values", {}),
         reused=point.get("reused_from") is not None,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API shows of re-plans on record.
+
+
+class ReplanView(BaseModel):
+    """One re-plan: what a launcher asked."""
+
+    model_config = _shown(
+        id="5e0c1d9c2a7b4f0e9d3b6a1f8c7e2d40",
+        job_id="0b9e7c1d4f2a4c58a1d3e6f7b8c9d0e1",
+        key_id="3f9a1c04be27",
+        created_at="2026-01-31T12:00:00Z",
+        request={"lost_nodes": 1, "steps_done": 40000, "steps_total": 200000, "saved_step": 39800},
+    )
+
+    id: str
+    job_id: str
+    key_id: str | None  # of the caller; null where no keys are demanded
+    created_at: datetime
+    request: dict[str, Any]
+
+
+class ReplanDetail(ReplanView):
+    """One re-plan with what the launcher was answered."""
+
+    model_config = ConfigDict(json_schema_extra=None)
+
+    answer: ReplanAnswer
+
+
+class ReplanPage(BaseModel):
+    """Re-plans of a job, newest first."""
+
+    replans: list[ReplanView]
+    next_page_token: str | None = None

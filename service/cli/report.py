@@ -63,7 +63,7 @@ def report(
 # From a kept answer, a file or a service to its report or its timeline.
 
 
-WHAT_IF_BUDGET_S = 20.0
+WHAT_IF_BUDGET_S = 20.0  # CPU seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

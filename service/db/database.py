@@ -61,6 +61,13 @@ _SAME = {schema_compatibility.c.oldest_code: schema_compatibility.c.oldest_code}
 # transaction_timeout.
 AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
 
+# SQLSTATEs lock_not_available and deadlock_detected: another transaction was first.
+_LOST_LOCKS = frozenset({"55P03", "40P01"})
+MAX_LOCK_TRIES = (
+    20  # of a statement that waited 5 s for a lock, or was in a deadlock; others go on in between
+)
+LOCK_PAUSE_S = 1.0
+
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
 
@@ -112,6 +119,19 @@ class Database:
             return self._grouping.write(work)
         with self.write() as connection:  # PostgreSQL lets commits share a sync by itself
             return work(connection)
+
+    def write_patiently(self, work: Callable[[Connection], Made]) -> Made:
+        """Return the result of ``work`` after its commit; run it again where others had its locks.
+
+        For work that holds locks of many tenants at once, as retention does: such a transaction can be in
+        a deadlock with a migration.
+        """
+
+        def once() -> Made:
+            with self.write() as connection:
+                return work(connection)
+
+        return until_locked(once)
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
@@ -198,6 +218,22 @@ class Database:
     def close(self) -> None:
         """Close every pooled connection."""
         self._engine.dispose()
+
+
+def until_locked(attempt: Callable[[], Made]) -> Made:
+    """Return the result of ``attempt``, made again while it does not get its locks in time.
+
+    Raises:
+        OperationalError: the last of ``MAX_LOCK_TRIES`` did not get them either, or something else failed.
+    """
+    for _ in range(MAX_LOCK_TRIES - 1):
+        try:
+            return attempt()
+        except OperationalError as fault:
+            if getattr(fault.orig, "sqlstate", None) not in _LOST_LOCKS:
+                raise
+            time.sleep(LOCK_PAUSE_S)
+    return attempt()
 
 
 def sqlite_path(url: str) -> Path | None:

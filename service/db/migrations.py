@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -20,17 +19,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, delete, insert, select
-from sqlalchemy.exc import OperationalError
 
-from meshwright.service.db.database import Database
+from meshwright.service.db.database import Database, until_locked
 from meshwright.service.db.tables import schema_compatibility
 
 _SCRIPTS = Path(__file__).parents[2] / "migrations"
 LINTED_FROM = "0014"  # migrations after this one change a database that is in use
-# SQLSTATEs lock_not_available and deadlock_detected (PostgreSQL 18, appendix A)
-_LOST_LOCKS = {"55P03", "40P01"}
-MAX_TRIES = 20  # of a statement that waited 5 s for a lock, or was in a deadlock; others go on in between
-PAUSE_S = 1.0
 
 Fit = Literal["current", "newer", "outdated", "unsupported"]
 
@@ -177,18 +171,14 @@ def _config() -> Config:
 
 def _run(database: Database, run: _Command, revision: str) -> None:
     """Run one Alembic command; one that did not get its locks in time is run again from where it was."""
-    for left in reversed(range(MAX_TRIES)):
+
+    def once() -> None:
         config = _config()
-        try:
-            with database.migrating() as connection:
-                config.attributes["connection"] = connection
-                run(config, revision)
-        except OperationalError as fault:
-            if getattr(fault.orig, "sqlstate", None) not in _LOST_LOCKS or not left:
-                raise
-            time.sleep(PAUSE_S)
-        else:
-            return
+        with database.migrating() as connection:
+            config.attributes["connection"] = connection
+            run(config, revision)
+
+    until_locked(once)
 
 
 class _Command(Protocol):

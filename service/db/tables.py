@@ -208,6 +208,20 @@ for _name in SORTED_FIGURES:
 _partial("ix_plans_newest", plans, ("tenant", "plan_id"), is_newest)
 _partial("ix_plans_superseded", plans, ("tenant", "superseded_at_s"), plans.c.superseded_at_s.is_not(None))
 
+# What launchers were answered when they asked for a re-plan of a job.
+replans = Table(
+    "replans",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("key_id", String(16)),  # of the caller; None: no keys are demanded
+    Column("request", JSON, nullable=False),  # as it was sent
+    Column("answer", JSON, nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Index(None, "job_id", "created_at_s", "id"),
+)
+
 verifications = Table(
     "verifications",
     metadata,

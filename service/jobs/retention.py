@@ -38,21 +38,23 @@ class Retention:
 
     def prune(self) -> Pruned:
         """Remove finished jobs that are too old, with plans and events, and expired keys."""
-        with self._database.write() as connection:
-            finished = _delete_older(
+        finished = self._database.write_patiently(
+            lambda connection: _delete_older(
                 connection,
                 jobs.c.finished_at_s,
                 (jobs.c.id,),
                 age_s=self._keep_jobs_s,
                 only=_whole(self._keep_jobs_s),
             )
-        with self._database.write() as connection:
-            keys = _delete_older(
+        )
+        keys = self._database.write_patiently(
+            lambda connection: _delete_older(
                 connection,
                 idempotency_keys.c.created_at_s,
                 (idempotency_keys.c.tenant, idempotency_keys.c.key),
                 age_s=self._idempotency_ttl_s,
             )
+        )
         return Pruned(jobs=finished, keys=keys)
 
 

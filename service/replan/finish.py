@@ -10,7 +10,6 @@ checkpoint's format holds sizes fast, only layouts with these are searched.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor, gcd
@@ -26,7 +25,7 @@ from meshwright.service.replan.resharding import Moved, exchange_s, load_s, move
 from meshwright.service.what_if.changes import WhatIfQuestion, with_groups
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.calibration.calibrate import require_credible
-from meshwright.solver.clock import Watch
+from meshwright.solver.clock import CpuWatch
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
 from meshwright.solver.explain.remedies import first_plans
@@ -41,15 +40,6 @@ _MOST_COUNTED = 4096  # numbers of nodes that are weighed; of more, the largest
 _SEARCH_S = 10.0  # CPU seconds for other layouts; on 16 384 GPUs they take less than one
 _LISTED = 6  # layouts that are timed to the end
 Found = list[tuple[Configuration, Prediction]] | Literal["unknown"]
-
-
-class _CpuWatch(Watch):
-    """A limit in CPU seconds of this thread: an answer does not depend on what else the machine does."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Return CPU seconds since the search began."""
-        return time.thread_time() - self._start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +366,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
     try:
         cluster = _without_slow(job.left, len(job.slow))
         problem = replace(job.problem, cluster=cluster, options=options)
-        with _CpuWatch(time_limit_s=_SEARCH_S, _start_s=time.thread_time()).cut():
+        with CpuWatch(time_limit_s=_SEARCH_S).cut():
             found = _searched(problem, profile, job.plan.config.context_parallel_size)
     except PlannerError as fault:
         return [], [f"new layout: {fault}"]

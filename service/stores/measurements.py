@@ -85,6 +85,16 @@ class Measurements:
                 return self._learnt(tenant, stored)
         raise fault or NotFoundError("there is no such measurement")
 
+    def require(self, tenant: str, plan_id: str, body: Mapping[str, object], *, key: str | None) -> None:
+        """Require a plan, or an earlier request with this key, before anything is learnt.
+
+        Raises:
+            NotFoundError: this tenant has no such plan.
+            IdempotencyConflictError: the key was used with another body or plan.
+        """
+        if self._known(tenant, plan_id, body, key) is None:
+            self._jobs.plan(tenant, plan_id)
+
     def _lesson(
         self, tenant: str, plan_id: str, body: Mapping[str, object]
     ) -> tuple[Mapping[str, object], dict[str, Any]]:

@@ -20,7 +20,7 @@ from meshwright.service.what_if.carried import CarriedConfiguration, WhatIfPlan,
 from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes_of, settled
 from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
-from meshwright.solver.clock import Watch, look
+from meshwright.solver.clock import CpuWatch, Watch, look
 from meshwright.solver.explain.remedies import fastest
 from meshwright.solver.planner.variants import variants_of, workload_of
 from meshwright.solver.problem import Problem
@@ -29,7 +29,7 @@ Method = Literal["search", "predict", "none"]
 _CARRIED = 10  # plans that are carried over
 _PAIRED = 3  # of them in each pair of changes
 _PLACED_S = 2.0  # of one search that places stages
-_PAIRS_S = 2.0  # of all pairs
+_PAIRS_S = 2.0  # CPU seconds of all pairs
 _METHODS: Mapping[Method, str] = {
     "search": "Each line is a search of its own, made for this report: the fastest plan of that question.",
     "predict": "Each line carries the listed plans over to that question and predicts them; a search of "
@@ -54,11 +54,11 @@ def what_ifs(
         profile: what prices it.
         answer: with at least one plan.
         method: how changed questions are answered.
-        budget_s: seconds for all of them; those that have no time left are named as not computed.
+        budget_s: CPU seconds for all of them; those that have no time left are named as not computed.
     """
     if method == "none" or not answer.plans:
         return None
-    watch, best = Watch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
+    watch, best = CpuWatch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
     asked = settled(WhatIfQuestion(problem=problem, profile=profile), best)
     others = answer.ranking or answer.plans  # a report of one plan may be about one that is not ranked
     listed = [candidate_of(plan, problem) for plan in others[:_CARRIED]]
@@ -72,7 +72,7 @@ def what_ifs(
         now=now,
         singles=singles,
         listed=listed[:_PAIRED],
-        watch=Watch(time_limit_s=_PAIRS_S),
+        watch=CpuWatch(time_limit_s=_PAIRS_S),
     )
     tables = pairs.tables()
     return WhatIfs(

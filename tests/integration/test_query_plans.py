@@ -32,6 +32,7 @@ from meshwright.service.db import (
     plan_records,
     profile_records,
     records,
+    replan_records,
 )
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import PlanFilter
@@ -39,7 +40,7 @@ from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs import claiming, idempotency, retention, sweep_jobs, sweeper
 from meshwright.service.jobs import engine as engines
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.idempotency import Repeatable
+from meshwright.service.jobs.idempotency import ONCE, Repeatable
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.retention import Retention
@@ -49,6 +50,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores import verifications
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications, not_built
 from tests.integration.conftest import new_postgres
 from tests.served.job_records import SUCCESS, TENANT, TINY_PROBLEM
@@ -59,7 +61,7 @@ NUM_JOBS = 100_000
 ALLOWED = Path(__file__).with_name("query_plans.json")
 MODULES: tuple[ModuleType, ...] = (
     records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
-    claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
+    replan_records, claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
 )  # fmt: skip
 Given = Any  # the parameters of a statement, as its driver takes them
 Plans = dict[str, set[str]]
@@ -126,7 +128,7 @@ def use_everything(database: Database) -> None:
     use_jobs(database, engine, jobs)
     use_plans(jobs)
     use_verifications(database, jobs)
-    use_stores(database)
+    use_stores(database, jobs)
     with database.read() as connection:
         metric_records.job_figures(connection)
         event_records.newest_event_ids(connection, ["many-5", "many-6"])
@@ -215,7 +217,7 @@ def use_verifications(database: Database, jobs: Jobs) -> None:
     assert store.claim() is None
 
 
-def use_stores(database: Database) -> None:
+def use_stores(database: Database, jobs: Jobs) -> None:
     profiles, definitions = ProfileStore(database), Definitions(database)
     keys = Keys(database, actor="me")
     for page in (profiles.page, keys.page, keys.trail):
@@ -243,6 +245,7 @@ def use_stores(database: Database) -> None:
     definitions.read(TENANT, "cluster", "own", 1)
     definitions.page(TENANT, "model", after="model-5", limit=50)
     definitions.delete(TENANT, "cluster", "own", actor="me")
+    use_replans(Replans(database), jobs.page(TENANT, page_size=1, page_token=None).items[0].id)
     record, _ = keys.create(NewKey(tenant=TENANT))
     session = begin_session(database, record.id)
     with database.read() as connection:
@@ -250,6 +253,17 @@ def use_stores(database: Database) -> None:
         key_records.session_key(connection, key_records_hash(session))
     end_session(database, session)
     keys.revoke(record.id, tenant=TENANT)
+
+
+def use_replans(replans: Replans, job_id: str) -> None:
+    once = Repeatable(key="of a re-plan", digest="x")
+    for _ in range(2):
+        replans.keep(TENANT, job_id, {}, {}, key_id=None, repeatable=ONCE)
+    kept, _answer = replans.keep(TENANT, job_id, {}, {}, key_id=None, repeatable=once)
+    assert replans.earlier(TENANT, job_id, once) == (kept, {})
+    token = replans.page(TENANT, job_id, page_size=1, page_token=None).next_page_token
+    replans.page(TENANT, job_id, page_size=1, page_token=token)
+    replans.read(TENANT, job_id, kept.id)
 
 
 def key_records_hash(token: str) -> str:

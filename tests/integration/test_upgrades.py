@@ -13,7 +13,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import ProgrammingError
 
 from meshwright.service.api.app import create_app
@@ -25,6 +25,7 @@ from meshwright.service.errors import ServerStartError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.states import Outcome
 from meshwright.service.serving.serve import _prepare_schema
 from meshwright.service.settings import Settings
@@ -375,6 +376,28 @@ def test_a_migration_that_a_deadlock_ended_is_run_again(
         upgrading.result(timeout=60.0)
     assert tries == ["head", "head"]
     assert migrations.current(postgres) == migrations.head()
+
+
+def test_a_prune_that_a_deadlock_with_a_migration_ended_is_run_again(postgres: Database) -> None:
+    """PostgreSQL ends the transaction that notices the deadlock: the prune, which looks after 3 s."""
+    add_job(postgres, "old")
+    with postgres.write() as connection:
+        finished = {"state": "failed", "finished_at_s": 0.0}
+        connection.execute(update(jobs).where(jobs.c.id == "old").values(finished))
+    with (
+        other(postgres, "-c lock_timeout=60000 -c deadlock_timeout=3s") as hasty,
+        other(postgres, "-c lock_timeout=60000 -c deadlock_timeout=60s") as patient,
+        ThreadPoolExecutor() as pool,
+    ):
+        retention = Retention(hasty, keep_jobs_days=1.0, idempotency_ttl_s=60.0)
+        with patient.write() as migration:
+            migration.execute(text("LOCK TABLE plans IN ACCESS EXCLUSIVE MODE"))
+            pruning = pool.submit(retention.prune)
+            until(lambda: waits(postgres))
+            migration.execute(text("LOCK TABLE jobs IN SHARE ROW EXCLUSIVE MODE"))
+        assert pruning.result(timeout=60.0).jobs >= 1
+    with postgres.read() as connection:
+        assert connection.scalar(select(func.count()).where(jobs.c.id == "old")) == 0
 
 
 def test_a_failed_index_build_leaves_the_connection_with_its_time_limits(postgres: Database) -> None:

@@ -24,6 +24,10 @@ class _CpuClock:
             self._cpu_s, self._again_s = time.process_time(), now_s + _EVERY_S
         return self._cpu_s
 
+    @staticmethod
+    def thread_time() -> float:
+        return time.thread_time()
+
 
 def count_cpu_seconds() -> None:
     """Set the clock of every search of this process."""

@@ -1,10 +1,14 @@
 """What a client of the API sends, and a worker's part in its answers."""
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi.testclient import TestClient
 
+from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
 from meshwright.workers.outcome import outcome_of
 from tests.builders import a_plan, an_answer
 from tests.served.job_records import claimed
@@ -27,4 +31,13 @@ def answer_next(engine: JobEngine) -> None:
     """As a worker would, with two plans."""
     claim = claimed(engine)
     answer = an_answer(a_plan(plan_id="aaa"), a_plan(plan_id="bbb", rank=2))
+    assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))
+
+
+def plan_next(engine: JobEngine, *, top_k: int = 2) -> None:
+    """As a worker would that really searches."""
+    claim = claimed(engine)
+    problem = parse_problem(claim.request)
+    quick = replace(problem, options=replace(problem.options, top_k=top_k, certify="none"))
+    answer = ask(quick, default_profile(problem.cluster, problem.launcher))
     assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))

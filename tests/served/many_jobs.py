@@ -68,6 +68,11 @@ _OTHERS = (
     SELECT :tenant, 'model', 'model-' || (n % 1000), 1 + n / 1000, CAST('{}' AS JSON), :now
     FROM numbers WHERE n < 10000""",
 )
+_ADDED = (  # in tables that came after 0014
+    """INSERT INTO replans (id, tenant, job_id, request, answer, created_at_s)
+    SELECT 'replan-' || n, :tenant, 'many-' || n, CAST('{}' AS JSON), CAST('{}' AS JSON), :now - n
+    FROM numbers WHERE n <= 10000""",
+)
 _NUMBERS = {
     "sqlite": "WITH RECURSIVE numbers(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM numbers "
     "WHERE n + 1 < :end) ",
@@ -99,9 +104,12 @@ def fill(database: Database, num_jobs: int) -> None:
         end = min(first + BLOCK, num_jobs)
         for statement in (_JOBS, _PLANS, _KEYS):
             _run(database, statement, {**known, "first": first, "end": end, "request": request})
+    few = {**known, "first": 1, "end": min(num_jobs, 10_001)}
     for statement in _OTHERS:
-        _run(database, statement, {**known, "first": 1, "end": min(num_jobs, 10_001)})
+        _run(database, statement, few)
     migrations.upgrade(database)
+    for statement in _ADDED:
+        _run(database, statement, few)
 
 
 def _run(database: Database, statement: str, given: dict[str, object]) -> None:

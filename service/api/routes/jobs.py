@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from pydantic import TypeAdapter
 
 from meshwright.service.api.deps import (
-    COMPUTES_BODY,
     NO_FIELDS,
     READS,
     SUBMITS,
     BodyDep,
+    CallerDep,
     JobsDep,
     KeyDep,
     PageSize,
@@ -23,7 +25,9 @@ from meshwright.service.api.deps import (
     Service,
     ServiceDep,
     TenantDep,
+    computed,
     origin_of,
+    repeatable_of,
 )
 from meshwright.service.api.openapi import EVENTS, JOB_BODY, REPLAN_BODY
 from meshwright.service.api.problems import declared
@@ -33,10 +37,14 @@ from meshwright.service.api.schemas import (
     JobDetail,
     JobPage,
     JobView,
+    ReplanDetail,
+    ReplanPage,
+    ReplanView,
     State,
     child_view,
     job_detail,
     job_view,
+    view_of,
 )
 from meshwright.service.api.tags import names, tagged, unchanged_since
 from meshwright.service.api.watch import EventStream, event_id_of
@@ -46,14 +54,16 @@ from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.replan.answer import ReplanAnswer, first_files
 from meshwright.service.replan.finish import replanned
-from meshwright.service.replan.request import changed_job, read_replan_request
+from meshwright.service.replan.request import Changed, changed_job, read_replan_request
 from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stores.replans import Stored
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.problem import Problem
 
 RETRY_AFTER_S = 1
+_REPLAN = TypeAdapter(ReplanAnswer)
 LOOK_S = 5.0  # a long poll without news looks whether its client is still there
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403, 422, 503))
@@ -214,22 +224,85 @@ def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDe
 
 @router.post(
     "/{job_id}:replan",
-    dependencies=[SUBMITS, COMPUTES_BODY],
+    dependencies=[SUBMITS],
+    response_model=ReplanAnswer,
     responses=declared(404, 408, 409, 413, 415),
     openapi_extra=REPLAN_BODY,
     summary="Re-plan a running job after its cluster changed",
 )
-def replan_job(job_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDep) -> ReplanAnswer:
+async def replan_job(
+    request: Request,
+    job_id: str,
+    body: BodyDep,
+    service: ServiceDep,
+    caller: CallerDep,
+    *,
+    idempotency_key: KeyDep,
+) -> Response:
     """Ways to finish it by their time to finish, with launch and resume files of the first.
 
-    Answers at once, stores nothing.
+    Answers at once. ``Location`` names the record of this answer; the same key gives the same answer.
     """
-    asked = read_replan_request(body)
-    job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
-    changed = changed_job(asked, parse_problem(job.request), plan_from_json(plan))
-    learnt = service.profiles.relearnt(tenant, changed.problem)
-    found = service.profiles.answered(learnt, lambda profile, _: replanned(changed, profile))
-    return ReplanAnswer.of(found, changed, first_files(found, changed))
+    tenant = caller.tenant
+    repeatable = repeatable_of(service, idempotency_key, "replan", job_id, body)
+
+    def known() -> Stored | Changed:
+        asked = read_replan_request(body)
+        earlier = service.replans.earlier(tenant, job_id, repeatable)
+        if earlier is not None:
+            return earlier
+        job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
+        return changed_job(asked, parse_problem(job.request), plan_from_json(plan))
+
+    def answered(changed: Changed) -> Stored:
+        learnt = service.profiles.relearnt(tenant, changed.problem)
+        found = service.profiles.answered(learnt, lambda profile, _: replanned(changed, profile))
+        answer = _REPLAN.dump_python(
+            ReplanAnswer.of(found, changed, first_files(found, changed)), mode="json"
+        )
+        return service.replans.keep(
+            tenant, job_id, body, answer, key_id=caller.key_id, repeatable=repeatable
+        )
+
+    first = await run_in_threadpool(known)
+    record, answer = (
+        first if isinstance(first, tuple) else await computed(request, partial(answered, first))
+    )
+    where = {"Location": f"/v1/jobs/{job_id}/replans/{record.id}"}
+    return _json(compact_json(answer), headers=where)
+
+
+@router.get(
+    "/{job_id}/replans",
+    dependencies=[READS],
+    responses=declared(404),
+    summary="List re-plans of a job",
+)
+def list_replans(
+    job_id: str,
+    service: ServiceDep,
+    tenant: TenantDep,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> ReplanPage:
+    """The last 100 re-plans of a job, newest first: who asked for them, and with what."""
+    page = service.replans.page(tenant, job_id, page_size=page_size, page_token=page_token)
+    found = [view_of(ReplanView, one) for one in page.items]
+    return ReplanPage(replans=found, next_page_token=page.next_page_token)
+
+
+@router.get(
+    "/{job_id}/replans/{replan_id}",
+    dependencies=[READS],
+    response_model=ReplanDetail,
+    responses=declared(404),
+    summary="Look at a re-plan",
+)
+def read_replan(job_id: str, replan_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
+    """One re-plan with its answer, as it was given."""
+    record, answer = service.replans.read(tenant, job_id, replan_id)
+    view = view_of(ReplanView, record).model_dump(mode="json")
+    return _json(compact_json({**view, "answer": answer}))
 
 
 @router.get(
@@ -276,5 +349,5 @@ def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None
     return tagged(job_detail(job).model_dump_json(exclude_none=True), status=status, headers=headers)
 
 
-def _json(body: str) -> Response:
-    return Response(body, media_type="application/json")
+def _json(body: str, *, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, media_type="application/json", headers=headers)

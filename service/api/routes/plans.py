@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
 
 from meshwright.service.api.deps import (
-    COMPUTES_BODY,
     NO_FIELDS,
     READS,
     SUBMITS,
@@ -16,6 +16,7 @@ from meshwright.service.api.deps import (
     KeyDep,
     ServiceDep,
     TenantDep,
+    computed,
     repeatable_of,
 )
 from meshwright.service.api.openapi import MEASUREMENT_BODY
@@ -114,17 +115,26 @@ def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> V
 
 @router.post(
     "/{plan_id}/measurements",
-    dependencies=[SUBMITS, COMPUTES_BODY],
+    dependencies=[SUBMITS],
     status_code=201,
     responses=declared(404, 408, 413, 415),
     openapi_extra=MEASUREMENT_BODY,
     summary="Tell what a plan really took",
 )
-def add_measurement(
-    plan_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
+async def add_measurement(
+    request: Request,
+    plan_id: str,
+    body: BodyDep,
+    service: ServiceDep,
+    tenant: TenantDep,
+    *,
+    idempotency_key: KeyDep,
 ) -> MeasurementView:
     """Keep what a run measured, learn from all runs of its cluster and framework, correct the plan."""
-    learnt = service.measurements.add(tenant, plan_id, body, key=idempotency_key)
+    await run_in_threadpool(service.measurements.require, tenant, plan_id, body, key=idempotency_key)
+    learnt = await computed(
+        request, lambda: service.measurements.add(tenant, plan_id, body, key=idempotency_key)
+    )
     return MeasurementView(
         id=learnt.id,
         plan_id=learnt.plan_id,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.api.deps import COMPUTES, READS, JobsDep, Service, ServiceDep, TenantDep
+from meshwright.service.api.deps import READS, Service, ServiceDep, TenantDep, computed
 from meshwright.service.api.problems import declared
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_from_json
@@ -29,7 +31,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.problem import Problem
 
-WHAT_IF_BUDGET_S = 2.0  # this process predicts; searches are the workers'
+WHAT_IF_BUDGET_S = 2.0  # CPU seconds: this process predicts; searches are the workers'
 
 router = APIRouter(prefix="/v1", tags=["reports"], responses=declared(401, 403, 422, 503))
 WhatIf = Annotated[bool, Query(description="also predict other hardware and batches")]
@@ -37,53 +39,70 @@ WhatIf = Annotated[bool, Query(description="also predict other hardware and batc
 
 @router.get(
     "/jobs/{job_id}/report",
-    dependencies=[READS, COMPUTES],
+    dependencies=[READS],
     response_class=HTMLResponse,
     responses=declared(404, 409),
     summary="Report of a ranking",
 )
-def job_report(job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True) -> Response:
+async def job_report(
+    request: Request, job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
+) -> Response:
     """The ranking of a finished job as one self-contained page."""
-    job, page = service.jobs.plans(tenant, job_id, page_size=MOST_LISTED + 1, page_token=None)
+    listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
+    job, page = await run_in_threadpool(listed, tenant, job_id)
     if job.num_children is not None:
         raise NotFoundError("a sweep has no report of its own: each of its points has one")
-    answer = answer_from_json({**(job.answer or {}), "plans": page.items})
-    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+
+    def made() -> Response:
+        answer = answer_from_json({**(job.answer or {}), "plans": page.items})
+        return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+
+    return await computed(request, made)
 
 
 @router.get(
     "/plans/{plan_id}/report",
-    dependencies=[READS, COMPUTES],
+    dependencies=[READS],
     response_class=HTMLResponse,
     responses=declared(404),
     summary="Report of a plan",
 )
-def plan_report(
-    plan_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
+async def plan_report(
+    request: Request, plan_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
 ) -> Response:
     """One plan as a self-contained page."""
-    job, body = service.jobs.plan(tenant, plan_id)
-    whole = answer_from_json({**(job.answer or {}), "plans": [body]})
-    answer = only(whole, whole.plans[0])
-    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+    job, body = await run_in_threadpool(service.jobs.plan, tenant, plan_id)
+
+    def made() -> Response:
+        whole = answer_from_json({**(job.answer or {}), "plans": [body]})
+        answer = only(whole, whole.plans[0])
+        return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+
+    return await computed(request, made)
 
 
 @router.get(
     "/plans/{plan_id}/timeline",
-    dependencies=[READS, COMPUTES],
+    dependencies=[READS],
     response_class=JSONResponse,
     responses=declared(404),
     summary="Timeline of a plan's step",
 )
-def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: TenantDep) -> dict[str, Any]:
+async def plan_timeline(
+    request: Request, plan_id: str, service: ServiceDep, tenant: TenantDep
+) -> dict[str, Any]:
     """Every pass of every pipeline rank in the Trace Event Format (Perfetto, chrome://tracing)."""
-    job, body = jobs.plan(tenant, plan_id)
-    problem, plan = parse_problem(job.request), plan_from_json(body)
-    profile, _ = profile_for(service, problem, (job.answer or {}).get("versions", {}))
-    found = checked_timelines(plan, *settled_for(plan, problem, profile))
-    if not found:
-        raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
-    return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+    job, body = await run_in_threadpool(service.jobs.plan, tenant, plan_id)
+
+    def made() -> dict[str, Any]:
+        problem, plan = parse_problem(job.request), plan_from_json(body)
+        profile, _ = profile_for(service, problem, (job.answer or {}).get("versions", {}))
+        found = checked_timelines(plan, *settled_for(plan, problem, profile))
+        if not found:
+            raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
+        return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+
+    return await computed(request, made)
 
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:

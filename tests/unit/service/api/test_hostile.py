@@ -201,10 +201,7 @@ def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/unknown:replan", "/v1/plans/unknown/measurements"])
-def test_a_body_that_arrives_or_is_refused_takes_no_turn_to_compute(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+def test_a_body_that_arrives_or_is_refused_takes_no_turn_to_compute(client: TestClient, path: str) -> None:
     turns = client.app.state.service.computing  # type: ignore[attr-defined]
     free: list[int] = []
 
@@ -218,8 +215,32 @@ def test_a_body_that_arrives_or_is_refused_takes_no_turn_to_compute(
     assert free == [deps.MAX_COMPUTING]
     turns._value = 0  # all are taken
     assert client.post(path, content=b"[]", headers=headers).status_code == 422
-    assert client.post(path, content=b"{}", headers=headers).status_code == 503
-    turns._value = deps.MAX_COMPUTING
+
+
+COMPUTED = {  # what computes for seconds: its body, where it has one
+    "/v1/jobs/{}:replan": {"num_nodes": 2, "steps_done": 100, "steps_total": 1000},
+    "/v1/plans/{}/measurements": {"step_time_s": 5.0},
+    "/v1/jobs/{}/report": None,
+    "/v1/plans/{}/report": None,
+    "/v1/plans/{}/timeline": None,
+}
+
+
+@pytest.mark.parametrize("path", COMPUTED)
+def test_an_unknown_id_is_not_found_while_all_turns_to_compute_are_taken(
+    client: TestClient, engine: JobEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    known = {"jobs": submit(client), "plans": "aaa"}[path.split("/")[2]]
+    answer_next(engine)
+    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+    client.app.state.service.computing._value = 0  # type: ignore[attr-defined]
+    body = COMPUTED[path]
+
+    def asked(name: str) -> int:
+        method = "GET" if body is None else "POST"
+        return client.request(method, path.format(name), json=body).status_code
+
+    assert (asked("unknown"), asked(known)) == (404, 503)
 
 
 def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:

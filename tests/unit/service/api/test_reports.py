@@ -1,17 +1,10 @@
 """Reports and timelines over HTTP."""
 
-from dataclasses import replace
-
 import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.planner.plan import ask
-from meshwright.workers.outcome import outcome_of
-from tests.served.api_client import BODY, answer_next, submit
-from tests.served.job_records import claimed
+from tests.served.api_client import answer_next, plan_next, submit
 from tests.served.reports import Page
 
 
@@ -19,11 +12,7 @@ from tests.served.reports import Page
 def job(client: TestClient, engine: JobEngine) -> str:
     """A job that a worker has really answered, with two plans."""
     job_id = submit(client)
-    claim = claimed(engine)
-    problem = parse_problem(BODY)
-    quick = replace(problem, options=replace(problem.options, top_k=2, certify="none"))
-    answer = ask(quick, default_profile(problem.cluster, problem.launcher))
-    assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))
+    plan_next(engine)
     return job_id
 
 

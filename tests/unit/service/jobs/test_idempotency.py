@@ -31,10 +31,7 @@ def test_every_post_takes_the_header_but_those_that_store_nothing() -> None:
         for method, path, operation in operations()
         if method == "POST"
     }
-    assert {path for path, does in takes.items() if not does} <= {
-        "/v1/predictions",
-        "/v1/jobs/{job_id}:replan",
-    }
+    assert {path for path, does in takes.items() if not does} <= {"/v1/predictions"}
 
 
 def test_a_repeated_request_makes_one_key_and_tells_its_token_once(keyed: TestClient) -> None:

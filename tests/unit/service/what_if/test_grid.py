@@ -1,6 +1,9 @@
 """Changed questions: searched or predicted, and said so."""
 
+import time
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +12,7 @@ from meshwright.service.report.what_if import WhatIfs
 from meshwright.service.what_if.carried import WhatIfPlan, candidate_of, scaled
 from meshwright.service.what_if.changes import WhatIfQuestion
 from meshwright.service.what_if.grid import Method, searched, what_ifs
+from meshwright.solver import clock
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import changes_of, with_changes
@@ -71,6 +75,18 @@ def test_what_there_was_no_time_for_is_said() -> None:
     found = what_ifs(problem, profile, answer, method="search", budget_s=-1.0)
     assert found is not None
     assert {row.found for row in found.rows[1:]} == {"not computed: the time for it was over"}
+
+
+def test_a_busy_machine_leaves_no_line_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is CPU seconds: here a minute passes between two looks at the clock."""
+    problem, answer = small_answer()
+    minutes = count(step=60.0)
+    slow = SimpleNamespace(monotonic=lambda: next(minutes), thread_time=time.thread_time)
+    monkeypatch.setitem(vars(clock), "time", slow)
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(problem, profile, answer, method="predict", budget_s=60.0)
+    assert found is not None
+    assert "not computed" not in str(found)
 
 
 def test_what_is_too_large_to_be_searched_whole_is_not_said_to_fit_nowhere(
