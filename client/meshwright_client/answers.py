@@ -57,6 +57,9 @@ class Job:
     attempts: int
     cancel_requested: bool
     links: Mapping[str, str]
+    model: str | None = None  # its name in the request
+    owner: str | None = None  # id of the key that submitted it
+    labels: Mapping[str, str] | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: Progress | None = None

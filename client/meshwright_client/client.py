@@ -78,28 +78,46 @@ class Client:
         """Close every connection."""
         self._transport.http.close()
 
-    def submit(self, problem: Json, *, idempotency_key: str | None = None, fresh: bool = False) -> Job:
+    def submit(
+        self,
+        problem: Json,
+        *,
+        idempotency_key: str | None = None,
+        fresh: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> Job:
         """The job that answers ``problem``, the body of ``POST /v1/jobs``.
 
         Give ``idempotency_key`` (any text of your own) where this process itself may be started again:
-        the same key gives the same job. ``fresh`` searches again even if the answer is known.
+        the same key gives the same job. ``fresh`` searches again even if the answer is known. ``labels``
+        are names and values to find the job by; a job that was answered before keeps its own.
 
         Raises:
             InvalidRequestError: ``problem.errors`` names the fields.
         """
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         params = {"fresh": "true"} if fresh else None
+        body = {**problem, "labels": dict(labels)} if labels else dict(problem)
         return decoded(
-            Job, self._transport.ask("POST", "/v1/jobs", json=dict(problem), headers=headers, params=params)
+            Job, self._transport.ask("POST", "/v1/jobs", json=body, headers=headers, params=params)
         )
 
     def job(self, job: Job | str) -> Job:
         """A job as it is now."""
         return decoded(Job, self._transport.ask("GET", f"/v1/jobs/{_id(job)}"))
 
-    def jobs(self) -> Iterator[Job]:
-        """All jobs, newest first, read page by page."""
-        for page in self._pages(JobPage, "/v1/jobs"):
+    def jobs(self, *, labels: Mapping[str, str] | None = None, **wanted: str) -> Iterator[Job]:
+        """Jobs, newest first, read page by page: all, or those with all that is given.
+
+        ``jobs(labels={"team": "nlp"}, owner="me", model="llama-3.1-70b", state="failed")``.
+
+        Raises:
+            InvalidRequestError: there is no such filter; ``problem.errors`` names it.
+        """
+        query = dict(wanted)
+        if labels:
+            query["labels"] = ",".join(f"{name}={value}" for name, value in labels.items())
+        for page in self._pages(JobPage, "/v1/jobs", query):
             yield from page.jobs
 
     def wait(

@@ -16,6 +16,7 @@ from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
+from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
 from meshwright.service.requests.schema import ProblemRequest
 from meshwright.solver.configuration import Configuration
@@ -58,6 +59,14 @@ def _job_request() -> dict[str, Any]:
             "description": "unclaimed so many seconds after it was submitted: expired",
             "minimum": MIN_DEADLINE_S,
             "maximum": MAX_DEADLINE_S,
+        },
+        "labels": {
+            "type": "object",
+            "description": "names and values of your own, to find the job by",
+            "maxProperties": MAX_LABELS,
+            "propertyNames": {"pattern": f"^{NAME_PATTERN}$"},
+            "additionalProperties": {"type": "string", "pattern": f"^{VALUE_PATTERN}$"},
+            "examples": [{"team": "nlp", "run": "7"}],
         },
     }
     return {

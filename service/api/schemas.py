@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
-from meshwright.service.db.plan_records import MAX_NAME, PlanFigures, PlanFilter
-from meshwright.service.db.records import JobRecord, JobSummary
+from meshwright.service.db.plan_records import PlanFigures, PlanFilter
+from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
+from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
 from meshwright.solver.answer import (
     Baseline,
@@ -31,7 +32,7 @@ from meshwright.solver.configuration import Configuration
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
 
-def _shown(**example: object) -> ConfigDict:
+def _shown(**example: JsonValue) -> ConfigDict:
     """Return a configuration that shows one value of a view in the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
@@ -68,6 +69,9 @@ class JobView(BaseModel):
     created_at: datetime
     expires_at: datetime  # unclaimed until then: expired
     priority: int  # 0 goes before 9 among this tenant's own
+    model: str | None = None  # its name in the request
+    owner: str | None = None  # id of the key that submitted it
+    labels: dict[str, str] | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int
@@ -99,6 +103,39 @@ class JobPage(BaseModel):
 
     jobs: list[JobView]
     next_page_token: str | None = None
+
+
+class JobQuery(BaseModel):
+    """Which jobs are listed: those with all that is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: Annotated[State | None, Field(description="default: jobs in every state")] = None
+    model: Annotated[
+        str | None, Field(max_length=MAX_NAME, pattern="^[^\\x00-\\x1f]+$", description="name of the model")
+    ] = None
+    owner: Annotated[
+        str | None,
+        Field(pattern="^[A-Za-z0-9]{1,16}$", description="key that submitted them; `me`: your own"),
+    ] = None
+    labels: Annotated[
+        str | None,
+        Field(max_length=2100, description="labels that they all have", examples=["team=nlp,run=7"]),
+    ] = None
+    page_size: Annotated[int, Field(ge=1, le=200, description="entries of one page")] = 50
+    page_token: Annotated[
+        str | None, Field(max_length=256, description="next_page_token of the page before")
+    ] = None
+
+    def wanted(self, caller: str | None) -> JobFilter:
+        """Return the filter; ``caller``: the id of the caller's key.
+
+        Raises:
+            InvalidProblemError: ``labels`` is not a list of labels.
+        """
+        labels = {} if self.labels is None else read_selector(self.labels, "/query/labels")
+        owner = caller if self.owner == "me" else self.owner
+        return JobFilter(state=self.state, model=self.model, owner=owner, labels=labels)
 
 
 class PlanView(BaseModel):

@@ -62,9 +62,9 @@ class ServiceClient:
         """A job."""
         return self._call("GET", f"/v1/jobs/{job_id}")
 
-    def jobs(self, page_size: int) -> dict[str, Any]:
-        """The newest jobs."""
-        return self._call("GET", "/v1/jobs", params={"page_size": page_size})
+    def jobs(self, page_size: int, wanted: Mapping[str, str]) -> dict[str, Any]:
+        """The newest jobs with all that is given."""
+        return self._call("GET", "/v1/jobs", params={"page_size": page_size, **wanted})
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """The job after the wish to cancel it."""

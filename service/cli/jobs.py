@@ -24,6 +24,7 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.library import answer_document
 from meshwright.service.report.points import render_points
 from meshwright.service.report.terminal import render_answer
+from meshwright.service.requests.labels import selector_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.problem import Progress
 
@@ -52,11 +53,16 @@ def submit(
         float | None,
         typer.Option(help="Expire the job if no worker has started it after this many seconds."),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Label of the job (repeat for more): team=nlp."),
+    ] = None,
     json_output: AsJson = False,
 ) -> None:
     """Submit a problem, or a sweep of them, as a job."""
     with_sweep(request, sweep or ())
-    more = {"priority": priority, "deadline_s": deadline_s}
+    labels = _assigned(label or (), "--label", nearest="team=nlp")
+    more = {"priority": priority, "deadline_s": deadline_s, "labels": labels or None}
     request.update({name: value for name, value in more.items() if value is not None})
     with ServiceClient(url) as service:
         job = service.submit(request, key=key, fresh=fresh)
@@ -67,23 +73,42 @@ def submit(
 
 @app.command("list")
 def list_jobs(
+    *,
     url: Url = DEFAULT_URL,
     limit: Annotated[int, typer.Option(min=1, max=200, help="Newest jobs to show.")] = 20,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only jobs with this label (repeat: with all)."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only jobs of this model: llama-3.1-70b.")] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Only jobs that this key submitted: its id, or me.")
+    ] = None,
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state: failed.")] = None,
     json_output: AsJson = False,
 ) -> None:
     """List the newest jobs."""
+    labels = selector_of(_assigned(label or (), "--label", nearest="team=nlp"))
+    given = {"labels": labels or None, "model": model, "owner": owner, "state": state}
     with ServiceClient(url) as service:
-        page = service.jobs(limit)
+        page = service.jobs(limit, {name: value for name, value in given.items() if value is not None})
     if json_output:
         print_json(page)
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("job", "state", "created", "finished"):
+    labelled = ["labels"] if any(job.get("labels") for job in page["jobs"]) else []
+    for title in ("job", "state", "model", "created", "finished", *labelled):
         table.add_column(title, no_wrap=True)
     for job in page["jobs"]:
-        cells = (job["id"], job["state"], job["created_at"], job.get("finished_at") or "–")
+        moments = (_minute(job["created_at"]), _minute(job.get("finished_at")))
+        own = [selector_of(job.get("labels") or {}) for _ in labelled]
+        cells = (job["id"], job["state"], job.get("model") or "–", *moments, *own)
         table.add_row(*(Text(str(cell)) for cell in cells))
     screen().print(table)
+
+
+def _minute(moment: str | None) -> str:
+    return moment[:16].replace("T", " ") if moment else "–"
 
 
 @app.command("plans")
@@ -105,7 +130,8 @@ def list_plans(
     json_output: AsJson = False,
 ) -> None:
     """List plans of all jobs by their figures: the fastest under 60 GiB, what was measured."""
-    query = {"sort": sort, "page_size": str(limit), **_assigned(where or ())}
+    assigned = _assigned(where or (), "--where", nearest="cluster=dgx-h100")
+    query = {"sort": sort, "page_size": str(limit), **assigned}
     if max_memory_gib is not None:
         terminal.require_above_0("--max-memory-gib", max_memory_gib)
         query["max_peak_memory_bytes"] = str(int(max_memory_gib * GIB))
@@ -158,14 +184,12 @@ _EXIT_CODES = {
 }
 
 
-def _assigned(where: Sequence[str]) -> dict[str, str]:
-    for text in where:
+def _assigned(texts: Sequence[str], option: str, *, nearest: str) -> dict[str, str]:
+    for text in texts:
         if not all(text.partition("=")):
             message = f'"{shown(text)}" assigns nothing'
-            raise InvalidProblemError.of(
-                "--where", message, allowed="NAME=VALUE", nearest="cluster=dgx-h100"
-            )
-    return dict(text.split("=", 1) for text in where)
+            raise InvalidProblemError.of(option, message, allowed="NAME=VALUE", nearest=nearest)
+    return dict(text.split("=", 1) for text in texts)
 
 
 _COLUMNS = {

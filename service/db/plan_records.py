@@ -28,6 +28,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.records import name_in
 from meshwright.service.db.rows import all_of, in_parts
 from meshwright.service.db.tables import is_newest, jobs, measurements, plans, verifications
 from meshwright.solver.configuration import configuration_from_json
@@ -38,7 +39,6 @@ Position = tuple[float, str, int]  # of a plan in a list: the value sorted by, t
 _Columns = (
     ReadOnlyColumnCollection[str, Column[Any]] | ReadOnlyColumnCollection[str, KeyedColumnElement[Any]]
 )
-MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -264,15 +264,10 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
         **{name: config.get(name) for name in SIZES},
         "num_gpus": configuration_from_json(config).num_gpus if config else None,
         "cost": (plan.get("outlook") or {}).get("cost"),
-        "model": _name_in(request, "model"),
-        "cluster": _name_in(request, "cluster"),
+        "model": name_in(request, "model"),
+        "cluster": name_in(request, "cluster"),
         "launcher": launcher,
     }
-
-
-def _name_in(request: Mapping[str, Any], part: str) -> str | None:
-    name = (request.get(part) or {}).get("name")
-    return str(name)[:MAX_NAME] if name else None
 
 
 def note_measured(

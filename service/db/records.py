@@ -21,11 +21,12 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    tuple_,
 )
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.rows import all_of, newest_first, one_of
-from meshwright.service.db.tables import is_newest, job_events, jobs, plans, submitted
+from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.tables import is_newest, job_events, job_labels, jobs, plans, submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,9 @@ class JobSummary:
     position: int | None  # of a point
     point: Mapping[str, Any] | None  # its values, and the job that had answered it before
     num_children: int | None  # of a sweep
+    model: str | None  # its name in the question
+    owner: str | None  # id of the key that submitted it
+    labels: Mapping[str, str] | None
     has_answer: bool
 
 
@@ -68,6 +72,27 @@ class Origin:
     traceparent: str | None = None  # W3C trace context
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs a list names: those with all that is given here."""
+
+    state: str | None = None
+    model: str | None = None
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Return the columns that are asked for with their values, the most selective first."""
+        given = {"owner": self.owner, "model": self.model, "state": self.state}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+EVERY_JOB = JobFilter()
+MAX_LOOKED_AT = 10_000  # jobs for one page of a list with several filters
+Position = tuple[float, str]  # of a job in a list: created_at_s, id
+MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
+_CREATED = jobs.c.created_at_s
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
 _SUMMARY = (
@@ -103,6 +128,12 @@ def is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None
 
 
+def name_in(request: Mapping[str, Any], part: str) -> str | None:
+    """Return the name of the model or cluster in a question."""
+    name = (request.get(part) or {}).get("name")
+    return str(name)[:MAX_NAME] if name else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """A job to add; ``priority`` 0 goes before 9 among the tenant's own."""
@@ -114,6 +145,8 @@ class NewJob:
     queue_timeout_s: float  # unclaimed this long: expired
     priority: int
     origin: Origin = field(default_factory=Origin)
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_values(new: NewJob) -> dict[str, Any]:
@@ -129,6 +162,9 @@ def job_values(new: NewJob) -> dict[str, Any]:
         "expires_at_s": now_s() + new.queue_timeout_s,
         "request_id": new.origin.request_id,
         "traceparent": new.origin.traceparent,
+        "owner": new.owner,
+        "model": name_in(new.request, "model"),
+        "labels": dict(new.labels) or None,
     }
 
 
@@ -136,7 +172,15 @@ def insert_job(connection: Connection, new: NewJob) -> JobRecord:
     """Add a queued job and return its row."""
     given = {name: value for name, value in job_values(new).items() if name not in _MOMENTS}
     row = connection.execute(_INSERT, {**given, "queue_timeout_s": new.queue_timeout_s}).mappings().one()
-    return JobRecord(**row)
+    return _labelled(connection, new, JobRecord(**row))
+
+
+def _labelled(connection: Connection, new: NewJob, job: JobRecord) -> JobRecord:
+    if new.labels:
+        known = {"job_id": job.id, "tenant": new.tenant, "created_at_s": job.created_at_s}
+        rows = [{**known, "name": name, "value": value} for name, value in new.labels.items()]
+        connection.execute(insert(job_labels), rows)
+    return job
 
 
 def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
@@ -161,16 +205,51 @@ def look_at(connection: Connection, tenant: str, job_id: str) -> tuple[JobRecord
 def newest_jobs(
     connection: Connection,
     tenant: str,
+    wanted: JobFilter = EVERY_JOB,
     *,
     limit: int,
-    before: tuple[float, str] | None,
-    state: str | None = None,
-) -> list[JobSummary]:
-    """Return up to ``limit`` submitted jobs, newest first, after ``before`` (created_at_s, id)."""
-    query = select(*_SUMMARY).where(jobs.c.tenant == tenant, submitted)
-    if state is not None:
-        query = query.where(jobs.c.state == state)
-    return all_of(connection, JobSummary, newest_first(query, jobs, before=before, limit=limit))
+    before: Position | None,
+) -> tuple[list[JobSummary], Position | None]:
+    """Return up to ``limit`` submitted jobs, newest first, after ``before``, and where to go on.
+
+    An index finds the jobs with the first label, or else with the owner, the model or the state. If there
+    are more filters, at most ``MAX_LOOKED_AT`` of these are looked at: a page may hold fewer jobs than
+    ``limit``, even none, and the list goes on.
+    """
+    place = (job_labels.c.created_at_s, job_labels.c.job_id) if wanted.labels else (_CREATED, jobs.c.id)
+    found_by, rest = _conditions(tenant, wanted)
+    if before is not None:
+        found_by.append(tuple_(*place) < before)
+    order = [one.desc() for one in place]
+    edge: Position | None = None
+    if rest:
+        last = select(*place).where(*found_by).order_by(*order).limit(1).offset(MAX_LOOKED_AT - 1)
+        edge = next((tuple(row) for row in connection.execute(last)), None)
+    query = select(*_SUMMARY).where(*found_by, *rest).order_by(*order).limit(limit)
+    if wanted.labels:
+        query = query.join(job_labels, job_labels.c.job_id == jobs.c.id)
+    if edge is not None:
+        query = query.where(tuple_(*place) >= edge)
+    found = all_of(connection, JobSummary, query)
+    return found, (found[-1].created_at_s, found[-1].id) if len(found) == limit else edge
+
+
+def _conditions(
+    tenant: str, wanted: JobFilter
+) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
+    """Return what an index finds jobs by, and the other conditions, which no index is to be used for."""
+    labels, columns = list(wanted.labels.items()), list(wanted.columns.items())
+    if labels:
+        name, value = labels.pop(0)
+        label = job_labels.c
+        found_by = [label.tenant == tenant, label.name == name, label.value == value]
+    else:
+        found_by = [jobs.c.tenant == tenant, submitted]
+        found_by += [jobs.c[name] == value for name, value in columns[:1]]
+        columns = columns[1:]
+    rest = [jobs.c[name].concat("") == value for name, value in columns]
+    rest += [jobs.c.labels[name].as_string() == value for name, value in labels]
+    return found_by, rest
 
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
@@ -267,17 +346,17 @@ class NewChild:
 
 def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChild], stem: str) -> JobRecord:
     """Add a sweep that runs, and its children; the name of a child is ``stem`` and its place, in hex."""
-    own = {"state": "running", "num_children": len(children)}
-    whole = insert(jobs).values({**job_values(new), **own}).returning(*_RECORD)
-    row = connection.execute(whole).mappings().one()
+    whole = {**job_values(new), "state": "running", "num_children": len(children)}
+    row = connection.execute(insert(jobs).values(whole).returning(*_RECORD)).mappings().one()
+    own = {"labels": None}  # lists name the sweep
     for position, child in enumerate(children):
-        values = {**job_values(new), "id": f"{stem}{position:04x}", "request": child.request}
+        values = {**job_values(new), **own, "id": f"{stem}{position:04x}", "request": child.request}
         values |= {"parent_id": new.id, "position": position}
         values["point"] = {"values": dict(child.values), "reused_from": child.known}
         if child.known is None or not _copy(connection, new.tenant, child.known, values):
             values["point"] = {"values": dict(child.values), "reused_from": None}
             connection.execute(insert(jobs).values(values))
-    return JobRecord(**row)
+    return _labelled(connection, new, JobRecord(**row))
 
 
 def children_of(

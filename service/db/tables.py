@@ -78,6 +78,10 @@ jobs = Table(
     Column("point", JSON(none_as_null=True)),  # the values that a child was given
     Column("num_children", Integer),  # of a sweep; every other job has none
     Index(None, "parent_id", "position"),
+    # What lists of jobs ask for.
+    Column("owner", String(16)),  # the key that submitted it
+    Column("model", String(200)),  # its name in the request; a trigger writes it where code does not
+    Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
 )
 
 
@@ -90,6 +94,8 @@ def _partial(name: str, table: Table, columns: Sequence[str], where: ColumnEleme
 submitted = jobs.c.parent_id.is_(None)
 _partial("ix_jobs_submitted", jobs, ("tenant", "created_at_s", "id"), submitted)
 _partial("ix_jobs_submitted_by_state", jobs, ("tenant", "state", "created_at_s", "id"), submitted)
+for _name in ("model", "owner"):
+    _partial(f"ix_jobs_submitted_by_{_name}", jobs, ("tenant", _name, "created_at_s", "id"), submitted)
 _partial("ix_jobs_answered", jobs, ("tenant", "cache_key", "finished_at_s"), jobs.c.cache_key.is_not(None))
 
 # Written out in queries too: SQLite takes such an index only for a condition that it can see.
@@ -100,6 +106,18 @@ _partial("ix_jobs_queued", jobs, ("created_at_s",), is_queued)
 # are those of the condition too, or SQLite takes the index of the queue, and then looks at each sweep.
 has_worker = and_(jobs.c.state == literal_column("'running'"), jobs.c.num_children.is_(None))
 _partial("ix_jobs_with_worker", jobs, ("state", "tenant", "num_children"), has_worker)
+
+# One row for each label of a submitted job, so that an index finds jobs by it.
+job_labels = Table(
+    "job_labels",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("value", String(63), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at_s", Double, nullable=False),  # of the job
+    Index(None, "tenant", "name", "value", "created_at_s", "job_id"),
+)
 
 # Sums over all jobs on record, as signed parts: triggers of the database add one for each job, and for each
 # change of its state one that takes the old job away and one that adds the new (migration 0015). A sweep of

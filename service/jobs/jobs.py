@@ -15,7 +15,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
-from meshwright.service.db.records import JobRecord, JobSummary, children_of
+from meshwright.service.db.records import EVERY_JOB, JobFilter, JobRecord, JobSummary, children_of
 from meshwright.service.errors import (
     BadPageTokenError,
     NotFoundError,
@@ -158,17 +158,23 @@ class Jobs:
             return events_after(connection, tenant, job_id, after=after, limit=MAX_EVENTS)
 
     def page(
-        self, tenant: str, *, page_size: int, page_token: str | None, state: str | None = None
+        self, tenant: str, wanted: JobFilter = EVERY_JOB, *, page_size: int, page_token: str | None
     ) -> Page[JobSummary]:
-        """Return jobs, newest first; all, or those in one state.
+        """Return jobs, newest first; with several filters, a page may be short although the list goes on.
 
         Raises:
             BadPageTokenError: the token is not one of ours.
         """
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
-            found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before, state=state)
-        return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
+            found, last = records.newest_jobs(
+                connection, tenant, wanted, limit=page_size + 1, before=before
+            )
+        if len(found) > page_size:
+            found.pop()
+            last = found[-1].created_at_s, found[-1].id
+        token = None if last is None else encode_token(*last)
+        return Page(items=tuple(found), next_page_token=token)
 
     def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.QuestionHeading]:
         """Return the headings of some jobs, by id."""

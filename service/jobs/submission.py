@@ -38,6 +38,8 @@ class Submission:
     priority: int = DEFAULT_PRIORITY
     deadline_s: float | None = None  # None: the service's own
     sweep: Sweep | None = None
+    owner: str | None = None  # id of the caller's key
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ def add(
         queue_timeout_s=submission.deadline_s or timeout_s,
         priority=submission.priority,
         origin=submission.origin,
+        owner=submission.owner,
+        labels=submission.labels,
     )
     if not question.parts:
         return records.insert_job(connection, new)

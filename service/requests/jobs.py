@@ -12,6 +12,7 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.requests.labels import read_labels
 from meshwright.service.requests.parts import written_out
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import Problem
@@ -166,7 +167,7 @@ def _moved(error: FieldError, point: SweepPoint) -> FieldError:
 
 MAX_PRIORITY = 9
 MIN_DEADLINE_S, MAX_DEADLINE_S = 0.001, 31_536_000.0  # a year
-FIELDS = ("sweep", "priority", "deadline_s")
+FIELDS = ("sweep", "priority", "deadline_s", "labels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +187,7 @@ class JobRequest:
     sweep: Sweep | None
     priority: int
     deadline_s: float | None  # unclaimed so many seconds after it was submitted: expired
+    labels: Mapping[str, str]
 
 
 def read_job_request(
@@ -202,6 +204,7 @@ def read_job_request(
     if reader.has("deadline_s"):
         deadline_s = reader.number("deadline_s", low=MIN_DEADLINE_S, high=MAX_DEADLINE_S)
     reader.finish()
+    labels = read_labels(raw["labels"]) if raw.get("labels") is not None else {}
     rest = {name: value for name, value in raw.items() if name not in FIELDS}
     sweep = None
     if raw.get("sweep") is not None:
@@ -209,4 +212,4 @@ def read_job_request(
         points = points_of(rest, axes)
         sweep = Sweep(axes=axes, points=tuple(points), problems=tuple(problems_of(points, parse)))
     problem = sweep.problems[0] if sweep else parse(rest)
-    return JobRequest(problem=problem, sweep=sweep, priority=priority, deadline_s=deadline_s)
+    return JobRequest(problem=problem, sweep=sweep, priority=priority, deadline_s=deadline_s, labels=labels)

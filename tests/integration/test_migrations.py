@@ -53,6 +53,18 @@ def test_triggers_that_note_events_are_there_after_every_migration(database: Dat
         assert len(events_after(connection, TENANT, "another", after=0, limit=10)) == 1
 
 
+def test_the_database_names_the_model_of_a_job_that_the_release_before_adds(database: Database) -> None:
+    older = insert(metadata.tables["jobs"]).values(
+        id="older", tenant=TENANT, state="expired", request={"model": {"name": "llama-3.1-8b" + 200 * "x"}},
+        time_limit_s=1.0, created_at_s=0.0, expires_at_s=0.0,
+    )  # fmt: skip
+    with database.write() as connection:
+        connection.execute(older)
+    model = job_in(database, "older").model
+    assert model is not None
+    assert (model[:12], len(model)) == ("llama-3.1-8b", 200)
+
+
 def test_a_sweeps_points_survive_a_downgrade_as_jobs_of_their_own(
     database: Database, engine: JobEngine
 ) -> None:

@@ -36,6 +36,7 @@ from meshwright.service.db import (
 )
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import PlanFilter
+from meshwright.service.db.records import JobFilter
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs import claiming, idempotency, retention, sweep_jobs, sweeper
 from meshwright.service.jobs import engine as engines
@@ -63,6 +64,15 @@ MODULES: tuple[ModuleType, ...] = (
     records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
     replan_records, claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
 )  # fmt: skip
+JOB_LISTS = (
+    *(JobFilter(state=state) for state in (None, "failed", "queued", "succeeded")),
+    JobFilter(model="gpt-3-350m"),
+    JobFilter(owner="k7"),
+    JobFilter(owner="k7", model="none", state="failed"),
+    JobFilter(model="none", state="succeeded"),
+    JobFilter(labels={"team": "team-7"}),
+    JobFilter(labels={"team": "team-7", "run": "run-7"}, model="none", owner="k7"),
+)
 Given = Any  # the parameters of a statement, as its driver takes them
 Plans = dict[str, set[str]]
 
@@ -138,9 +148,9 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
     sweeps = Sweeps(database, engine, worker="sweeper")
     problem = parse_problem(dict(TINY_PROBLEM))
     for fresh in (True, False):
-        jobs.submit(
-            TENANT, Submission(problem=problem, body={}, fresh=fresh, idempotency_key=f"own {fresh}")
-        )
+        key, labels = f"own {fresh}", {"team": "nlp"}
+        submission = Submission(problem=problem, body={}, fresh=fresh, idempotency_key=key, labels=labels)
+        jobs.submit(TENANT, submission)
     known = engine.claim_one("worker", min_age_s=0.5)
     assert known is not None
     engine.heartbeat(known, {"stage": "searching", "gap": 0.5})
@@ -165,10 +175,10 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
         sweeper._note_moved(connection, 0.0)
     jobs.cancel(TENANT, sweep.id, key="of a cancel")
     sweeps.join_ready()
-    for state in (None, "failed", "queued", "succeeded"):
-        first = jobs.page(TENANT, page_size=50, page_token=None, state=state)
+    for wanted in JOB_LISTS:
+        first = jobs.page(TENANT, wanted, page_size=50, page_token=None)
         if first.next_page_token:
-            jobs.page(TENANT, page_size=50, page_token=first.next_page_token, state=state)
+            jobs.page(TENANT, wanted, page_size=50, page_token=first.next_page_token)
         jobs.headings(TENANT, [one.id for one in first.items])
     jobs.look(TENANT, "many-5")
     jobs.events(TENANT, "many-5", after=0)

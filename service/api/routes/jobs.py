@@ -36,11 +36,11 @@ from meshwright.service.api.schemas import (
     ChildPage,
     JobDetail,
     JobPage,
+    JobQuery,
     JobView,
     ReplanDetail,
     ReplanPage,
     ReplanView,
-    State,
     child_view,
     job_detail,
     job_view,
@@ -77,6 +77,7 @@ def submission_of(
     fresh: bool,
     idempotency_key: str | None,
     origin: Origin,
+    owner: str | None,
 ) -> Submission:
     """The submission of a body.
 
@@ -99,6 +100,8 @@ def submission_of(
         priority=asked.priority,
         deadline_s=asked.deadline_s,
         sweep=asked.sweep,
+        owner=owner,
+        labels=asked.labels,
     )
 
 
@@ -115,7 +118,7 @@ def submit(
     request: Request,
     body: BodyDep,
     service: ServiceDep,
-    tenant: TenantDep,
+    caller: CallerDep,
     *,
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
@@ -125,23 +128,31 @@ def submit(
     A ``launch_file`` next to the cluster, or a capture as its text, gives model, batch and launcher.
     """
     submission = submission_of(
-        service, tenant, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
+        service,
+        caller.tenant,
+        body,
+        fresh=fresh,
+        idempotency_key=idempotency_key,
+        origin=origin_of(request),
+        owner=caller.key_id,
     )
-    job = service.jobs.submit(tenant, submission)
+    job = service.jobs.submit(caller.tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     return _detail(job, status=202, headers=headers)
 
 
 @router.get("", dependencies=[READS], response_model=JobPage, summary="List jobs")
-def list_jobs(
-    jobs: JobsDep,
-    tenant: TenantDep,
-    page_size: PageSize = 50,
-    page_token: PageToken = None,
-    state: Annotated[State | None, Query(description="default: jobs in every state")] = None,
-) -> Response:
-    """Jobs, newest first."""
-    page = jobs.page(tenant, page_size=page_size, page_token=page_token, state=state)
+def list_jobs(query: Annotated[JobQuery, Query()], jobs: JobsDep, caller: CallerDep) -> Response:
+    """Jobs, newest first: all, or those in a state, of a model, of an owner or with labels.
+
+    With several filters, a page may be short or empty: the list ends where there is no next token.
+    """
+    page = jobs.page(
+        caller.tenant,
+        query.wanted(caller.key_id),
+        page_size=query.page_size,
+        page_token=query.page_token,
+    )
     view = JobPage(
         jobs=[job_view(JobView, job) for job in page.items], next_page_token=page.next_page_token
     )

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from meshwright.service.api.deps import READS, JobsDep, PageToken, Service, ServiceDep, TenantDep
 from meshwright.service.api.schemas import State
-from meshwright.service.db.records import JobRecord
+from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.web import views
@@ -29,7 +29,7 @@ def list_jobs(
     state: Annotated[State | None, Query()] = None,
 ) -> Response:
     """Jobs, newest first."""
-    found = jobs.page(tenant, page_size=LISTED, page_token=page_token, state=state)
+    found = jobs.page(tenant, JobFilter(state=state), page_size=LISTED, page_token=page_token)
     rows = views.job_rows(jobs, tenant, found.items)
     return page(
         request,
