@@ -7,8 +7,10 @@ import os
 import shutil
 from collections.abc import Mapping
 from errno import EACCES, EISDIR, ENOTDIR
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
@@ -49,6 +51,18 @@ def save_folder(
         _create(folder, files)
     except OSError as fault:
         raise _unwritable(folder, fault) from None
+
+
+def zipped(files: Mapping[str, str]) -> bytes:
+    """Return the files as one zip; the same files give the same bytes. Scripts are executable."""
+    body = BytesIO()
+    with ZipFile(body, "w", ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            entry = ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.compress_type = ZIP_DEFLATED
+            entry.external_attr = (0o755 if name.endswith(".sh") else 0o644) << 16
+            archive.writestr(entry, text)
+    return body.getvalue()
 
 
 def save_export(

@@ -88,6 +88,16 @@ def sentence_case(text: str) -> str:
 
 # Short names of the sizes that tables of plans have a column for, in the order of the mesh.
 SHORT_NAMES = {name: one.short for name, one in VARIABLES.items() if one.in_tables}
+LONG_NAMES = {
+    "tensor_parallel_size": "tensor",
+    "pipeline_parallel_size": "pipeline",
+    "virtual_pipeline_size": "interleaved",
+    "context_parallel_size": "context",
+    "expert_parallel_size": "expert",
+    "data_parallel_size": "data",
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro-batch",
+}
 _USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # implied by pp and vpp
 _SMALL_RISK = 0.001
 _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
@@ -168,12 +178,17 @@ def recompute(configuration: Configuration) -> str:
     return f"full ×{configuration.recompute_layers}"
 
 
-def configuration_words(configuration: Configuration) -> str:
-    """Return ``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation."""
+def configuration_words(configuration: Configuration, names: Mapping[str, str] | None = None) -> str:
+    """Return ``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation.
+
+    Args:
+        configuration: what is named.
+        names: of its sizes; their short ones if None.
+    """
     always = {"micro_batch_size"}
     words = [
-        f"{short} {getattr(configuration, name)}"
-        for name, short in SHORT_NAMES.items()
+        f"{called} {getattr(configuration, name)}"
+        for name, called in (names or SHORT_NAMES).items()
         if name in always or getattr(configuration, name) != VARIABLES[name].off
     ]
     words += inner_words(configuration)
@@ -296,7 +311,10 @@ _LEAST_ROOM = 20  # columns of text that a continued line keeps
 
 
 _UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
-_SIZE = re.compile(r"\b(tp|pp|vpp|cp|ep|dp|zero|mbs|stage|kind) (?=\d)")
+_SIZE = re.compile(
+    r"\b(tensor|pipeline|interleaved|context|expert|data|ZeRO|micro-batch|tp|pp|vpp|cp|ep|dp|zero|mbs"
+    r"|stage|kind) (?=\d)"
+)
 
 
 def with_ties(text: str) -> str:

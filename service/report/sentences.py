@@ -12,7 +12,7 @@ from rich.text import Text
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.service.report.formatting import pieces, seconds_like, signed, tied, words, wrapped
+from meshwright.service.report.formatting import seconds_like, signed, tied, words, wrapped
 from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import Problem, searched_switches
@@ -130,12 +130,11 @@ def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
     return wrapped(line, width, indent=2)
 
 
-def remedy_line(remedy: Remedy) -> str:
-    """Return ``16 nodes: 12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
-    words = pieces(formatting.configuration_words(remedy.config), "·")
-    step = tied(formatting.seconds(remedy.step_time_s))
-    peak = tied(f"{formatting.gib(remedy.peak_memory_bytes)} GiB")
-    return f"{remedy.change}: {step} on {tied(f'{remedy.num_gpus} GPUs')}, {words}, {peak}"
+def remedy_words(remedy: Remedy) -> tuple[str, str]:
+    """Return ``16 nodes`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
+    step, peak = formatting.seconds(remedy.step_time_s), formatting.gib(remedy.peak_memory_bytes)
+    words = formatting.configuration_words(remedy.config)
+    return remedy.change, f"{step} on {remedy.num_gpus} GPUs, {words}, {peak} GiB"
 
 
 _NAMED = 3  # losses

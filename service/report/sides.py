@@ -1,4 +1,4 @@
-"""Any two plans side by side, from one table of figures that the page reads."""
+"""Differences between any two plans, from one table of figures that the page reads."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _LABELS = {
     "recompute_granularity": "recompute",
     "stage_layers": "layers of each chunk",
 }
+RESULT = "Result"
 _SEEN_S = 5e-4  # a time that does not print as zero
 
 
@@ -33,7 +34,12 @@ class Quantity:
     label: str
     hint: str
     unit: str  # s, GiB, %, tokens/s, or empty for words
-    part: str  # Result, Time, Memory of the heaviest stage, Configuration
+    part: str  # RESULT, Time, Memory of the heaviest stage, Configuration
+
+    @property
+    def has_bar(self) -> bool:
+        """Return whether its part holds like figures, which bars of one scale show."""
+        return bool(self.unit) and self.part != RESULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class ComparisonTable:
     def as_json(self) -> str:
         """Return JSON for the page's script; safe inside a script element."""
         data = {
-            "units": {quantity.key: quantity.unit for quantity in self.quantities},
+            "units": {quantity.key: [quantity.unit, quantity.part] for quantity in self.quantities},
             "sides": {side.key: dict(side.values) for side in self.sides},
         }
         return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -70,9 +76,21 @@ class ComparisonTable:
         digits = {"s": 3, "GiB": 1, "%": 1, "tokens/s": 0}.get(unit, 0)
         return f"{value:.{digits}f}"
 
-    def is_empty(self, quantity: Quantity) -> bool:
-        """Return whether neither of the two has such a figure."""
-        return all(quantity.key not in side.values for side in (self.first, self.second))
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Return the keys of what both print alike."""
+        return frozenset(one.key for one in self.quantities if not self.difference(one))
+
+    def change(self, quantity: Quantity) -> float:
+        """Return the surplus of the second over the largest of its unit and part: from -1 to 1."""
+        own = self._surplus(quantity)
+        alike = [one for one in self.quantities if (one.unit, one.part) == (quantity.unit, quantity.part)]
+        most = max(abs(self._surplus(one)) for one in alike) if quantity.has_bar else 0.0
+        return round(own / most, 3) if most else 0.0
+
+    def _surplus(self, quantity: Quantity) -> float:
+        a, b = (side.values.get(quantity.key, 0.0) for side in (self.first, self.second))
+        return 0.0 if isinstance(a, str) or isinstance(b, str) else b - a
 
     def difference(self, quantity: Quantity) -> str:
         """Return the surplus of the second over the first."""
@@ -137,13 +155,12 @@ def _side(
 
 def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
     there = {key for side in sides for key in side.values}
-    result = "Result"
     rows = [
-        Quantity(key="step", label="step time", hint="of one optimizer step", unit="s", part=result),
-        Quantity(key="rate", label="rate of a GPU", hint="tokens trained", unit="tokens/s", part=result),
-        Quantity(key="mfu", label="MFU", hint="model FLOPs utilisation", unit="%", part=result),
-        Quantity(key="peak", label="peak memory", hint="of the heaviest stage", unit="GiB", part=result),
-        Quantity(key="risk", label="OOM risk", hint="chance to run out of memory", unit="%", part=result),
+        Quantity(key="step", label="step time", hint="of one optimizer step", unit="s", part=RESULT),
+        Quantity(key="rate", label="rate of a GPU", hint="tokens trained", unit="tokens/s", part=RESULT),
+        Quantity(key="mfu", label="MFU", hint="model FLOPs utilisation", unit="%", part=RESULT),
+        Quantity(key="peak", label="peak memory", hint="of the heaviest stage", unit="GiB", part=RESULT),
+        Quantity(key="risk", label="OOM risk", hint="chance to run out of memory", unit="%", part=RESULT),
     ]
     time, memory, how = "Where the time goes", "Memory of the heaviest stage", "Configuration"
     rows += [

@@ -7,12 +7,21 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from meshwright.service.report.beyond import baseline_words
-from meshwright.service.report.formatting import COLUMNS
-from meshwright.service.report.ranking import columns_of, ranking_notes, switch_notes
+from meshwright.service.report.charts.bars import WIDTH
+from meshwright.service.report.formatting import COLUMNS, LONG_NAMES, SHORT_NAMES, configuration_words
+from meshwright.service.report.ranking import (
+    Column,
+    columns_of,
+    equal_to_first,
+    ranking_notes,
+    simplest_of_tied,
+    switch_notes,
+)
 from meshwright.service.report.terminal import peak_words
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.problem import Problem
 
+_KINDS = {"step": "step", "peak memory (stage)": "memory"}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -23,6 +32,7 @@ class ColumnHeading:
     title: str
     hint: str
     is_words: bool
+    kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,18 @@ class Entry:
 
     text: str
     key: str  # what it is sorted by
+    kind: str  # size, step, memory or figure
+    gauge: Gauge | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """A figure as a bar from zero, with its band or its limit, in units of WIDTH."""
+
+    width: float
+    low: float | None = None
+    high: float | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +61,11 @@ class Standing:
 
     plan_id: str
     rank: int
+    words: str  # its sizes
     entries: tuple[Entry, ...]
     has_details: bool
+    is_tied: bool
+    mark: str  # best, simplest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +83,22 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
     columns = [
         column for column in columns_of(answer.plans, moe=problem.model.moe is not None) if column.title
     ]
+    equal, simplest, gauges = equal_to_first(answer.plans), simplest_of_tied(answer.plans), _Gauges(answer)
+
+    def entry(column: Column, plan: Plan) -> Entry:
+        text, title = column.cell(plan), column.title
+        kind = _KINDS.get(title, "size" if title in SHORT_NAMES.values() else "figure")
+        return Entry(text=text, key=_key(title, text, plan), kind=kind, gauge=gauges.of(kind, plan))
+
     rows = [
         Standing(
             plan_id=plan.plan_id,
             rank=plan.rank,
-            entries=tuple(
-                Entry(text=column.cell(plan), key=_key(column.title, column.cell(plan), plan))
-                for column in columns
-            ),
+            words=configuration_words(plan.config, LONG_NAMES),
+            entries=tuple(entry(column, plan) for column in columns),
             has_details=plan.plan_id in detailed,
+            is_tied=bool(equal) and (plan.rank == 1 or plan.rank in equal),
+            mark="simplest" if plan is simplest else "",
         )
         for plan in answer.plans
     ]
@@ -75,6 +107,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
             title=column.title.rstrip("*"),
             hint=COLUMNS.get(column.title.rstrip("*"), ""),
             is_words=column.left,
+            kind=_KINDS.get(column.title, "size" if column.title in SHORT_NAMES.values() else "figure"),
         )
         for column in columns
     ]
@@ -92,6 +125,26 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
             ]
         ).strip(),
     )
+
+
+class _Gauges:
+    """Bars of all steps on one scale from zero, and of all peaks on one, with the GPU's limit."""
+
+    def __init__(self, answer: Answer) -> None:
+        seen = [plan.prediction for plan in answer.plans]
+        self._step = WIDTH / max(one.step_time_high_s for one in seen)
+        self._memory = WIDTH / max(max(one.peak_memory_bytes, one.memory_limit_bytes) for one in seen)
+
+    def of(self, kind: str, plan: Plan) -> Gauge | None:
+        seen = plan.prediction
+        if kind == "step":
+            low, high = seen.step_time_low_s * self._step, seen.step_time_high_s * self._step
+            width = round(seen.step_time_s * self._step, 1)
+            return Gauge(width=width, low=round(low, 1), high=round(high, 1))
+        if kind == "memory":
+            limit = round(seen.memory_limit_bytes * self._memory, 1)
+            return Gauge(width=round(seen.peak_memory_bytes * self._memory, 1), limit=limit)
+        return None
 
 
 def _key(title: str, text: str, plan: Plan) -> str:

@@ -22,7 +22,7 @@ from meshwright.service.report.ranking import ranking
 from meshwright.service.report.sentences import (
     proof_lines,
     reason_lines,
-    remedy_line,
+    remedy_words,
     searched_words,
     sentences,
     spent_s,
@@ -237,7 +237,7 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     return [
         wrapped(head, width, style="bold red"),
         *(wrapped(line, width, indent=2) for line in lines),
-        *(wrapped(remedy_line(remedy), width, indent=6) for remedy in found.remedies),
+        *(wrapped(with_ties(": ".join(remedy_words(one))), width, indent=6) for one in found.remedies),
         *_provenance(answer, problem, width),
     ]
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import seconds_like, sentence_case, words
+from meshwright.service.report.charts.bars import StackedBar, memory_bar, step_bar
+from meshwright.service.report.formatting import COLUMNS, seconds_like, sentence_case, words
 from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
     limit_words,
     odds_words,
-    remedy_line,
+    remedy_words,
 )
 from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
@@ -35,6 +36,15 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The first plan at a glance."""
+
+    figures: tuple[Fact, ...]
+    step: StackedBar
+    memory: StackedBar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The answer in words."""
 
@@ -43,9 +53,10 @@ class Verdict:
     sentence: str
     certainty: str  # the answer's own sentence; empty for a plan that is not the first
     notes: tuple[str, ...] = ()
-    nearest: str = ""  # where nothing fits
+    card: Card | None = None
+    nearest: StackedBar | None = None  # where nothing fits: the memory that is missing
     reasons: tuple[str, ...] = ()
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[tuple[str, str], ...] = ()  # changes, each with its plan
     skipped: tuple[str, ...] = ()  # launchers without a plan, each with its reasons
 
 
@@ -106,8 +117,9 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     return Verdict(
         kind="proved" if answer.is_optimal else "open",
         badge="optimal" if answer.is_optimal else "best found",
-        sentence=f"Run {figures.configuration_words(best.config)}{gpus}: {_takes(best.prediction)}",
+        sentence=f"{figures.configuration_words(best.config, figures.LONG_NAMES)}{gpus}",
         certainty=answer.certainty,
+        card=card_of(best),
         notes=(unbuilt,) if unbuilt else (),
     )
 
@@ -144,7 +156,7 @@ def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
 
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     found = answer.infeasible
-    sentence = f"Nothing fits: {title_of(problem)}."
+    sentence = f"{title_of(problem)}: nothing fits."
     if found is None:
         return Verdict(
             kind="infeasible", badge="nothing fits", sentence=sentence, certainty=answer.certainty
@@ -153,22 +165,53 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         " + ".join(limits) + (" cannot all be met" if len(limits) > 1 else " is the limiting factor")
         for limits in found.conflicts
     )
-    remedies = tuple(map(remedy_line, found.remedies)) or found.changes
+    remedies = tuple(map(remedy_words, found.remedies)) or tuple((change, "") for change in found.changes)
+    near = found.nearest
+    if near is not None and near.needed_bytes > near.limit_bytes:
+        missing = figures.gib(near.needed_bytes - near.limit_bytes)
+        sentence = f"Nothing fits: the nearest plan lacks {missing} GiB on each GPU of stage {near.stage}."
     return Verdict(
         kind="infeasible",
         badge="nothing fits",
         sentence=sentence,
         certainty=answer.certainty,
-        nearest=_nearest(found.nearest) if found.nearest else "",
+        nearest=_missing(near) if near is not None else None,
         reasons=(*found.reasons, *conflicts),
-        remedies=tuple(line.replace("\N{NO-BREAK SPACE}", " ") for line in remedies),
+        remedies=remedies,
     )
 
 
-def _nearest(nearest: Shortfall) -> str:
-    need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
-    return (
-        f"{figures.configuration_words(nearest.config)}: stage {nearest.stage} needs {need} of {limit} GiB"
+def _missing(near: Shortfall) -> StackedBar:
+    need, limit = figures.gib(near.needed_bytes), figures.gib(near.limit_bytes)
+    config = figures.configuration_words(near.config, figures.LONG_NAMES)
+    title = f"{need} GiB needed, {limit} GiB usable: stage {near.stage} of {config}"
+    return memory_bar(title, near.memory_bytes, near.limit_bytes)
+
+
+def card_of(plan: Plan) -> Card:
+    """Return a plan's figures, and its step and heaviest stage as bars."""
+    seen = plan.prediction
+    stage = seen.stages[seen.heaviest_stage]
+    limit = stage.memory_limit_bytes or seen.memory_limit_bytes
+    where = "a GPU" if len(seen.stages) == 1 else f"stage {stage.stage}, the heaviest"
+    of = f"{figures.gib(stage.peak_memory_bytes)} of {figures.gib(limit)} GiB"
+    return Card(
+        figures=(
+            Fact(
+                label="Step",
+                value=figures.step_time(seen),
+                hint="one optimizer step, with its 80 % interval",
+            ),
+            Fact(label="Peak memory", value=of, hint="of the heaviest stage, of what a GPU has"),
+            Fact(label="MFU", value=figures.percent(seen.mfu), hint=COLUMNS["MFU"]),
+            Fact(
+                label="Tokens/s/GPU",
+                value=figures.count(round(seen.tokens_per_s_per_gpu)),
+                hint=COLUMNS["tokens/s/GPU"],
+            ),
+        ),
+        step=step_bar(plan),
+        memory=memory_bar(f"Memory of {where}: {of}", stage.memory_bytes, limit),
     )
 
 

@@ -11,6 +11,7 @@ from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
 from meshwright.service.report.formatting import seconds
 from meshwright.service.report.sides import ComparisonTable, comparison_of
@@ -68,6 +69,7 @@ class AnswerPage:
     pareto: Scatter | None
     warnings: tuple[str, ...]
     chosen: str
+    launcher: str  # with files for the first plan; empty: none was asked for
     ranks: tuple[int, int] | None  # first and last of this page
     next_page_token: str | None
 
@@ -135,9 +137,15 @@ def answer_page(
         pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
         warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
         chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
+        launcher=_launcher(answer, problem) if is_first else "",
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,
         next_page_token=next_page_token,
     )
+
+
+def _launcher(answer: Answer, problem: Problem) -> str:
+    plan_names = answer.plans[0].launchers if answer.plans else ()
+    return next((name for name in (problem.launcher, *plan_names) if name in launcher_names()), "")
 
 
 def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings | None:

@@ -283,6 +283,35 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
     return judged
 
 
+def problem_of_remedy(
+    problem: Problem, profile: Profile, remedy: Remedy, nearest: Shortfall | None
+) -> Problem | None:
+    """Return the problem that a remedy of ``problem`` proposes to search; None: it is not known any more.
+
+    Args:
+        problem: the infeasible one.
+        profile: its costs.
+        remedy: one of its answer.
+        nearest: of the same answer.
+    """
+    changes: Iterator[ProblemChange]
+    groups = range(len(problem.cluster.distinct_groups)) if problem.places_stages else ()
+    if remedy.kind == "nodes":
+        nodes = int(remedy.change.partition(" ")[0])
+        one = (on_nodes_of(problem, profile, group, nodes) for group in groups)
+        changes = one if groups else iter((on_nodes(problem, profile, nodes),))
+    elif remedy.kind == "gpus":
+        several = (_larger_gpus(problem, profile, group) for group in groups)
+        changes = chain.from_iterable(several) if groups else other_gpus(problem)
+    elif remedy.kind in ("batch", "sequence"):
+        changes = less_work(problem, profile)
+    elif remedy.kind in ("risk", "limits"):
+        changes = asked_less(problem, profile, nearest)
+    else:
+        changes = done_otherwise(problem, profile)
+    return next((one.problem for one in changes if remedy.change.startswith(one.words)), None)
+
+
 def fastest(problem: Problem, profile: Profile) -> Fastest:
     """Return the first of ``first_plans``; None: nothing fits (proved)."""
     found = first_plans(problem, profile, 1)

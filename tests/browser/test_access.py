@@ -46,5 +46,6 @@ def test_without_scripts_one_asks_and_reads_the_answer(chrome: Browser, server: 
         server.finished_job(page.url.rpartition("/")[2])
         page.reload()
         await_answer(page)
-        page.get_by_role("link", name="Its launch files").click()
+        page.get_by_role("link", name="Open plan").click()
+        page.get_by_role("link", name="Launch files", exact=True).click()
         expect(page.locator(".launch pre").first).to_be_visible()

@@ -8,8 +8,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from meshwright.service.db.database import Database
+from meshwright.service.report.formatting import gib, seconds
 from tests.browser.chromium import a_page, grave_findings, overflow
 from tests.browser.questions import ten_thousand_plans
+from tests.builders import an_infeasible_answer
 from tests.processes.servers import RunningServer
 from tests.served.answered_jobs import add_answered_job
 from tests.served.reports import small_answer
@@ -19,6 +21,7 @@ from tests.served.reports import small_answer
 def shown(database: Database, server: RunningServer) -> dict[str, str]:
     """An address of every page."""
     add_answered_job(database, "small", *small_answer())
+    add_answered_job(database, "full", small_answer()[0], an_infeasible_answer())
     (first, other, _) = small_answer()[1].plans
     paths = {
         "first": "/",
@@ -26,6 +29,8 @@ def shown(database: Database, server: RunningServer) -> dict[str, str]:
         "jobs": "/jobs",
         "answer": "/jobs/small",
         "plan": f"/plans/{first.plan_id}",
+        "full": "/jobs/full",
+        "what if": "/jobs/small/what-if",
         "compare": f"/compare?first={first.plan_id}&second={other.plan_id}",
         "export": f"/plans/{first.plan_id}/export",
         "models": "/models",
@@ -88,6 +93,75 @@ def test_the_ranking_fits_a_wide_window_with_its_last_column(
         assert ranking.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
 
 
+WIDTHS = [390, 1440]
+
+
+def seen_whole(page: Page, selector: str) -> bool:
+    """Whether the first such element is shown, and ends within the window's width."""
+    box = page.locator(selector).first.bounding_box()
+    width = page.viewport_size["width"] if page.viewport_size else 0
+    return box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_step_and_memory_of_the_first_plan_are_found_without_scrolling_sideways(
+    chrome: Browser, shown: dict[str, str], width: int
+) -> None:
+    best = small_answer()[1].plans[0].prediction
+    step, peak = (
+        f"{seconds(best.step_time_s)} ±".replace(" ", "\N{NO-BREAK SPACE}", 1),
+        gib(best.peak_memory_bytes),
+    )
+    with a_page(chrome, width=width) as page:
+        page.goto(shown["answer"])
+        assert overflow(page) <= 0
+        for place in (".headline dd", "table.ranking tbody tr:first-child td"):
+            found = page.locator(place).all_inner_texts()
+            assert any(step.split("±")[0].strip() in text.replace("\n", " ") for text in found), found
+            assert any(peak in text for text in found), found
+        for place in (
+            ".headline div:nth-child(1) dd",
+            ".headline div:nth-child(2) dd",
+            "table.ranking tbody td.step",
+            "table.ranking tbody td.memory",
+            "table.ranking tbody td.step svg",
+            "table.ranking tbody td.memory svg",
+        ):
+            assert seen_whole(page, place), place
+        assert page.locator(".headline dd").first.bounding_box()["y"] < 844
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_whole_menu_is_visible(chrome: Browser, shown: dict[str, str], width: int) -> None:
+    with a_page(chrome, width=width) as page:
+        page.goto(shown["answer"])
+        entries = page.locator(".top nav a")
+        assert entries.count() >= 6
+        for number in range(entries.count()):
+            assert seen_whole(page, f".top nav a >> nth={number}")
+
+
+def test_launch_files_are_saved_by_keyboard_alone(page: Page, shown: dict[str, str]) -> None:
+    page.goto(shown["answer"])
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Get launch files":
+            break
+    with page.expect_download() as saved:
+        page.keyboard.press("Enter")
+    assert saved.value.suggested_filename.endswith(".zip")
+
+
+def test_an_answer_prints_without_buttons_and_menus(page: Page, shown: dict[str, str]) -> None:
+    page.goto(shown["answer"])
+    page.emulate_media(media="print")
+    for gone in (".top", ".actions", ".choose"):
+        assert not page.locator(gone).first.is_visible()
+    for kept in (".headline", ".certainty", ".stack svg", "table.ranking"):
+        assert page.locator(kept).first.is_visible()
+    assert page.pdf().startswith(b"%PDF")
+
+
 def test_dates_of_jobs_stay_on_one_line_on_a_phone(phone: Page, shown: dict[str, str]) -> None:
     phone.goto(shown["jobs"])
     date = phone.locator("table.list time").first
@@ -102,9 +176,11 @@ def test_every_page_fits_a_phone(phone: Page, shown: dict[str, str]) -> None:
     assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_has_no_serious_finding(chrome: Browser, shown: dict[str, str], *, dark: bool) -> None:
-    with a_page(chrome, dark=dark) as page:
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)])
+def test_axe_has_no_serious_finding(
+    chrome: Browser, shown: dict[str, str], width: int, *, dark: bool
+) -> None:
+    with a_page(chrome, width=width, dark=dark) as page:
         found = {}
         for name, address in shown.items():
             page.goto(address)
@@ -124,7 +200,7 @@ def test_the_report_opens_from_disk_without_a_network(
 ) -> None:
     with a_page(chrome) as page:
         page.goto(shown["answer"])
-        address = page.get_by_role("link", name="Report to keep or mail").get_attribute("href")
+        address = page.get_by_role("link", name="Report", exact=True).get_attribute("href")
         saved = page.request.get(shown["first"].rstrip("/") + str(address))
         (tmp_path / "report.html").write_bytes(saved.body())
     with a_page(chrome, offline=True) as page:

@@ -1,4 +1,4 @@
-"""Bars next to words: memory of each stage, and the way from the ideal step to the real one.
+"""Bars next to words: a step, memory of each stage, and the way from the ideal step to the real one.
 
 Rows of a table with bars drawn over WIDTH units and stretched by the page: the words keep their size
 on a phone, and a screen reader reads a table.
@@ -7,16 +7,19 @@ on a phone, and a screen reader reads a table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 from meshwright.service.report import formatting as figures
+from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
 from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS, sentence_case, words
-from meshwright.solver.answer import Prediction, StagePrediction
+from meshwright.solver.answer import Plan, Prediction, StagePrediction
 
 WIDTH = 1000  # units of a whole bar
 _Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
 _LEAST_SHARE = 0.0005  # of a step: smaller terms are summed up as the rest
+_EDGE = 4  # units right of a limit, so that its line is seen whole
+_LEAST_SHOWN = 0.005  # the same, of one bar of a whole step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class Segment:
     label: str  # name and figure
     at: float
     width: float
+    color: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +50,79 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One term of a legend."""
+
+    name: str
+    figure: str
+    color: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedBar:
+    """A whole in one bar, with its legend."""
+
+    title: str
+    segments: tuple[Segment, ...]
+    legend: tuple[Entry, ...]
+    limit: float | None = None
+
+
+def step_bar(plan: Plan) -> StackedBar:
+    """Return the time of a step, from the model's own work to the last loss, in one bar."""
+    step_s = plan.prediction.step_time_s
+    spent = plan.prediction.time_breakdown_s if plan.why is None else plan.why.waterfall_s
+    shown = {name: value for name, value in spent.items() if value >= _LEAST_SHOWN * step_s}
+    rest = step_s - sum(shown.values())
+    if rest >= _LEAST_SHOWN * step_s / 10:
+        shown["rest"] = shown.get("rest", 0.0) + rest
+    texts = {name: figures.seconds_like(value, step_s) for name, value in shown.items()}
+    title = f"Time of a step: {figures.seconds(step_s)}"
+    return _stacked(title, shown, texts, WIDTH / sum(shown.values()), TIME_COLORS)
+
+
+def memory_bar(title: str, memory_bytes: Mapping[str, int], limit_bytes: float) -> StackedBar:
+    """Return the memory of one stage by term against the GPU's limit, in one bar.
+
+    Args:
+        title: of the bar.
+        memory_bytes: by term.
+        limit_bytes: of the GPU.
+    """
+    shown = {name: float(memory_bytes[name]) for name in MEMORY_TERMS if memory_bytes.get(name)}
+    texts = {name: f"{figures.gib(size)} GiB" for name, size in shown.items()}
+    unit = (WIDTH - _EDGE) / max(limit_bytes, sum(shown.values()))
+    bar = _stacked(title, shown, texts, unit, MEMORY_COLORS)
+    return replace(bar, limit=round(limit_bytes * unit, 1))
+
+
+def _stacked(
+    title: str,
+    values: Mapping[str, float],
+    texts: Mapping[str, str],
+    unit: float,
+    colors: Mapping[str, str],
+) -> StackedBar:
+    hints = MEMORY_TERMS if colors is MEMORY_COLORS else TIME_TERMS
+    segments, at = [], 0.0
+    for name, value in values.items():
+        label = f"{words(name)} {texts[name]}"
+        place, width = round(at, 1), round(value * unit, 1)
+        segments.append(Segment(term=name, label=label, at=place, width=width, color=colors[name]))
+        at += value * unit
+    legend = tuple(
+        Entry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name]) for name in values
+    )
+    return StackedBar(title=title, segments=tuple(segments), legend=legend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
     """Rows with their legend."""
 
     rows: tuple[Bar, ...]
-    legend: tuple[tuple[str, str, str], ...]  # term, name, explanation
+    legend: tuple[tuple[str, str, str], ...]  # colour, name, explanation
     summary: str  # the content of the picture, in a sentence
 
 
@@ -78,7 +150,7 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
         f"{figures.gib(prediction.memory_limit_bytes)} GiB; the chance to run out is "
         f"{figures.risk(prediction.out_of_memory_probability)}."
     )
-    legend = tuple((name, words(name), MEMORY_TERMS[name]) for name in terms)
+    legend = tuple((MEMORY_COLORS[name], words(name), MEMORY_TERMS[name]) for name in terms)
     return Bars(rows=tuple(rows), legend=legend, summary=summary)
 
 
@@ -90,7 +162,13 @@ def _stage(
         size = stage.memory_bytes.get(name, 0)
         label = f"{words(name)} {figures.gib(size)} GiB"
         segments.append(
-            Segment(term=name, label=label, at=round(at, 1), width=round(max(size * unit, 0.0), 1))
+            Segment(
+                term=name,
+                label=label,
+                at=round(at, 1),
+                width=round(max(size * unit, 0.0), 1),
+                color=MEMORY_COLORS[name],
+            )
         )
         at += size * unit
     layers = f"{stage.layers} layer{'s' if stage.layers != 1 else ''}"

@@ -107,13 +107,23 @@
       for (const side of ["first", "second"]) {
         document.querySelector(`[data-name="${side}"]`).textContent = pick(side).selectedOptions[0].textContent;
       }
+      const surplus = (key) => typeof first[key] === "string" || typeof second[key] === "string" ? 0 : (second[key] ?? 0) - (first[key] ?? 0);
+      const most = {};
+      for (const [key, group] of Object.entries(units)) most[group] = Math.max(most[group] ?? 0, Math.abs(surplus(key)));
       for (const row of all("tr[data-quantity]")) {
-        const [key, unit] = [row.dataset.quantity, units[row.dataset.quantity]];
-        row.hidden = first[key] === undefined && second[key] === undefined;
+        const key = row.dataset.quantity, [unit] = units[key];
         row.cells[1].textContent = shown(first[key], unit);
         row.cells[2].textContent = shown(second[key], unit);
         row.cells[3].textContent = difference(first[key], second[key], unit);
+        row.hidden = !row.cells[3].textContent;
+        const bar = row.querySelector("rect");
+        if (!bar) continue;
+        const change = most[units[key]] ? 500 * surplus(key) / most[units[key]] : 0;
+        bar.setAttribute("x", Math.min(change, 0));
+        bar.setAttribute("width", Math.abs(change));
+        bar.setAttribute("class", change > 0 ? "t-loss" : "t-ideal");
       }
+      for (const part of all(".compare tbody")) part.hidden = ![...part.rows].some((row) => row.dataset.quantity && !row.hidden);
     };
     document.querySelector(".choose").hidden = false;
     for (const side of ["first", "second"]) pick(side).addEventListener("change", fill);

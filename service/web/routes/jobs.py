@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
-from meshwright.service.api.deps import READS, JobsDep, PageToken, Service, ServiceDep, TenantDep
+from meshwright.service.api.deps import (
+    READS,
+    JobsDep,
+    PageToken,
+    Service,
+    ServiceDep,
+    TenantDep,
+    computed,
+    origin_of,
+)
+from meshwright.service.api.routes.jobs import submission_of
+from meshwright.service.api.routes.reports import WHAT_IF_BUDGET_S, profile_for
 from meshwright.service.api.schemas import State
 from meshwright.service.db.records import JobFilter, JobRecord
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
+from meshwright.service.what_if.grid import Method, what_ifs
+from meshwright.solver.explain.remedies import problem_of_remedy
 
 LISTED = 25  # jobs, and plans, of one page
 router = APIRouter(prefix="/jobs")
@@ -69,6 +87,53 @@ def show_job(
 def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
     """Cancel a job; one that has ended does not change."""
     return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
+
+
+@router.get("/{job_id}/what-if", dependencies=[READS])
+async def what_if(request: Request, job_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
+    """Other hardware and batches, predicted from the plans of an answer."""
+    listed = partial(service.jobs.plans, page_size=LISTED, page_token=None)
+    job, plans = await run_in_threadpool(listed, tenant, job_id)
+
+    def made() -> Response:
+        problem = views.problem_of(job)
+        answer = answer_from_json({**(job.answer or {}), "plans": plans.items})
+        profile, is_own = profile_for(service, problem, answer.versions)
+        method: Method = "predict" if is_own else "none"
+        grid = what_ifs(problem, profile, answer, method=method, budget_s=WHAT_IF_BUDGET_S)
+        return page(request, "what_if.html", job=job, grid=grid)
+
+    return await computed(request, made)
+
+
+@router.post("/{job_id}/remedies/{number}", dependencies=[SUBMITS])
+def search_remedy(
+    request: Request, job_id: str, number: str, service: ServiceDep, tenant: TenantDep
+) -> Response:
+    """Search the question again with one of the changes that make it fit.
+
+    Raises:
+        NotFoundError: the answer offers no such change, or it is not known how to ask for it.
+    """
+    job = service.jobs.read(tenant, job_id)
+    problem, answer = views.problem_of(job), answer_from_json({"plans": [], **(job.answer or {})})
+    remedies = answer.infeasible.remedies if answer.infeasible else ()
+    if answer.infeasible is None or number not in map(str, range(len(remedies))):
+        raise NotFoundError("the answer offers no such change")
+    profile, _ = profile_for(service, problem, answer.versions)
+    changed = problem_of_remedy(problem, profile, remedies[int(number)], answer.infeasible.nearest)
+    if changed is None:
+        raise NotFoundError("this change cannot be searched from here: ask for it on the first page")
+    submission = submission_of(
+        service,
+        tenant,
+        problem_to_mapping(changed),
+        fresh=False,
+        idempotency_key=None,
+        origin=origin_of(request),
+        owner=request.state.caller.key_id,
+    )
+    return seen_at(request, f"/jobs/{service.jobs.submit(tenant, submission).id}")
 
 
 def _answered(

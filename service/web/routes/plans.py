@@ -12,6 +12,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedE
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
+from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.launchers.registry import export, launcher_names
@@ -84,6 +85,17 @@ def show_files(
         bundle=bundle,
         refused=refused,
     )
+
+
+@router.get("/plans/{plan_id}/files/{launcher}.zip", dependencies=[READS])
+def download_all(plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+    """All launch files in one zip."""
+    files = _files(jobs, tenant, plan_id, launcher)
+    headers = {
+        **HEADERS,
+        "Content-Disposition": f'attachment; filename="{launcher}-{plan_id[:8]}.zip"',
+    }
+    return Response(zipped(files), media_type="application/zip", headers=headers)
 
 
 @router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])

@@ -10,7 +10,10 @@ from math import inf
 
 import pytest
 
+from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
+from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS
 from meshwright.service.report.page import content_security_policy
+from meshwright.service.report.sides import comparison_of
 from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import SAMPLE, Answer
 from meshwright.solver.problem import Problem
@@ -206,3 +209,21 @@ def test_more_time_is_advised_only_where_it_may_help() -> None:
     assert verdict_of(nothing, problem).notes[0].startswith("More time may find one")
     sampled = replace(nothing, notes=SAMPLE)
     assert verdict_of(sampled, problem).notes[0].startswith("More time alone will not help")
+
+
+def test_a_comparison_shows_only_what_differs_with_bars_in_one_scale() -> None:
+    table = comparison_of(small_answer()[1], "")
+    assert table is not None
+    shown = [one for one in table.quantities if one.key not in table.hidden]
+    assert shown
+    assert all(table.difference(one) for one in shown)
+    changes = [abs(table.change(one)) for one in table.quantities if one.has_bar]
+    assert max(changes) == 1.0
+    assert all(table.change(one) == 0.0 for one in table.quantities if not one.unit)
+
+
+def test_every_term_has_a_colour_of_its_own() -> None:
+    assert set(MEMORY_COLORS) == set(MEMORY_TERMS)
+    assert set(TIME_COLORS) == set(TIME_TERMS)
+    assert len(set(MEMORY_COLORS.values())) == len(MEMORY_COLORS)
+    assert len(set(TIME_COLORS.values())) >= len(TIME_COLORS) - 1  # computing is either one or split

@@ -2,17 +2,22 @@
 
 import dataclasses
 import re
+from io import BytesIO
+from zipfile import ZipFile
 
 import pytest
 from fastapi.testclient import TestClient
 
+from meshwright.profiles.profile import default_profile
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores.verifications import Verifications, not_built
 from meshwright.solver.answer import SkippedLauncher
+from meshwright.solver.planner.plan import ask
 from tests.served.answered_jobs import add_answered_job
 from tests.served.job_records import TENANT, add_tiny_job, claimed
 from tests.served.reports import Page, small_answer
@@ -44,8 +49,9 @@ def test_an_answer_has_its_verdict_table_and_links(browser: TestClient, answered
     links = {link["href"] for link in page.all("a")}
     first, second, third = plan_ids(browser, answered)
     assert {f"/plans/{one}" for one in (first, second, third)} <= links
-    assert {f"/v1/jobs/{answered}/report", f"/plans/{first}/export"} <= links
-    assert "a step takes" in page.text
+    assert {f"/v1/jobs/{answered}/report", f"/plans/{first}/files/megatron-lm.zip"} <= links
+    assert "Time of a step" in page.text
+    assert "Memory of a GPU" in page.text
     assert "How the search went" in page.text
 
 
@@ -115,6 +121,56 @@ def test_launch_files_are_shown_and_saved_for_any_launcher(browser: TestClient, 
     assert saved.text == bundle["files"][name]
     assert browser.get(f"/plans/{first}/files/megatron-lm/none.sh").status_code == 404
     assert "torchtitan" in Page(browser.get(f"/plans/{first}/export?launcher=torchtitan").text).text
+
+
+def test_all_launch_files_come_as_one_zip(browser: TestClient, answered: str) -> None:
+    (first, *_) = plan_ids(browser, answered)
+    saved = browser.get(f"/plans/{first}/files/megatron-lm.zip")
+    assert saved.headers["content-type"] == "application/zip"
+    assert f'filename="megatron-lm-{first[:8]}.zip"' in saved.headers["content-disposition"]
+    with ZipFile(BytesIO(saved.content)) as archive:
+        found = {name: archive.read(name).decode() for name in archive.namelist()}
+        scripts = [one for one in archive.infolist() if one.filename.endswith(".sh")]
+    assert found == browser.get(f"/v1/plans/{first}/export?launcher=megatron-lm").json()["files"]
+    assert all(one.external_attr >> 16 == 0o755 for one in scripts)
+    assert browser.get(f"/plans/{first}/files/none.zip").status_code == 422
+
+
+def test_each_change_that_would_fit_is_searched_by_its_button(
+    browser: TestClient, database: Database, jobs: Jobs
+) -> None:
+    asked = {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 64, "seq_length": 4096},
+        "launcher": "megatron-lm",
+        "search": {"certify": "none"},
+    }
+    problem = parse_problem(asked)
+    answer = ask(problem, default_profile(problem.cluster, problem.launcher))
+    add_answered_job(database, "full", problem, answer)
+    page = Page(browser.get("/jobs/full").text)
+    assert "Nothing fits: the nearest plan lacks" in page.text
+    assert answer.infeasible is not None
+    remedies = answer.infeasible.remedies
+    actions = [form["action"] for form in page.all("form") if "/remedies/" in form["action"]]
+    assert actions == [f"/jobs/full/remedies/{number}" for number in range(len(remedies))]
+    for number, remedy in enumerate(remedies):
+        sent = browser.post(actions[number])
+        assert sent.status_code == 303, remedy.change
+        job = jobs.read(TENANT, sent.headers["location"].rpartition("/")[2])
+        found = parse_problem(dict(job.request))
+        assert found != problem
+        if remedy.kind == "nodes":
+            assert f"{found.cluster.num_nodes} nodes" == remedy.change
+    assert browser.post("/jobs/full/remedies/99").status_code == 404
+
+
+def test_what_if_is_predicted_on_the_page(browser: TestClient, answered: str) -> None:
+    assert f"/jobs/{answered}/what-if" in {
+        link["href"] for link in Page(browser.get(f"/jobs/{answered}").text).all("a")
+    }
+    assert "as asked" in Page(browser.get(f"/jobs/{answered}/what-if").text).text
 
 
 def test_the_list_is_filtered_by_state(browser: TestClient, database: Database, jobs: Jobs) -> None:
