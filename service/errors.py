@@ -4,6 +4,7 @@ ServiceError
 ├── NotFoundError              no such job or plan for this tenant
 ├── NotReadyError              the job has no answer (yet)
 ├── MissingExtraError          what it would take is not installed here
+├── ConflictError              the record is part of another one
 ├── IdempotencyConflictError   the key was used with another body
 ├── BadPageTokenError          the page token is not one of ours
 ├── TooManyRequestsError       this tenant has asked for as much as it may
@@ -44,6 +45,12 @@ class MissingExtraError(ServiceError):
     """A package that this needs is not installed where the service runs."""
 
     code = "missing_extra"
+
+
+class ConflictError(ServiceError):
+    """The record is part of another one, and cannot be changed alone."""
+
+    code = "conflict"
 
 
 class IdempotencyConflictError(ServiceError):

@@ -266,6 +266,10 @@ class Client:
         """The job after the wish to cancel it; a finished one stays as it is."""
         return decoded(Job, self._transport.ask("POST", f"/v1/jobs/{_id(job)}:cancel"))
 
+    def delete(self, job: Job | str) -> None:
+        """Delete a job with its plans, events and re-plans, and with a sweep its points."""
+        self._transport.send("DELETE", f"/v1/jobs/{_id(job)}")
+
     def predict(
         self, problem: Json, configuration: Json | Plan | None = None, *, launch_file: Json | None = None
     ) -> PricedConfiguration:

@@ -42,6 +42,7 @@ STATUS_OF: Mapping[str, int] = {
     "body_too_slow": 408,
     "not_ready": 409,
     "missing_extra": 409,
+    "conflict": 409,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "misdirected": 421,

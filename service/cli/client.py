@@ -70,6 +70,10 @@ class ServiceClient:
         """The job after the wish to cancel it."""
         return self._call("POST", f"/v1/jobs/{job_id}:cancel")
 
+    def delete(self, job_id: str) -> None:
+        """Delete a job with its results."""
+        self._send("DELETE", f"/v1/jobs/{job_id}")
+
     def answer(self, job_id: str) -> dict[str, Any]:
         """The answer of a finished job, with the first page of its plans."""
         return self._call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})

@@ -10,15 +10,16 @@ from typing import Annotated
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from meshwright.profiles.documents import shown_path
+from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.service.cli.terminal import say_warnings
 from meshwright.service.db import migrations
 from meshwright.service.db.backup import BackupError, back_up, restore
 from meshwright.service.db.database import Database, DatabaseSilentError, sqlite_path
 from meshwright.service.db.file_lock import owned
-from meshwright.service.errors import ServerStartError
+from meshwright.service.errors import NotFoundError, ServerStartError
 from meshwright.service.settings import Settings, settings_with
+from meshwright.service.stores.deletion import Deletion
 
 app = typer.Typer(help="The records: schema and copies.", no_args_is_help=True)
 
@@ -105,6 +106,26 @@ def _tell_revision(database: Database) -> None:
     elif migrations.fit(database) == "newer":
         suffix = f"; this version ({migrations.head()}) can serve it"
     typer.echo(f"the schema is at revision {found}{suffix}")
+
+
+@app.command("delete-tenant")
+def delete_tenant(
+    tenant: Annotated[str, typer.Argument(help="Name of the tenant, as keys list shows it.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm: the records cannot be restored.")] = False,
+    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+) -> None:
+    """Delete all records of a tenant while the service runs: jobs, plans, profiles, definitions, keys."""
+    if not yes:
+        message = f"is missing: all records of {shown(tenant)} would be deleted for good"
+        raise InvalidProblemError.of("--yes", message)
+    with _opened(settings_with({"database_url": database_url})) as database:
+        migrations.require(database)
+        try:
+            gone = Deletion(database, actor="command line").tenant(tenant)
+        except NotFoundError:
+            raise InvalidProblemError.of("TENANT", "there is no such tenant") from None
+    typer.echo(", ".join(f"{rows} {name.replace('_', ' ')}" for name, rows in gone.items()) + " deleted")
 
 
 @app.command("backup")

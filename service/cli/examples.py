@@ -90,6 +90,7 @@ EXAMPLES = {
     "jobs show": ("meshwright jobs show JOB_ID",),
     "jobs wait": ("meshwright jobs wait JOB_ID --json",),
     "jobs cancel": ("meshwright jobs cancel JOB_ID",),
+    "jobs delete": ("meshwright jobs delete JOB_ID",),
     "keys": ("meshwright keys create --tenant vision --scope submit", "meshwright keys list"),
     "keys create": ("meshwright keys create --tenant vision --scope submit --expires-in-days 90",),
     "keys list": ("meshwright keys list --tenant vision",),
@@ -98,6 +99,7 @@ EXAMPLES = {
     "db upgrade": ("meshwright db upgrade --database-url postgresql://meshwright@db/meshwright",),
     "db downgrade": ("meshwright db downgrade 0014",),
     "db check": ("meshwright db check",),
+    "db delete-tenant": ("meshwright db delete-tenant vision --yes",),
     "db backup": ("meshwright db backup jobs-copy.db",),
     "db restore": ("meshwright db restore jobs-copy.db",),
 }

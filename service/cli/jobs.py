@@ -171,6 +171,14 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -
         sys.stdout.write(f"{job['id']}  {job['state']}{wanted}\n")
 
 
+@app.command()
+def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
+    """Delete a job with its plans, events and re-plans; a worker that has it stops."""
+    with ServiceClient(url) as service:
+        service.delete(job_id)
+    sys.stdout.write(f"{job_id}  deleted\n")
+
+
 # --------------------------------------------------------------------------------------------------
 # Replies of the service, printed.
 

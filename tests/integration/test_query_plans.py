@@ -48,8 +48,9 @@ from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.stores import verifications
+from meshwright.service.stores import deletion, verifications
 from meshwright.service.stores.definitions import Definitions
+from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications, not_built
@@ -62,7 +63,7 @@ NUM_JOBS = 100_000
 ALLOWED = Path(__file__).with_name("query_plans.json")
 MODULES: tuple[ModuleType, ...] = (
     records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
-    replan_records, claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
+    replan_records, deletion, claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
 )  # fmt: skip
 JOB_LISTS = (
     *(JobFilter(state=state) for state in (None, "failed", "queued", "succeeded")),
@@ -139,6 +140,10 @@ def use_everything(database: Database) -> None:
     use_plans(jobs)
     use_verifications(database, jobs)
     use_stores(database, jobs)
+    Deletion(database, actor="me").job(TENANT, jobs.page(TENANT, page_size=1, page_token=None).items[0].id)
+    Deletion(database, actor="me").tenant("theirs")
+    with database.write() as connection:
+        deletion._add_closing_key(connection)
     with database.read() as connection:
         metric_records.job_figures(connection)
         event_records.newest_event_ids(connection, ["many-5", "many-6"])

@@ -58,6 +58,7 @@ from meshwright.service.replan.request import Changed, changed_job, read_replan_
 from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.replans import Stored
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.problem import Problem
@@ -219,6 +220,21 @@ async def follow(
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not hold it back
     frames = stream.frames(first, after=after)
     return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
+
+
+@router.delete(
+    "/{job_id}",
+    status_code=204,
+    dependencies=[SUBMITS],
+    responses=declared(404, 409),
+    summary="Delete a job",
+)
+def delete_job(job_id: str, service: ServiceDep, caller: CallerDep) -> None:
+    """Delete a job in any state, with its plans, events and re-plans, and with a sweep its points.
+
+    Measurements of its plans stay: calibrations are made from them.
+    """
+    Deletion(service.database, actor=caller.key_id or "local user").job(caller.tenant, job_id)
 
 
 @router.post(

@@ -21,7 +21,8 @@ from meshwright.service.api.openapi import KEY_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import AuditPage, AuditView, KeyPage, KeyView, NewKeyView, view_of
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
-from meshwright.service.errors import ForbiddenError
+from meshwright.service.errors import ForbiddenError, NotFoundError
+from meshwright.service.stores.deletion import Deletion
 
 router = APIRouter(
     prefix="/v1", tags=["keys"], dependencies=[ADMINISTERS], responses=declared(401, 403, 422, 503)
@@ -69,6 +70,20 @@ def list_keys(
 def revoke_key(key_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Revoke a key for good, as often as you like."""
     Keys(service.database, actor=caller.key_id or "local user").revoke(key_id, tenant=caller.tenant)
+    service.access.forget()
+
+
+@router.delete(
+    "/tenants/{tenant_name}", status_code=204, responses=declared(404), summary="Delete a tenant"
+)
+def delete_tenant(tenant_name: str, service: ServiceDep, caller: CallerDep) -> None:
+    """Delete all records of your own tenant: jobs, plans, measurements, profiles, definitions, keys.
+
+    Your own key goes last: if the connection breaks, send the request again, until the key is refused.
+    """
+    if tenant_name != caller.tenant:
+        raise NotFoundError("there is no such tenant")
+    Deletion(service.database, actor=caller.key_id or "local user").tenant(tenant_name)
     service.access.forget()
 
 

@@ -403,6 +403,7 @@ COMMANDS = {
     "jobs show": Command("JOB --json", OF_A_JOB),
     "jobs wait": Command("JOB --json", OF_A_JOB),
     "jobs cancel": Command("JOB --json", OF_A_JOB),
+    "jobs delete": Command("JOB", {**OF_A_SERVICE, "job_id": Case("OTHER-JOB", instead="JOB")}),
     "keys create": Command("", {
         **OF_RECORDS, "--tenant": "vision", "--scope": "read", "--title": "mine", "--expires-in-days": "90",
     }),
@@ -417,6 +418,14 @@ COMMANDS = {
         },
     ),
     "db check": Command("", {"--database-url": Case("sqlite:///new.db", refused="the schema is empty")}),
+    "db delete-tenant": Command(
+        "first --yes",
+        {
+            "--database-url": Case("sqlite:///new.db", refused="run: meshwright db upgrade"),
+            "tenant": Case("second", instead="first"),
+            "--yes": Case(base="first"),
+        },
+    ),
     "db backup": Command("copy.db", {**OF_RECORDS, "target": Case("mine.db", instead="copy.db")}),
     "db restore": Command("other.db", {**OF_RECORDS, "source": Case("records.db", instead="other.db")}),
 }  # fmt: skip
