@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import isclose
 from typing import Any, Literal
 
 import yaml
@@ -25,6 +26,7 @@ Kind = Literal["switch", "integer", "number", "word", "words", "text"]
 _KINDS: Mapping[str, Kind] = {
     "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
 }  # fmt: skip
+_OFF = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "{}", "")
 _SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -45,6 +47,7 @@ class Flag:
     wins: bool = False  # over the argument that it means
     first_decides: bool = False  # it means nothing where the first argument that it means is given
     words: Sequence[str] = ()  # those that are priced
+    priced_as: Mapping[str, Any] = field(default_factory=dict)  # the field's value for each priced word
     least: int = 1  # of a whole number
     unless: Sequence[str] = ()  # values with which it is not refused
     needs: str | None = None  # the argument without which it does nothing
@@ -53,6 +56,32 @@ class Flag:
     def kind(self) -> Kind:
         """Return how the argument takes values; the values of ``text`` are not checked."""
         return "words" if self.type.startswith("list") else _KINDS.get(self.type, "text")
+
+    def is_usual(self, value: object) -> bool:
+        """Return whether a value is the argument's default; ``auto`` leaves it to the launcher."""
+        text, usual = str(value).strip().lower(), str(self.default).lower()
+        if self.default is None and self.type == "bool":
+            usual = "false"
+        return text in (usual, "auto") or _is_same_number(text, usual)
+
+    def refuses(self, value: object) -> bool:
+        """Return whether what is priced is not what runs with a value."""
+        off = is_off(str(value)) and self.default is not True
+        return self.role == "refused" and not (
+            off or self.is_usual(value) or str(value).lower() in self.unless
+        )
+
+
+def is_off(text: str) -> bool:
+    """Return whether a value turns its name off."""
+    return text.strip().lower() in _OFF
+
+
+def _is_same_number(one: str, other: str) -> bool:
+    try:
+        return isclose(float(one), float(other))
+    except ValueError:
+        return False
 
 
 def _flag_of(row: Mapping[str, Any]) -> Flag:
@@ -69,25 +98,37 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 
 
 class FlagNames:
-    """The arguments of some programs by name; dashes are as good as underscores."""
+    """The arguments of some programs by name; dashes are as good as underscores.
+
+    The first program that gives an argument a role decides.
+    """
 
     def __init__(self, programs: Sequence[str]) -> None:
-        self._flags = {
-            name: flag for program in reversed(programs) for name, flag in flags_of(program).items()
-        }
-        self._free = frozenset(
-            name for name, flag in self._flags.items() if flag.role in ("harmless", "free")
-        )
-        self._sections = frozenset(name.rpartition(".")[0] for name in self._flags)
+        self._flags: dict[str, Flag] = {}
+        for program in reversed(programs):
+            for name, flag in flags_of(program).items():
+                if flag.role != "open" or name not in self._flags:
+                    self._flags[name] = flag
+        # A section with arguments of its own takes those alone: what else is in it is not known.
+        self._whole = self._flags.keys() - {name.rpartition(".")[0] for name in self._flags}
 
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""
         return plain_name(name) in self._flags
 
+    def row(self, name: str) -> Flag | None:
+        """Return the row of an argument, or of the section that takes any names; None without one."""
+        plain = plain_name(name)
+        if plain in self._flags:
+            return self._flags[plain]
+        parts = plain.split(".")
+        above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+        return next((self._flags[one] for one in above if one in self._whole), None)
+
     def is_default(self, name: str, value: object) -> bool:
         """Return whether an argument is given the value that it has anyway."""
         flag = self._flags.get(plain_name(name))
-        return flag is not None and str(flag.default).lower() == str(value).lower()
+        return flag is not None and flag.is_usual(value)
 
     def kind(self, name: str) -> str:
         """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""
@@ -98,14 +139,9 @@ class FlagNames:
         return kinds.pop() if len(kinds) == 1 and kinds <= {"bool", "int", "float"} else ""
 
     def is_free(self, name: str) -> bool:
-        """Return whether no price depends on an argument, or on a section that takes any names.
-
-        A section with arguments of its own takes those alone: what else is in it is not known.
-        """
-        plain = plain_name(name)
-        parts = plain.split(".")
-        above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        return plain in self._free or any(one in self._free - self._sections for one in above)
+        """Return whether no price depends on an argument."""
+        row = self.row(name)
+        return row is not None and row.role in ("harmless", "free")
 
 
 def plain_name(name: str) -> str:

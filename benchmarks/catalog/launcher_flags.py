@@ -1,10 +1,11 @@
-"""Writes the arguments of each launcher by their exact names, as its sources declare them; none is run.
+"""Writes the arguments of some launchers by their exact names, as its sources declare them; none is run.
 
     python -m benchmarks.catalog.launcher_flags FOLDER [PROGRAM …]
 
 FOLDER holds a folder for each release below, by its name: a wheel that is unpacked (``pip download
 --no-deps PACKAGE==VERSION``), or a checkout of the commit. Each program's file in
-``profiles/catalog/flags`` keeps the roles that it has; an argument that is new to it is ``open``.
+``profiles/catalog/flags`` keeps the roles that it has; an argument that is new to it is ``open``. The other
+programs' tables are of their parsers (``tests/launchers/tables.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -36,32 +37,6 @@ class Release:
     name: str  # of its folder
     files: tuple[str, ...]  # patterns in it
     roots: tuple[str, ...] = ()  # classes with the arguments as fields; empty: all classes
-    sections: Mapping[str, str] = field(default_factory=dict)  # of classes that are sections, by class
-    added: bool = False  # by add_argument, too
-
-
-def _hf(version: str) -> Release:
-    files = ("transformers/training_args.py", "transformers/training_args_seq2seq.py")
-    roots = ("TrainingArguments", "Seq2SeqTrainingArguments")
-    return Release(name=f"transformers-{version}", files=files, roots=roots)
-
-
-def _trl(version: str) -> Release:
-    files = (
-        "trl/trainer/*config.py",
-        "trl/scripts/utils.py",
-        "trl/commands/cli_utils.py",
-        "trl/trainer/utils.py",
-    )
-    roots = (
-        "SFTConfig",
-        "ModelConfig",
-        "ScriptArguments",
-        "SFTScriptArguments",
-        "SftScriptArguments",
-        "DatasetMixtureConfig",
-    )
-    return Release(name=f"trl-{version}", files=files, roots=roots)
 
 
 def _factory(version: str) -> Release:
@@ -106,62 +81,16 @@ def _axolotl(name: str) -> Release:
     )
 
 
-def _accelerate(version: str) -> Release:
-    files = ("accelerate/commands/config/config_args.py", "accelerate/commands/launch.py")
-    return Release(
-        name=f"accelerate-{version}", files=files, roots=("BaseConfig", "ClusterConfig"), added=True
-    )
-
-
-def _titan(version: str, files: tuple[str, ...], root: str) -> Release:
-    return Release(name=f"torchtitan-{version}", files=files, roots=(root,))
-
-
 _CORE = (
     "transformer/transformer_config.py",
     "model_parallel_config.py",
     "optimizer/optimizer_config.py",
     "distributed/distributed_data_parallel_config.py",
 )
-_DEEPSPEED = {
-    "DeepSpeedZeroConfig": "zero_optimization.",
-    "DeepSpeedFP16Config": "fp16.",
-    "DeepSpeedBF16Config": "bf16.",
-    "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param.",
-    "DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer.",
-    "TensorBoardConfig": "tensorboard.",
-    "WandbConfig": "wandb.",
-    "CSVConfig": "csv_monitor.",
-    "DeepSpeedFlopsProfilerConfig": "flops_profiler.",
-    "CommsLoggerConfig": "comms_logger.",
-}
 PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
-    "transformers": tuple(map(_hf, ("5.23.0", "4.57.6", "4.44.2", "4.36.2"))),
-    "trl": tuple(map(_trl, ("1.16.0", "0.24.0", "0.12.2", "0.9.6"))),
     "llama-factory": tuple(map(_factory, ("0.9.5", "0.9.3", "0.8.3", "0.7.1"))),
     "ms-swift": tuple(map(_swift, ("4.6.0", "3.9.0", "2.6.1"))),
     "axolotl": tuple(map(_axolotl, ("axolotl-0.19.0", "axolotl-0.12.2", "axolotl-0.8.0"))),
-    "accelerate": tuple(map(_accelerate, ("1.15.0", "0.34.2"))),
-    "deepspeed": (
-        Release(
-            name="deepspeed-0.19.8",
-            files=(
-                "deepspeed/runtime/zero/*config.py",
-                "deepspeed/runtime/precision_config.py",
-                "deepspeed/monitor/config.py",
-                "deepspeed/runtime/constants.py",
-                "deepspeed/comm/config.py",
-                "deepspeed/profiling/config.py",
-            ),
-            sections=_DEEPSPEED,
-            roots=tuple(_DEEPSPEED),
-        ),
-    ),
-    "torchtitan": (
-        _titan("0.3.0", ("torchtitan/**/*.py",), "Trainer.Config"),
-        _titan("0.2.2", ("torchtitan/config/job_config.py",), "JobConfig"),
-        _titan("0.1.0", ("torchtitan/config_manager.py",), "JobConfig"),
-    ),
     "nanotron": tuple(
         Release(name=name, files=(f"{folder}nanotron/config/*.py",), roots=("Config",))
         for name, folder in (("nanotron-2411b022", "src/"), ("nanotron-0.4", ""))
@@ -185,14 +114,12 @@ class _Classes:
 
     def __init__(self, folder: Path, release: Release) -> None:
         self.nodes: dict[str, ast.ClassDef] = {}
-        self.trees: list[ast.Module] = []
         for pattern in release.files:
             for path in sorted(folder.glob(pattern)):
                 if path.suffix == ".py" and "/experiments/" not in str(path) and "/tests/" not in str(path):
                     self._add(ast.parse(path.read_text("utf-8")))
 
     def _add(self, tree: ast.Module) -> None:
-        self.trees.append(tree)
         for node in tree.body:
             for one in (node, *(node.body if isinstance(node, ast.ClassDef) else ())):
                 if isinstance(one, ast.ClassDef):
@@ -264,39 +191,6 @@ def _short(kind: str) -> str:
     return plain[:_MAX_TEXT].split("\n")[0]
 
 
-def _added(trees: Sequence[ast.Module]) -> Iterator[tuple[str, Flag]]:
-    """Yield what ``add_argument`` adds, in snake case."""
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                said = {one.arg: one.value for one in node.keywords}
-                action = said.get("action")
-                kind = (
-                    ast.unparse(said["type"]) if "type" in said else "bool" if action is not None else "str"
-                )
-                names = [one.value for one in node.args if isinstance(one, ast.Constant)]
-                for name in (str(one) for one in names if str(one).startswith("--")):
-                    key = name[2:].replace("-", "_")
-                    yield key, Flag(type=_short(kind), default=_default(said.get("default")))
-
-
-_OF_ACCELERATE = {
-    "fsdp_": "fsdp_config.",
-    "parallelism_config_": "parallelism_config.",
-    **dict.fromkeys(("zero", "offload_", "deepspeed_", "gradient_"), "deepspeed_config."),
-}
-
-
-def _constants(trees: Sequence[ast.Module]) -> Iterator[tuple[str, Flag]]:
-    """Yield keys of DeepSpeed's JSON, which its constants name: ``TYPE = "type"``."""
-    for tree in trees:
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                name, value = ast.unparse(node.targets[0]), node.value.value
-                if isinstance(value, str) and value == name.lower():
-                    yield value, Flag(type="object", default=None)
-
-
 def _of_documents(folder: Path, release: Release) -> Iterator[tuple[str, Flag]]:
     """Yield the keys of configurations in YAML by dotted name."""
     for pattern in release.files:
@@ -322,18 +216,8 @@ def declared(folder: Path, release: Release) -> dict[str, Flag]:
     classes = _Classes(folder, release)
     found: dict[str, Flag] = {}
     for root in release.roots or tuple(classes.nodes):
-        section = release.sections.get(root, "")
-        found |= {f"{section}{name}": flag for name, flag in classes.fields(root)}
-    added = dict(_added(classes.trees)) if release.added else {}
-    if release.name.startswith("accelerate"):
-        places = {
-            name: [part for start, part in _OF_ACCELERATE.items() if name.startswith(start)]
-            for name in added
-        }
-        added |= {f"{part}{name}": added[name] for name, parts in places.items() for part in parts}
-    if release.sections:  # DeepSpeed's, by its classes
-        found |= {name: flag for name, flag in _constants(classes.trees) if name not in found}
-    return found | added
+        found |= classes.fields(root)
+    return found
 
 
 def merged(name: str, folder: Path) -> dict[str, Flag]:

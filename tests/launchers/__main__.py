@@ -52,7 +52,7 @@ from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
 from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
-from tests.launchers.tables import PARSERS, renewed
+from tests.launchers.tables import INSTALLED_IN, PARSERS, renewed
 from tests.launchers.verified import try_verified
 
 MODELS = (
@@ -430,7 +430,8 @@ def main() -> int:
     """Try everything; 1 when anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=100, help="random plans for each launcher")
-    parser.add_argument("--only", nargs="*", default=[*ENVIRONMENTS, "torchrun"], help="launchers to try")
+    every = [*ENVIRONMENTS, "torchrun", *INSTALLED_IN]
+    parser.add_argument("--only", nargs="*", default=every, help="launchers to try")
     parser.add_argument(
         "--latest", action="store_true", help="try the newest release of each, not the pinned one"
     )
@@ -456,8 +457,8 @@ def main() -> int:
     os.environ[FOLDER_VARIABLE] = str(ROOT)
     unavailable = ready(TORCH_ENVIRONMENT)
     for name in options.only:
-        environment = ENVIRONMENTS.get(name, TORCH_ENVIRONMENT)
-        if options.latest and name in ENVIRONMENTS:
+        environment = ENVIRONMENTS.get(INSTALLED_IN.get(name, name), TORCH_ENVIRONMENT)
+        if options.latest and environment is not TORCH_ENVIRONMENT:
             environment = newest(environment)
         why = unavailable or ready(environment)
         if why:
@@ -467,7 +468,7 @@ def main() -> int:
         count.launchers += 1
         if name in PARSERS:
             try_table(name, environment, count, update=options.update)
-        if options.update:
+        if options.update or name in INSTALLED_IN:
             continue
         if name == "torchrun":
             try_scripts(max(options.plans // 10, 2), count)

@@ -18,7 +18,17 @@ from meshwright.profiles.flags import FLAGS_FOLDER
 from meshwright.service.verify.environments import Environment
 
 # Scripts that print a parser, by program.
-PARSERS = {"megatron-lm": "megatron_lm_arguments.py", "torchrun": "torchrun_arguments.py"}
+PARSERS = {
+    "accelerate": "accelerate_arguments.py",
+    "deepspeed": "deepspeed_arguments.py",
+    "megatron-lm": "megatron_lm_arguments.py",
+    "torchrun": "torchrun_arguments.py",
+    "torchtitan": "torchtitan_arguments.py",
+    "transformers": "transformers_arguments.py",
+    "trl": "trl_arguments.py",
+}
+# Environments with a program's parser, where it is not that of its launcher.
+INSTALLED_IN = {"torchtitan": "torchtitan-0.3", "transformers": "accelerate"}
 _OF_THE_PARSER = ("type", "default", "choices")
 _READ = ("priced", "sets")  # rows with a type of our own: a list of the schedule's words is one text
 Row = dict[str, Any]

@@ -6,11 +6,12 @@ parallelism_config.py; the batch is in the command of the training script (trans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flags_of
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -33,12 +34,6 @@ MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingAr
 ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
 ENGINE = "distributed_type"
-OPTIMIZERS = {
-    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
-    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
-    "sgd": "sgd-momentum", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
-    "paged_adamw_8bit": "adamw-8bit",
-}  # fmt: skip
 NO_LENGTH = "no field of it holds the sequence: --seq-length"
 _ADDRESS = "main_process_ip"
 _COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
@@ -48,6 +43,11 @@ _MAX_DIGITS = 7
 
 
 Arguments = dict[str, Word]
+
+
+def optimizers() -> Mapping[str, str]:
+    """Return the priced optimizers by their names in transformers."""
+    return flags_of("transformers")["optim"].priced_as
 
 
 def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
@@ -322,7 +322,6 @@ def _deepspeed_zero(fields: Fields) -> int:
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
 TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 _PRECISIONS = ("no", "bf16", "fp16", "fp8")
-_WRAPPINGS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
 _FSDP2 = 2
@@ -351,10 +350,10 @@ class AccelerateReader:
         found = mesh_run(self.name, fields, known, arguments(known))
         given = arguments(known, ("optim",))
         name = said(given, "optim")
-        if name is not None and name not in OPTIMIZERS:
+        if name is not None and name not in optimizers():
             why = f"line {given['optim'].line}: {shown(name)} is not priced"
-            raise InvalidProblemError.of("--optim", why, allowed=", ".join(OPTIMIZERS))
-        optimizer = OPTIMIZERS[name] if name is not None else "adamw"
+            raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
+        optimizer = optimizers()[name] if name is not None else "adamw"
         adapters = known.header.adapters  # accelerate's file has no place for them
         return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
@@ -485,8 +484,7 @@ def _configuration(
 def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
     tp, cp = (fields.integer(f"{_MESH}{name}_size", 1) for name in ("tp", "cp"))
-    if fields.integer(f"{_MESH}sp_size", 1) > 1:
-        fields.fault(f"{_MESH}sp_size", "Ulysses sequence parallelism is not read", allowed="1")
+    fields.refuse_unpriced("accelerate")
     replicas = fields.optional(f"{_MESH}dp_replicate_size")
     shard = fields.optional(f"{_MESH}dp_shard_size")
     for name in ("tp", "cp", "dp_replicate", "dp_shard"):
@@ -515,11 +513,6 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
     return tp, cp, shard, replicas
 
 
-# FSDP1's strategies (torch.distributed.fsdp, ShardingStrategy, by name and by number) as ZeRO stages.
-_STRATEGIES = {
-    "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
-    "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
-}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 _STRATEGY = f"{_FSDP}fsdp_sharding_strategy"
 
@@ -531,14 +524,16 @@ def _strategy(fields: Fields) -> str:
 
 def _zero(fields: Fields) -> int:
     """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
-    fields.word(f"{_FSDP}fsdp_auto_wrap_policy", allowed=_WRAPPINGS)
+    wrap = f"{_FSDP}fsdp_auto_wrap_policy"
+    fields.word(wrap, allowed=flags_of("accelerate")[wrap].words)
     version = fields.integer(f"{_FSDP}fsdp_version", 1)
     if version == 1:
         strategy = _strategy(fields)
         fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
-        if strategy not in _STRATEGIES:
-            fields.fault(_STRATEGY, f"{shown(strategy)} is unknown", allowed=", ".join(_STRATEGIES))
-        return _STRATEGIES.get(strategy, 3)
+        stages: Mapping[str, int] = flags_of("accelerate")[_STRATEGY].priced_as
+        if strategy not in stages:
+            fields.fault(_STRATEGY, f"{shown(strategy)} is unknown", allowed=", ".join(stages))
+        return stages.get(strategy, 3)
     if version > _FSDP2:
         fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
     return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2

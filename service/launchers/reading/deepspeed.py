@@ -25,13 +25,6 @@ _BATCH, _MICRO, _COUNT = (
 )  # fmt: skip
 _TRAINERS = "per_device_train_batch_size"  # the JSON may hold its arguments, too
 _OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
-_OPTIMIZERS = {
-    "adam": "adamw",
-    "adamw": "adamw",
-    "fusedadam": "adamw",
-    "muon": "muon",
-    "sgd": "sgd-momentum",
-}
 _MAX_STAGE_WITH_PIPELINE = 1
 _MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
 _DEVICES = ("none", "cpu", "nvme")
@@ -39,14 +32,8 @@ _PLACES = {
     part: (f"zero_optimization.{key}.device", f"zero_optimization.{key}.nvme_path")
     for part, key in OFFLOADED.items()
 }
-_DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
-_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-_PRICED_OTHERWISE = {
-    "zero_optimization.mics_shard_size": "MiCS shards are not read",
-    "zero_optimization.zero_hpz_partition_size": "secondary shards (ZeRO++ hpZ) are not priced",
-    "sparse_attention": "sparse attention is not priced",
-    "compression_training": "compression is not priced",
-}
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_BYTES = 2  # of an element of a bucket
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,9 +65,7 @@ class DeepSpeedReader:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
-        for name, why in _PRICED_OTHERWISE.items():
-            if fields.raw(name) not in (None, 1, -1, False):
-                fields.fault(name, f"cannot be read: {why}")
+        fields.refuse_unpriced(self.name)
         zero = _zero(fields)
         precision = _precision(fields, known)
         offload = read_offload(fields, zero)
@@ -88,6 +73,7 @@ class DeepSpeedReader:
         optimizer = _optimizer(fields, known)
         fields.stop()
         model = known.model()
+        options |= _bucket(fields, model, zero)
         code = _code(fields, known)
         configuration = _configuration(fields, known, model, code, (zero, offload))
         for name in fields.unread(DeepSpeedReader.name):
@@ -115,11 +101,6 @@ class DeepSpeedReader:
 
 
 def _zero(fields: Fields) -> int:
-    for bucket in _BUCKETS:
-        name = f"zero_optimization.{bucket}"
-        size = 1.0 if fields.raw(name) == "auto" else fields.number(name, 1.0)
-        if size < 1 or not size.is_integer():
-            fields.fault(name, "is no whole number above 0")
     section = fields.raw("zero_optimization")
     if isinstance(section, bool):  # the oldest form (zero/config.py, read_zero_config_deprecated)
         return int(section)
@@ -195,9 +176,6 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             fields.fault(switches[part], message, allowed=allowed, nearest=nearest)
         if devices[part] == "nvme" and fields.raw(path) is None:
             fields.fault(path, f"is missing next to device nvme: DeepSpeed keeps {part} in files there")
-    ratio = "zero_optimization.offload_optimizer.ratio"
-    if fields.number(ratio, 1.0) < 1.0:
-        fields.fault(ratio, "cannot be read: states are offloaded as a whole", allowed="1.0", nearest="1.0")
     words = [part + "@nvme" * (device == "nvme") for part, device in devices.items() if device != "none"]
     return "+".join(words) or "none"
 
@@ -206,8 +184,7 @@ def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int |
     """Return the options in which the file differs from the catalog's DeepSpeed."""
     known = framework_facts("deepspeed")
     options: dict[str, str | int | float | bool] = {}
-    dtype = fields.word("communication_data_type", precision, allowed=_DTYPES)
-    gradients = _DTYPES.get(dtype, precision)
+    gradients = fields.priced("deepspeed", "communication_data_type", precision)
     if gradients not in (known.gradient_dtype, precision):
         options["gradient_dtype"] = gradients
     overlap = fields.flag("zero_optimization.overlap_comm", default=zero == _SHARDED_WEIGHTS)
@@ -219,11 +196,23 @@ def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int |
     return options
 
 
+def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int | float | bool]:
+    """Return the size of the buffer for reductions if it is not DeepSpeed's own.
+
+    ``auto`` is transformers' (integrations/deepspeed.py, ``trainer_config_finalize``).
+    """
+    usual = framework_facts("deepspeed").bucket_bytes
+    automatic = fields.raw(_BUCKET) == "auto"
+    size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / _BYTES)
+    if size < 1 or size != int(size):
+        fields.fault(_BUCKET, "is no whole number above 0")
+    return {"bucket_bytes": float(_BYTES * size)} if zero and _BYTES * size != usual else {}
+
+
 def _optimizer(fields: Fields, known: Known) -> str:
     if not fields.has("optimizer.type"):
         return known.word("optimizer", "adamw")
-    name = fields.word("optimizer.type", "AdamW", allowed=("Adam", "AdamW", "FusedAdam", "Muon", "SGD"))
-    return _OPTIMIZERS.get(name.lower(), "adamw")
+    return fields.priced("deepspeed", "optimizer.type", "AdamW")
 
 
 def _code(fields: Fields, known: Known) -> _Code:

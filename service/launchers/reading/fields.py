@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.profiles.flags import FlagNames, flag_names
+from meshwright.profiles.flags import Flag, FlagNames, flag_names, flags_of, is_off
 from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.service.launchers.reading.documents import LocatedValue, Values
 from meshwright.service.launchers.rules import near_divisors
@@ -143,7 +143,6 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
 }  # fmt: skip
 _OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # not affected by 1
-_NOTHING = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "")
 _ONE_RANK = ("1", "-1")
 _UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
 
@@ -176,11 +175,6 @@ def decides(name: str, text: str, *, known: bool = True) -> str | None:
         )
         what = _OF_ONE[0] if likely else None
     return None if what in _OF_ONE and text.strip() in _ONE_RANK else what
-
-
-def is_off(text: str) -> bool:
-    """Return whether a value turns its name off."""
-    return text.strip().lower() in _NOTHING
 
 
 def decided_by(name: str) -> str | None:
@@ -331,7 +325,7 @@ class Fields:
 
     def named(self, pattern: re.Pattern[str]) -> str | None:
         """Return the first fully matching name with a value that is not off; None without one."""
-        on = (name for name, found in self._values.items() if str(found.value).lower() not in _NOTHING)
+        on = (name for name, found in self._values.items() if not is_off(str(found.value)))
         return next((name for name in on if pattern.fullmatch(name)), None)
 
     def valued(self, is_meant: Callable[[str], bool]) -> str | None:
@@ -405,6 +399,11 @@ class Fields:
             return default
         return same or value
 
+    def priced(self, program: str, name: str, default: str) -> str:
+        """Return what the program's table prices a word as; another word is a fault."""
+        values = flags_of(program)[name].priced_as
+        return str(values[self.word(name, default, allowed=values)])
+
     def fault(
         self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
@@ -449,6 +448,18 @@ class Fields:
         if self.faults:
             raise InvalidProblemError(self.faults)
 
+    def refuse_unpriced(self, *programs: str) -> None:
+        """Record a fault for each argument with which what is priced is not what runs."""
+        known = flag_names(*programs)
+        for name in self._values:
+            row = known.row(name)
+            if row is None or row.role != "refused" or self._lacks(row):
+                continue
+            if row.refuses(self.raw(name)):
+                usual = None if row.default is None else str(row.default).lower()
+                allowed = ", ".join(one for one in (usual, *row.unless) if one is not None) or None
+                self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
+
     def unread(self, *programs: str) -> tuple[str, ...]:
         """Return the unread names, except those that do not affect the price.
 
@@ -460,6 +471,7 @@ class Fields:
                 the run.
         """
         known = flag_names(*programs)
+        self.refuse_unpriced(*programs)
         self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
@@ -473,13 +485,19 @@ class Fields:
             name
             for name in left
             if not (known.is_free(name) or known.is_default(name, self._values[name].value))
+            and not self._lacks(known.row(name))
         ]
         for name in found:
-            value = self._values[name].value
-            if what := decides(name, str(value), known=name in known):
+            value, row = self._values[name].value, known.row(name)
+            decided = row is not None and row.role not in ("open", "priced")
+            if not decided and (what := decides(name, str(value), known=name in known)):
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]
+
+    def _lacks(self, row: Flag | None) -> bool:
+        """Return whether the argument without which a row does nothing is not given."""
+        return row is not None and row.needs is not None and self._found(row.needs) is None
 
     def _refuse_kinds(self, known: FlagNames) -> None:
         """Record a fault for each text in place of a number or a Boolean value."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.flags import flags_of
 from meshwright.service.launchers.reading.base import WHOLE_FILE, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     HANDLERS,
@@ -126,55 +128,22 @@ def _fault(source: Source, what: str, step: str) -> FieldError:
 # Trainings on transformers' Trainer that no plan describes, by their arguments and programs.
 
 
-PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
-    "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
-    "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
-    "actor_model_name_or_path", "reward_model_name_or_path", "kl_coeff", "ptx_coeff", "num_ppo_epochs",
-    "total_episodes", "rloo_k", "rrhf_weight",
-    "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
-)  # fmt: skip
+_ON_PREFERENCES = "training on preferences or rewards is not priced"
+
+
+@cache
+def preferences() -> tuple[str, ...]:
+    """Return the arguments of trainers on preferences and rewards alone (TRL, ms-swift)."""
+    return tuple(name for name, flag in flags_of("transformers").items() if flag.why == _ON_PREFERENCES)
+
+
 PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its preference trainers
     "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
     "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
     "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
-_NOT_PRICED = {  # trainings that a plan cannot describe
-    "activation_offloading": "activations on the host are not priced under this trainer",
-    **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
-    "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
-    **dict.fromkeys(
-        (
-            "vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower",
-            "image_tower", "video_tower", "mm_vision_select_layer", "tune_visual_abstractor",
-            "visual_inputs", "image_max_pixels", "video_max_pixels", "video_folder", "image_folder",
-        ),
-        "models that see or hear are not priced",
-    ),
-    "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
-    "use_apollo": "APOLLO is not priced", "mixture_of_depths": "mixtures of depths are not priced",
-    "use_unsloth": "Unsloth's kernels are not priced", "use_kt": "KTransformers is not priced",
-    "sequence_parallel_size": "Ulysses sequence parallelism is not read",
-    "use_adam_mini": "Adam-mini is not priced", "use_muon": "Muon under this trainer is not priced",
-    "use_unsloth_gc": "activations on the host are not priced under this trainer",
-    "shift_attn": "attention in shifted groups (LongLoRA) is not priced",
-    "fp8": "training in 8 bits under this trainer is not priced",
-    "use_asft_loss": "a loss against a second model is not priced",
-    "sharded_ddp": "fairscale's shards are not priced",
-    **dict.fromkeys(
-        ("no_cuda", "use_cpu", "use_mps_device", "use_ipex", "use_habana", "use_hpu", "tpu_num_cores"),
-        "it runs on no GPU of a cluster here",
-    ),
-    **dict.fromkeys(
-        (
-            "pre_seq_len", "prefix_projection", "num_virtual_tokens", "use_prefix", "prompt_tuning_init",
-            "ptuning_checkpoint", "soft_prompt_length",
-        ),
-        "prefixes and soft prompts are not priced",
-    ),
-}  # fmt: skip
 _OTHER_TASKS = ("seq_cls", "embedding", "reranker", "generative_reranker", "prm")  # of ms-swift 4
 _STAGES = ("sft", "pt", "pretrain", "")
-_OFF = ("none", "false", "no", "0", "")
 SEES = re.compile(
     r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
 )
@@ -187,21 +156,20 @@ _SEEING_PROGRAM = re.compile(
 _ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
 
 
-def refuse_unpriced(fields: Fields, program: str = "") -> None:
+def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") -> None:
     """Refuse trainings that no plan describes.
 
     Args:
         fields: the arguments.
+        programs: those with tables of the arguments.
         program: the program that takes them; empty if only a file of arguments is read.
 
     Raises:
         InvalidProblemError: the training is not priced, or trains nothing.
     """
-    for name, why in _NOT_PRICED.items():
-        if str(fields.raw(name)).lower() not in (*_OFF, "1" if "size" in name else "none"):
-            fields.fault(name, f"cannot be read: {why}")
+    fields.refuse_unpriced(*programs)
     if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
-        fields.fault("loss_type", f"cannot be read: {_NOT_PRICED[PREFERENCES[0]]}")
+        fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
     if str(fields.raw("task_type")).lower() in _OTHER_TASKS:
         fields.fault("task_type", "cannot be read: another head than a language model's is not priced")
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""

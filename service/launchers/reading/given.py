@@ -14,7 +14,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flag_names, plain_name
 from meshwright.service.launchers.megatron_names import flag_kinds, flags_of_fields, table
 from meshwright.service.launchers.reading.base import Overrides, Place
-from meshwright.service.launchers.reading.fields import decides, is_off, meant, passing, undecided
+from meshwright.service.launchers.reading.fields import decides, meant, passing, undecided
 from meshwright.service.shell.values import (
     UNKNOWN,
     Word,
@@ -204,7 +204,7 @@ class Given:
         """Refuse the flags with which what is priced is not what runs, unless their values are off."""
         for name, value in self.others.items():
             row, text = table().get(plain_name(name)), value.texts[0] if value.texts else "on"
-            if row is not None and row.role == "refused" and not (is_off(text) or text in row.unless):
+            if row is not None and row.refuses(text):
                 allowed = ", ".join(row.unless) or None
                 self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
 

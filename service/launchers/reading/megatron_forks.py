@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flag_names, plain_name
+from meshwright.profiles.flags import flag_names, is_off, plain_name
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, spelled, table
 from meshwright.service.launchers.reading.base import Include, Source
@@ -24,7 +24,6 @@ from meshwright.service.launchers.reading.fields import (
     Fields,
     decided_by,
     first_larger,
-    is_off,
     passing,
 )
 from meshwright.service.launchers.reading.given import Given, Value

@@ -13,7 +13,7 @@ from dataclasses import replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flag_names
+from meshwright.profiles.flags import flag_names, is_off
 from meshwright.service.launchers.megatron_names import WHOLE_STEP
 from meshwright.service.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, refused
@@ -28,7 +28,6 @@ from meshwright.service.launchers.reading.commands import (
     script_of,
     world_of,
 )
-from meshwright.service.launchers.reading.fields import is_off
 from meshwright.service.launchers.reading.given import Given, Value, flags_in
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (

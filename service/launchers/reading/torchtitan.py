@@ -15,7 +15,7 @@ from itertools import pairwise
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flag_names
+from meshwright.profiles.flags import flag_names, flags_of
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import script_of
@@ -32,7 +32,6 @@ from meshwright.service.launchers.reading.python_values import (
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
-from meshwright.service.launchers.torchtitan import SCHEDULES
 from meshwright.service.shell.values import (
     Word,
     unknown_arguments,
@@ -198,30 +197,18 @@ def _named_values(source: Source, named: Named) -> dict[str, LocatedValue]:
     return {name: LocatedValue(value, named.line) for name, value in _recipes()[named.config].items()}
 
 
-_OLDER = {
-    "training.max_context_length": "training.seq_len",
-    "training.batch_size": "training.local_batch_size",  # before 0.2
-    "training.compile": "compile.enable",
-    **{  # before 0.1 in other sections
-        f"{section}.{name}": f"parallelism.{name}"
-        for section, names in {
-            "training": ("tensor_parallel_degree", "data_parallel_shard_degree",
-                         "data_parallel_replicate_degree"),
-            "experimental": ("context_parallel_degree", "pipeline_parallel_degree",
-                             "pipeline_parallel_schedule", "enable_async_tensor_parallel"),
-        }.items()
-        for name in names
-    },
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
-}  # fmt: skip
 _OLDEST_FP8 = ("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
 
 def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
     """Return names of all versions as those of 0.3: a microbatch's tokens are sequences of the longest."""
-    found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
+    table = flags_of("torchtitan")
+    found = {
+        next(iter(table[name].means), name) if name in table else name: one
+        for name, one in values.items()
+        if name != _TOKENS
+    }
     eight = next((one for name in _OLDEST_FP8 if (one := found.pop(name, None)) and one.value), None)
     if eight is not None and "model.converters" not in found:
         found["model.converters"] = LocatedValue(["float8"], eight.line)
@@ -243,13 +230,7 @@ _OWN = (
     "parallelism.tensor_parallel_degree", "training.local_batch_size", "training.seq_len",
     "job.dump_folder", "parallelism.data_parallel_shard_degree", "model.flavor",
 )  # fmt: skip
-_NAMES = {titan.lower(): name for name, titan in SCHEDULES.items()} | {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs",
-    "interleavedzerobubble": "interleaved_zb", "zbvzerobubble": "zb_v", "dualpipev": "dualpipe_v",
-}  # fmt: skip
 _ONE_EACH = ("1f1b", "dualpipe_v")  # schedules that need a micro-batch for every stage
-_RESHARD = ("default", "always", "never")
-_DTYPES = {"bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,12 +434,10 @@ def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tup
 
 def _schedule(fields: Fields, pp: int) -> str:
     name = "parallelism.pipeline_parallel_schedule"
-    titan = fields.word(name, "1F1B")
     if pp == 1:
+        fields.take(name)
         return "none"
-    if titan.lower() not in _NAMES:
-        fields.fault(name, f'"{titan[:40]}" is unknown', allowed=", ".join(sorted(SCHEDULES.values())))
-    return _NAMES.get(titan.lower(), "1f1b")
+    return fields.priced("torchtitan", name, "1F1B")
 
 
 def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
@@ -473,7 +452,8 @@ def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
 
 def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
     """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
-    reshard = fields.word("parallelism.fsdp_reshard_after_forward", "default", allowed=_RESHARD)
+    name = "parallelism.fsdp_reshard_after_forward"
+    reshard = fields.word(name, "default", allowed=flags_of("torchtitan")[name].words)
     if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:
         return 0
     if reshard == "default":
@@ -482,11 +462,8 @@ def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
 
 
 def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Workload:
-    dtype = fields.word("training.mixed_precision_param", "bfloat16")
-    if dtype not in _DTYPES:
-        fields.fault("training.mixed_precision_param", "is not priced", allowed="bfloat16")
-    if fields.word("optimizer.name", "AdamW") not in ("AdamW", "Adam"):
-        fields.fault("optimizer.name", "is not priced", allowed="AdamW")
+    fields.priced("torchtitan", "training.mixed_precision_param", "bfloat16")
+    fields.priced("torchtitan", "optimizer.name", "AdamW")
     if fields.flag(_SEEDS, default=False):
         fields.fault(_SEEDS, "writes a checkpoint and trains nothing")
     # train.py builds the model in it: weights, gradients and both moments
@@ -511,11 +488,6 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     )
 
 
-_RECIPES = {
-    "tensorwise": "fp8-current", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise",
-}  # fmt: skip
-
-
 _GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # experts, next to linear layers
 
 
@@ -523,13 +495,14 @@ def _recipe(fields: Fields) -> str:
     said = fields.raw("model.converters")
     given = said.split(",") if isinstance(said, str) else said if isinstance(said, list) else []
     linear = "float8" if given == ["float8"] else FLOAT8  # its name, and its section's, before 0.2
-    name = fields.word(f"{linear}.recipe_name", "tensorwise", allowed=tuple(_RECIPES))
+    key = f"{linear}.recipe_name"
+    recipe = fields.priced("torchtitan", key, "tensorwise")
     others = [one for one in given if one != linear and not (one in _GROUPED and linear in given)]
     if others:
         names = ", ".join(str(one)[:40] for one in others[:4])
         fields.fault("model.converters", f"{names}: not priced", allowed=f"{FLOAT8}, or none")
     if linear not in given:
         return ""
-    if name == "rowwise_with_gw_hp":
+    if fields.raw(key) == "rowwise_with_gw_hp":
         fields.note("rowwise_with_gw_hp keeps gradients of weights in bf16; priced as rowwise")
-    return _RECIPES[name]
+    return recipe

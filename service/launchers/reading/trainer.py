@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.reading.accelerate import OPTIMIZERS, AccelerateReader, ranks_of
+from meshwright.service.launchers.reading.accelerate import AccelerateReader, optimizers, ranks_of
 from meshwright.service.launchers.reading.accelerate_command import (
     Shares,
     shares_of,
@@ -296,7 +296,7 @@ def trainer_run(
     Raises:
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
-    refuse_unpriced(fields, program)
+    refuse_unpriced(fields, tool.programs, program)
     if tool is LLAMA_FACTORY and not fields.flag("do_train", default=False):
         fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
         fields.stop()
@@ -580,11 +580,11 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
 def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:
     """Return the optimizer from its name in transformers."""
     name = fields.word(key, default)
-    if name not in OPTIMIZERS:
-        fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
+    if name not in optimizers():
+        fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(optimizers()))
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
-    return OPTIMIZERS.get(name, "adamw")
+    return optimizers().get(name, "adamw")
 
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:

@@ -44,7 +44,7 @@ from meshwright.service.launchers.reading.commands import (
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.foreign import PREFERENCE_LOSSES, PREFERENCES
+from meshwright.service.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
 from meshwright.service.launchers.reading.trainer import (
     PADDED,
@@ -60,6 +60,7 @@ from meshwright.service.launchers.reading.trainer_ranks import kernel_of, liger,
 from meshwright.service.shell.values import Word
 
 _SHARDED = 3  # ZeRO-3
+_LEAST_NAMES = 2
 _FSDP2 = 2
 
 
@@ -70,7 +71,7 @@ _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer
 # Names of LLaMA-Factory and of the reader of transformers' Trainer: other engines, adapters, old names.
 _OTHERS_NAMES = (
     "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
-    "max_seq_length", *PREFERENCES,
+    "max_seq_length",
 )  # fmt: skip
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
 _DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
@@ -108,8 +109,7 @@ class TrlReader:
         take_model(fields, known, _MODEL)
         given, length = _sft_arguments(fields, known)
         adapters, base = _peft(fields), base_of(fields, nested=False)
-        if fields.raw("activation_offloading") not in (None, False, "false"):
-            fields.fault("activation_offloading", "activations on the host are not priced", allowed="false")
+        fields.refuse_unpriced("trl", "transformers")
         optimizer = optimizer_of(fields, default="adamw_torch_fused")
         dtype = _dtype(fields, precision, frozen=bool(adapters))
         fields.word("attn_implementation", "")
@@ -215,9 +215,10 @@ def _peft(fields: Fields) -> dict[str, Any]:
 def _is_sft(source: Source) -> bool:
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
-    others = any(name in names for name in _OTHERS_NAMES)
-    others |= "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
-    return known > 1 and any(name in names for name in _SFT_ALONE) and not others
+    if known < _LEAST_NAMES or not any(name in names for name in _SFT_ALONE):
+        return False
+    preferring = "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
+    return not preferring and not any(name in names for name in (*_OTHERS_NAMES, *preferences()))
 
 
 def take_model(fields: Fields, known: Known, name: str) -> None:

@@ -11,7 +11,7 @@ from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.service.launchers.reading.fields import decided_by
-from meshwright.service.launchers.reading.foreign import PREFERENCES
+from meshwright.service.launchers.reading.foreign import preferences
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -22,7 +22,7 @@ PROGRAMS = sorted(path.stem for path in FLAGS_FOLDER.glob("*.yaml"))
 def test_no_free_argument_is_one_that_decides_a_run(program: str) -> None:
     free = [name for name, flag in flags_of(program).items() if flag.role in ("harmless", "free")]
     assert free
-    assert [name for name in free if name in PREFERENCES] == []
+    assert [name for name in free if name in preferences()] == []
     own = [  # lighteval evaluates
         name
         for name in free
@@ -47,12 +47,15 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     assert lacking == []
 
 
-WITH_REASONS = {"deepspeed-launcher", "megatron-core", "megatron-lm", "torchrun"}
+WITH_REASONS = {
+    "accelerate", "deepspeed", "deepspeed-launcher", "megatron-core", "megatron-lm", "torchrun",
+    "torchtitan", "transformers", "trl",
+}  # fmt: skip
 
 
 def test_what_a_spelling_means_is_a_priced_argument() -> None:
-    table = flags_of("megatron-lm")
     for program in sorted(WITH_REASONS):
+        table = {**flags_of(program), **flags_of("megatron-lm")}
         for name, flag in flags_of(program).items():
             by_value = [one for one in flag.means.values() if isinstance(one, dict)]
             for meaning in by_value or [dict(flag.means)]:
@@ -60,8 +63,9 @@ def test_what_a_spelling_means_is_a_priced_argument() -> None:
 
 
 def test_what_an_argument_needs_is_one_of_the_table() -> None:
-    table = flags_of("megatron-lm")
-    assert [flag.needs for flag in table.values() if flag.needs and flag.needs not in table] == []
+    for program in PROGRAMS:
+        table = flags_of(program)
+        assert [flag.needs for flag in table.values() if flag.needs and flag.needs not in table] == []
 
 
 @pytest.mark.parametrize("name", ["model", "option", "plan", "workload"])
@@ -88,7 +92,7 @@ def test_a_name_is_free_by_itself_or_by_its_section_and_never_by_its_beginning()
 
 
 def test_defaults_are_those_of_the_newest_release_that_has_the_argument() -> None:
-    assert flags_of("transformers")["warmup_ratio"].until == "transformers-4.57.6"
+    assert flags_of("transformers")["warmup_ratio"].of == "older releases"
     assert flags_of("transformers")["seed"].default == 42
     names = flag_names("transformers")
     assert names.is_default("group_by_length", "False")

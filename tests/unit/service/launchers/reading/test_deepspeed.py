@@ -62,8 +62,35 @@ def test_devices_of_stage_3_are_read(sections: dict[str, object], offload: str) 
 
 
 @pytest.mark.parametrize(
+    ("stage", "size", "held"),
+    [
+        (3, 200_000_000, {"bucket_bytes": 4e8}),
+        (2, 1e9, {"bucket_bytes": 2e9}),
+        (3, 500_000_000, {}),  # DeepSpeed's own
+        (0, 200_000_000, {}),  # without ZeRO there is none
+        (3, "auto", {"bucket_bytes": 2.0 * 8192**2}),  # transformers: the square of the hidden size
+    ],
+)
+def test_the_buffer_of_reductions_has_the_size_of_the_file(
+    stage: int, size: object, held: dict[str, float]
+) -> None:
+    assert read(stage, reduce_bucket_size=size).workload.framework_options == held
+
+
+def test_limits_of_what_zero_gathers_are_listed_where_they_are_not_the_defaults() -> None:
+    usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
+    assert usual.unread == ()
+    assert read(3, sub_group_size=1e7).unread == ("zero_optimization.sub_group_size",)
+
+
+@pytest.mark.parametrize(
     ("stage", "sections", "field", "nearest"),
     [
+        (3, {"zero_quantized_weights": True}, "zero_quantized_weights", None),
+        (2, {"zero_quantized_gradients": True}, "zero_quantized_gradients", None),
+        (3, {"zenflow": {"topk_ratio": 0.1}}, "zenflow.topk_ratio", None),
+        (2, {"reduce_bucket_size": 0.5}, "reduce_bucket_size", None),
+        (3, {"memory_efficient_linear": False}, "memory_efficient_linear", "true"),
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
         (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
         (0, {"cpu_offload": True}, "zero_optimization.cpu_offload", "false"),
