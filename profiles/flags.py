@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import isclose
 from typing import Any, Literal
 
 import yaml
@@ -79,7 +78,7 @@ def is_off(text: str) -> bool:
 
 def _is_same_number(one: str, other: str) -> bool:
     try:
-        return isclose(float(one), float(other))
+        return float(one) == float(other)
     except ValueError:
         return False
 

@@ -376,8 +376,11 @@ def _expert_ranks(
     ranks, split = fields.integer(name, 1), fields.integer(tensor_name, 1)
     if is_module and fields.has(tensor_name):
         fields.fault(tensor_name, "is not a field of torchtitan 0.3", allowed="leave it out")
-    if model.moe is None:
-        return 1, 1  # torchtitan reads neither
+    if model.moe is None:  # torchtitan reads neither
+        for one in (name, tensor_name):
+            if fields.integer(one, 1) > 1:
+                fields.note(f"{one} does nothing: the model has no experts")
+        return 1, 1
     if ranks > 1 and split not in (1, mesh.tp):
         message = f"{split} is neither 1 nor tensor_parallel_degree, with expert_parallel_degree {ranks}"
         fields.fault(tensor_name, message, allowed=f"1 or {mesh.tp}", nearest=str(mesh.tp))

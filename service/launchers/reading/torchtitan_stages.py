@@ -119,14 +119,14 @@ def recomputation_of(
     if not fields.has("activation_checkpoint.mode"):
         fields.note("activation_checkpoint.mode is not given: selective is torchtitan's default")
     option = fields.raw(_OPTION)
+    if option not in (None, "op") and not str(option).isdecimal():
+        fields.fault(_OPTION, "is unknown", allowed='"op", or every how many layers', nearest="op")
+        return mode, ()
     by_operators = option == "op" or (option is None and is_module)
     if mode != "selective" or by_operators:
         return mode, split if mode == "full" else ()
     if option is None:
         fields.note(f"{_OPTION} is not given: every second layer is recomputed, torchtitan 0.2's default")
-    elif not str(option).isdecimal():
-        fields.fault(_OPTION, "is unknown", allowed='"op", or every how many layers', nearest="op")
-        return mode, ()
     replayed = _each_of_a_rank(split, pp, schedule, fields.integer(_OPTION, _EVERY, low=0) or 1)
     return ("full", replayed) if any(replayed) else ("none", ())
 

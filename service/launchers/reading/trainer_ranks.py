@@ -503,7 +503,10 @@ def kernel_of(
 ) -> dict[str, str | int | float | bool]:
     """Return the attention kernel if it differs from the default of the price; rings have their own."""
     name = next((name for name in ("attn_implementation", "attn_impl") if fields.has(name)), None)
-    found = _KERNELS.get(fields.word(name).lower(), "") if name else ""
+    word = fields.word(name) if name else ""
+    found = _KERNELS.get(word.lower(), "")
+    if name and word and not found:
+        fields.note(f"{name} {shown(word)} is priced as the launcher's own attention")
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 

@@ -5,11 +5,12 @@ Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, script
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from meshwright.profiles.flags import flags_of
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -107,7 +108,7 @@ class TrlReader:
             why = "is none of TRL's names, whose parser stops at it: the file is another program's"
             fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
         take_model(fields, known, _MODEL)
-        given, length = _sft_arguments(fields, known)
+        given, length = _sft_arguments(fields, known, over)
         adapters, base = _peft(fields), base_of(fields, nested=False)
         fields.refuse_unpriced("trl", "transformers")
         optimizer = optimizer_of(fields, default="adamw_torch_fused")
@@ -125,7 +126,8 @@ class TrlReader:
         if base != "bf16":
             require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
             adapters["base_precision"] = base
-        rest.word("mixed_precision")
+        rest.word("mixed_precision", allowed=flags_of("accelerate")["mixed_precision"].choices)
+        rest.stop()
         options = {
             **run.workload.framework_options,
             **kernel_of(fields, run.launcher, run.configuration),
@@ -283,8 +285,11 @@ def documents_beside(source: Source) -> Iterator[Source]:
                 yield replace(source, name=word.text, text=text)
 
 
-def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
-    """Return batch and checkpointing for accelerate's reader, and the length; the command's values win."""
+def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple[Arguments, int]:
+    """Return batch and checkpointing for accelerate's reader, and the length; the command's values win.
+
+    ``over``: the command's own arguments, which ``fields`` has; those before its program are accelerate's.
+    """
     fields.slip_for(MICRO_BATCH)
     if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
         fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")
@@ -298,6 +303,7 @@ def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
             fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
     recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
     own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
-    started = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
+    elsewhere = () if over else (*defaults, CHECKPOINTING)
+    started = arguments(known, (*elsewhere, "main_process_ip"))
     given = own | started
     return given, number(given, _LENGTH) or _DEFAULT_LENGTH
