@@ -111,6 +111,13 @@ class Settings(BaseSettings):
     max_submits_per_minute: int | None = Field(
         default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
     )
+    max_cpu_s_per_day: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="CPU seconds of one key's searches in a day (UTC): else 429; a key may have its own; "
+        "None: any number",
+    )
     keep_jobs_days: float = Field(
         default=90.0, gt=0, le=36_500, description="finished jobs and their results are kept this long"
     )

@@ -32,12 +32,14 @@ from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
 from meshwright.service.stores.verifications import Verifications
 from meshwright.workers.outage import OUTAGE
-from meshwright.workers.poller import note_statistics, poll, prune, repeat, sweep
+from meshwright.workers.poller import note_presence, note_statistics, poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
 from meshwright.workers.verifying import verify_next
 
 PARENT_LOOK_S = 1.0
+PRESENCE_S = 10.0  # between two signs of life
+PRESENCE_WAIT_S = 1.0  # for the last one
 DATABASE_LOOK_S = 1.0
 VERIFY_LOOK_S = 1.0  # of a worker that searches, at plans to be verified
 
@@ -97,7 +99,8 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     _require_schema(database, leaving)
     engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
     queue = queue_for(settings.queue_url)
-    name = f"{socket.gethostname()[:96]}:{os.getpid()}"
+    name = _name()
+    present = _present(settings, database, "search", leaving)
     sweeps = Sweeps(database, engine, worker=name)
     runner = Runner(
         engine,
@@ -130,12 +133,26 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
         poll(runner, every_s=settings.poll_s, leaving=leaving)
         following()  # takes nothing any more, after the one that gives its plan back
     runner.wait_idle()
+    present.join(PRESENCE_WAIT_S)
     database.close()
+
+
+def _name() -> str:
+    return f"{socket.gethostname()[:96]}:{os.getpid()}"
+
+
+def _present(settings: Settings, database: Database, kind: str, leaving: Leaving) -> threading.Thread:
+    """Start noting that this worker is alive."""
+    every_s = min(settings.sweep_s, PRESENCE_S)
+    return _start(
+        lambda: note_presence(database, _name(), kind=kind, every_s=every_s, leaving=leaving), leaving
+    )
 
 
 def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
     database = Database(settings.database_url)
     _require_schema(database, leaving)
+    present = _present(settings, database, "verify", leaving)
     following = _following(settings, database, leaving)
     if celery:
         _start(lambda: repeat(following, every_s=settings.slow_poll_s, leaving=leaving), leaving)
@@ -143,6 +160,7 @@ def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
         following()  # takes nothing any more, after the one that gives its plan back
     else:
         repeat(following, every_s=settings.poll_s, leaving=leaving)
+    present.join(PRESENCE_WAIT_S)
     database.close()
 
 
@@ -240,7 +258,7 @@ def _limit_memory(limit_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
-def _start(body: Callable[[], None], leaving: threading.Event) -> None:
+def _start(body: Callable[[], None], leaving: threading.Event) -> threading.Thread:
     """Run ``body`` on a thread; a process without one of its loops must not linger, so it leaves."""
 
     def run() -> None:
@@ -249,7 +267,9 @@ def _start(body: Callable[[], None], leaving: threading.Event) -> None:
         finally:
             leaving.set()
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 if __name__ == "__main__":

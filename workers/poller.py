@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from meshwright.service.db.database import DATABASE_AWAY, Database
+from meshwright.service.db.usage_records import forget_worker, note_worker
+from meshwright.service.jobs.answers import version_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.retention import Retention
@@ -75,6 +78,22 @@ def note_statistics(
         return False
 
     repeat(step, every_s=STATISTICS_S, leaving=leaving)
+
+
+def note_presence(
+    database: Database, name: str, *, kind: str, every_s: float, leaving: threading.Event
+) -> None:
+    """Note now and then that this worker is alive, and at the end that it is gone."""
+    version = version_of("meshwright")
+
+    def step() -> bool:
+        with database.write() as connection:
+            note_worker(connection, name, kind=kind, version=version)
+        return False
+
+    repeat(step, every_s=every_s, leaving=leaving)
+    with suppress(*DATABASE_AWAY), database.write() as connection:
+        forget_worker(connection, name)
 
 
 def repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:

@@ -9,10 +9,11 @@ limits, in order: the search's own time limit · soft (it is asked to stop) · h
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -61,9 +62,16 @@ class _Search:
 
     stop: threading.Event
     done: threading.Event
+    began_cpu_s: float = field(default_factory=lambda: _cpu_s())  # noqa: PLW0108 - defined below
     cache_key: str = ""  # of the question and of this worker's versions
     answer: Answer | None = None
     error: BaseException | None = None
+
+
+def _cpu_s() -> float:
+    """Return CPU seconds of this process, which runs one job at a time, and of its child processes."""
+    spent = os.times()
+    return time.process_time() + spent.children_user + spent.children_system
 
 
 class Runner:
@@ -149,7 +157,7 @@ class Runner:
                 return
 
     def _settlement(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> Callable[[], bool]:
-        engine = self._engine
+        engine, spent_s = self._engine, _cpu_s() - running.began_cpu_s
         cancelled = heartbeat.verdict == "cancel"
         answer = running.answer
         proved = answer is not None and answer.status in {"optimal", "infeasible"}
@@ -158,13 +166,14 @@ class Runner:
         if isinstance(running.error, DATABASE_AWAY) and not cancelled:
             return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:
-            return lambda: engine.release(claim, passed_on(answer, claim.checkpoint))
+            found = passed_on(answer, claim.checkpoint)
+            return lambda: engine.release(claim, found, cpu_s=spent_s)
         if answer is None:
             outcome = outcome_without_answer(running.error, cancelled=cancelled)
         else:
             outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
         last = replace(resumed(outcome, claim.checkpoint), progress=heartbeat.last_progress())
-        return lambda: engine.complete(claim, last)
+        return lambda: engine.complete(claim, last, cpu_s=spent_s)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:
         while True:

@@ -16,6 +16,7 @@ from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.problems import declared
 from meshwright.service.api.routes import (
     catalogs,
+    fleet,
     jobs,
     keys,
     plans,
@@ -75,7 +76,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 def _routes() -> tuple[BaseRoute, ...]:
     """Every route, made ready once a process: that takes far longer than all else."""
     every = APIRouter(responses=declared(421, 500))
-    for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, probes):
+    for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, fleet, probes):
         every.include_router(part.router)
     return tuple(every.routes)
 
@@ -86,6 +87,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     limits = TenantLimits(
         max_queued_jobs=settings.max_queued_jobs,
         max_submits_per_minute=settings.max_submits_per_minute,
+        max_cpu_s_per_day=settings.max_cpu_s_per_day,
         idempotency_ttl_s=settings.idempotency_ttl_s,
     )
     engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)

@@ -180,6 +180,12 @@ KEY_BODY = json_body_of(
             "scope": {"enum": list(SCOPES), "default": "submit"},
             "title": {"type": "string", "maxLength": MAX_TITLE},
             "expires_in_days": {"type": "number", "minimum": 1e-5, "maximum": MAX_LIFE_DAYS},
+            "max_cpu_s_per_day": {
+                "type": "number",
+                "description": "of its searches, in a day (UTC); default: the service's setting",
+                "minimum": 0.001,
+                "maximum": 1e9,
+            },
         },
     }
 )

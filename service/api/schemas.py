@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -72,6 +72,7 @@ class JobView(BaseModel):
     model: str | None = None  # its name in the request
     owner: str | None = None  # id of the key that submitted it
     labels: dict[str, str] | None = None
+    cpu_s: float | None = None  # CPU seconds of its workers
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int
@@ -542,6 +543,7 @@ class KeyView(BaseModel):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    max_cpu_s_per_day: float | None  # null: as the service's settings state
     usable: bool
 
 
@@ -641,3 +643,49 @@ class ReplanPage(BaseModel):
 
     replans: list[ReplanView]
     next_page_token: str | None = None
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API shows of use: CPU seconds of keys, and live workers.
+
+
+class UsageView(BaseModel):
+    """CPU seconds of the searches of one key that ended on one day (UTC)."""
+
+    model_config = _shown(day="2026-01-31", key_id="3f9a1c04be27", cpu_s=812.5, jobs=41)
+
+    day: date
+    key_id: str | None  # null: submitted where no keys were demanded
+    cpu_s: float
+    jobs: int
+
+
+class UsageList(BaseModel):
+    """CPU seconds by day and key, newest day first."""
+
+    usage: list[UsageView]
+
+
+class WorkerView(BaseModel):
+    """One live worker."""
+
+    model_config = _shown(
+        name="node-7:4711", kind="search", version="0.1.0", started_at="2026-01-31T08:00:00Z",
+        seen_at="2026-01-31T12:00:00Z", busy=True, job_id="0b9e7c1d4f2a4c58a1d3e6f7b8c9d0e1",
+        busy_since="2026-01-31T11:59:40Z",
+    )  # fmt: skip
+
+    name: str  # host and process
+    kind: Literal["search", "verify"]
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    busy: bool | None  # it has a job; null: not known of a worker that verifies
+    job_id: str | None  # that job, if it is one of your own
+    busy_since: datetime | None
+
+
+class WorkerList(BaseModel):
+    """The workers that are alive, by name."""
+
+    workers: list[WorkerView]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from meshwright.service.auth.keys import DEFAULT_TENANT, SCOPES, SECRET_BYTES, hash_of, id_of
 from meshwright.service.db import key_records
 from meshwright.service.db.database import Database
-from meshwright.service.db.key_records import delete_session, insert_session, session_key
+from meshwright.service.db.key_records import KeyRecord, delete_session, insert_session, session_key
 from meshwright.service.errors import ForbiddenError, UnauthorizedError
 
 # --------------------------------------------------------------------------------------------------
@@ -59,6 +59,7 @@ class Caller:
     tenant: str
     scope: str
     key_id: str | None
+    max_cpu_s_per_day: float | None = None  # None: as the settings state
 
     def require(self, scope: str) -> None:
         """Refuse a caller without the scope ``scope``.
@@ -68,6 +69,11 @@ class Caller:
         """
         if SCOPES.index(self.scope) < SCOPES.index(scope):
             raise ForbiddenError(f"this needs a key with the scope {scope}")
+
+
+def _caller_of(key: KeyRecord) -> Caller:
+    limit_s = key.max_cpu_s_per_day
+    return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id, max_cpu_s_per_day=limit_s)
 
 
 LOCAL_USER = Caller(tenant=DEFAULT_TENANT, scope="admin", key_id=None)
@@ -140,7 +146,7 @@ class Access:
         same = hmac.compare_digest(stored, hash_of(token))
         if key is None or not same or not key.usable:
             raise UnauthorizedError("this key is not usable: unknown, revoked or expired")
-        return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id)
+        return _caller_of(key)
 
     def _of_session(self, token: str) -> Caller:
         """Return the caller of a session: its key must still be usable."""
@@ -148,4 +154,4 @@ class Access:
             key = session_key(connection, hash_of(token))
         if key is None or not key.usable:
             raise UnauthorizedError("the session has ended: sign in again")
-        return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id)
+        return _caller_of(key)

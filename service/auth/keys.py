@@ -11,6 +11,7 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
+from math import inf
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.db import key_records as records
@@ -39,6 +40,7 @@ class NewKey:
     scope: str = "submit"
     title: str = ""
     expires_in_days: float | None = None
+    max_cpu_s_per_day: float | None = None  # of its searches; None: as the settings state
 
     def __post_init__(self) -> None:
         """Refuse what no key can be, all faults together.
@@ -46,11 +48,12 @@ class NewKey:
         Raises:
             InvalidProblemError: with a pointer for every faulty field.
         """
-        days = self.expires_in_days
+        days, cpu_s = self.expires_in_days, self.max_cpu_s_per_day
         faults = {
             "/tenant": None if _TENANT.fullmatch(self.tenant) else "a to z, 0 to 9 and . _ -, 64 at most",
             "/scope": None if self.scope in SCOPES else ", ".join(SCOPES),
             "/title": None if _TITLE.fullmatch(self.title) else f"{MAX_TITLE} characters of plain text",
+            "/max_cpu_s_per_day": None if cpu_s is None or 0 < cpu_s < inf else "more than 0 s",
             "/expires_in_days": None if days is None or 0 < days <= MAX_LIFE_DAYS else "0 to 3650 days",
         }
         found = [
@@ -101,6 +104,7 @@ class Keys:
                 title=new.title,
                 secret_sha256=hash_of(token),
                 expires_in_s=life_s,
+                max_cpu_s_per_day=new.max_cpu_s_per_day,
             )
             records.note(
                 connection,

@@ -32,15 +32,26 @@ SHOWN = 1000
 
 @app.command()
 def create(
+    *,
     tenant: Annotated[str, typer.Option(help="Tenant with the records that the key opens.")] = "default",
     scope: Annotated[str, typer.Option(help="read, submit or admin; each includes the former.")] = "submit",
     title: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires_in_days: Annotated[float | None, typer.Option(help="Default: never.")] = None,
+    max_cpu_s_per_day: Annotated[
+        float | None,
+        typer.Option(help="CPU seconds of its searches in a day (UTC) [default: the settings']."),
+    ] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it, once; from then on the service demands keys."""
     try:
-        new = NewKey(tenant=tenant, scope=scope, title=title, expires_in_days=expires_in_days)
+        new = NewKey(
+            tenant=tenant,
+            scope=scope,
+            title=title,
+            expires_in_days=expires_in_days,
+            max_cpu_s_per_day=max_cpu_s_per_day,
+        )
     except InvalidProblemError as fault:
         raise InvalidProblemError(
             replace(error, pointer=f"--{error.pointer[1:].replace('_', '-')}") for error in fault.errors

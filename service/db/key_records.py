@@ -29,6 +29,7 @@ class KeyRecord:
     created_at_s: float
     expires_at_s: float | None
     revoked_at_s: float | None
+    max_cpu_s_per_day: float | None  # None: as the settings state
     usable: bool
 
 

@@ -53,6 +53,7 @@ class JobSummary:
     model: str | None  # its name in the question
     owner: str | None  # id of the key that submitted it
     labels: Mapping[str, str] | None
+    cpu_s: float | None  # of its workers
     has_answer: bool
 
 

@@ -82,6 +82,7 @@ jobs = Table(
     Column("owner", String(16)),  # the key that submitted it
     Column("model", String(200)),  # its name in the request; a trigger writes it where code does not
     Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
+    Column("cpu_s", Double),  # of every worker that had it and could say so
 )
 
 
@@ -315,7 +316,29 @@ api_keys = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double),
     Column("revoked_at_s", Double),  # a revoked key keeps its row: a database with keys demands one
+    Column("max_cpu_s_per_day", Double),  # None: as the settings state
     Index(None, "tenant", "created_at_s", "id"),
+)
+
+# CPU seconds of searches by the key that submitted them and the day (UTC) on which they ended.
+key_usage = Table(
+    "key_usage",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),  # since 1970
+    Column("key_id", String(16), primary_key=True),  # empty: no keys were demanded
+    Column("cpu_s", Double, nullable=False),
+    Column("jobs", Integer, nullable=False),  # that ended
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("name", String(128), primary_key=True),  # as jobs name it
+    Column("kind", String(16), nullable=False),  # search, verify
+    Column("version", String(64), nullable=False),
+    Column("started_at_s", Double, nullable=False),
+    Column("seen_at_s", Double, nullable=False),
 )
 
 # A person signed in to the pages: a browser holds this instead of a key.

@@ -36,6 +36,7 @@ _CLAIMED = (
     jobs.c.traceparent,
     jobs.c.checkpoint,
     jobs.c.parent_id,
+    jobs.c.owner,
 )
 _RUNNING = jobs.alias("running")
 

@@ -19,13 +19,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Update, and_, case, select, update
+from sqlalchemy import ColumnElement, Update, and_, case, func, select, update
 
 from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import fold_totals
 from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
 from meshwright.service.db.tables import jobs
+from meshwright.service.db.usage_records import add_usage
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
@@ -73,8 +74,11 @@ class JobEngine:
         with self._database.read() as connection:
             return _verdict(connection.execute(query).scalar_one_or_none())
 
-    def complete(self, claim: Claim, outcome: Outcome) -> bool:
-        """Store how a job ended, its answer and its plans, or nothing; False: the claim was lost."""
+    def complete(self, claim: Claim, outcome: Outcome, *, cpu_s: float | None = None) -> bool:
+        """Store how a job ended, its answer and its plans, or nothing; False: the claim was lost.
+
+        ``cpu_s``: CPU seconds that the worker spent on it.
+        """
         end = _held(claim).values(
             state=outcome.state,
             finished_at_s=now_s(),
@@ -83,6 +87,7 @@ class JobEngine:
             problem=outcome.problem,
             cache_key=outcome.cache_key,
             checkpoint=None,
+            **_spent(cpu_s),
         )
         if outcome.progress is not None:
             end = end.values(progress=dict(outcome.progress))
@@ -90,6 +95,9 @@ class JobEngine:
             held = connection.execute(end).rowcount == 1
             if held:
                 insert_plans(connection, claim.job_id, claim.tenant, outcome.plans, claim.request)
+                add_usage(
+                    connection, claim.tenant, claim.owner, cpu_s=cpu_s or 0.0, ended=claim.parent_id is None
+                )
         return held
 
     def fail(self, claim: Claim, *, code: str, detail: str) -> bool:
@@ -106,16 +114,21 @@ class JobEngine:
         with self._database.write() as connection:
             families.note_progress(connection, parent_id)
 
-    def release(self, claim: Claim, checkpoint: Mapping[str, Any] | None = None) -> bool:
+    def release(
+        self, claim: Claim, checkpoint: Mapping[str, Any] | None = None, *, cpu_s: float | None = None
+    ) -> bool:
         """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost.
 
-        ``checkpoint`` is what the worker has found so far; None keeps an earlier one.
+        ``checkpoint`` is what the worker has found so far; None keeps an earlier one. ``cpu_s``: CPU
+        seconds that it spent.
         """
         found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
-        back = _held(claim).values(**_given_back(), **found, fence=jobs.c.fence + 1)  # applied once
-        with self._database.write() as connection:
+        back = _held(claim).values(**_given_back(), **found, **_spent(cpu_s), fence=jobs.c.fence + 1)
+        with self._database.write() as connection:  # a fence of its own: applied once
             moved = connection.execute(back.returning(*MOVED)).all()
             keep_found(connection, moved)
+            if moved:
+                add_usage(connection, claim.tenant, claim.owner, cpu_s=cpu_s or 0.0, ended=False)
         return bool(moved)
 
     def abandon(self, claim: Claim) -> bool:
@@ -178,6 +191,10 @@ def _is_held(claim: Claim) -> tuple[Any, ...]:
 
 def _held(claim: Claim) -> Update:
     return update(jobs).where(*_is_held(claim))
+
+
+def _spent(cpu_s: float | None) -> dict[str, ColumnElement[float]]:
+    return {} if cpu_s is None else {"cpu_s": func.coalesce(jobs.c.cpu_s, 0.0) + cpu_s}
 
 
 def _given_back() -> dict[str, Any]:

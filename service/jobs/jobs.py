@@ -16,6 +16,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
 from meshwright.service.db.records import EVERY_JOB, JobFilter, JobRecord, JobSummary, children_of
+from meshwright.service.db.usage_records import used_today
 from meshwright.service.errors import (
     BadPageTokenError,
     NotFoundError,
@@ -88,6 +89,7 @@ class TenantLimits:
 
     max_queued_jobs: int = 10_000
     max_submits_per_minute: int | None = None  # None: as many as it likes
+    max_cpu_s_per_day: float | None = None  # of the searches of one key; None: any number
     idempotency_ttl_s: float = 86_400.0  # then a key may be used again
 
 
@@ -308,6 +310,7 @@ class Jobs:
             job = known
             if job is None:
                 self._require_room(connection, tenant)
+                self._require_cpu(connection, tenant, submission)
                 job = add(connection, tenant, submission, question, self._queue_timeout_s)
             remember(connection, tenant, repeatable, job_id=job.id)
             return job, known is None
@@ -331,6 +334,22 @@ class Jobs:
             self._queue.wake(job.id)
         if job.num_children is not None:
             self._sweeps.child_ended(job.id)
+
+    def _require_cpu(self, connection: Connection, tenant: str, submission: Submission) -> None:
+        """Refuse a job of a key with searches that have used up its CPU seconds of today.
+
+        Raises:
+            TooManyRequestsError: with the time until tomorrow.
+        """
+        most_s = submission.max_cpu_s_per_day or self._limits.max_cpu_s_per_day
+        if most_s is None:
+            return
+        used_s, left_s = used_today(connection, tenant, submission.owner)
+        if used_s >= most_s:
+            detail = (
+                f"the searches of this key have used {used_s:.0f} of {most_s:.0f} CPU seconds today (UTC)"
+            )
+            raise TooManyRequestsError(detail, retry_after_s=left_s)
 
     def _require_room(self, connection: Connection, tenant: str) -> None:
         """Refuse a job more than this tenant may have.

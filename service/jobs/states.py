@@ -30,6 +30,7 @@ class Claim:
     traceparent: str | None = None  # W3C trace context of that request
     checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
     parent_id: str | None = None  # of the sweep that this job is a point of
+    owner: str | None = None  # the key that submitted it
     cancel_requested: bool = False  # before the claim: only a sweep is claimed after that
 
 

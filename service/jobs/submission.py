@@ -39,6 +39,7 @@ class Submission:
     deadline_s: float | None = None  # None: the service's own
     sweep: Sweep | None = None
     owner: str | None = None  # id of the caller's key
+    max_cpu_s_per_day: float | None = None  # of that key; None: the service's own
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

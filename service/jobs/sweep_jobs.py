@@ -107,6 +107,7 @@ _CLAIMED = (
     "request_id",
     "traceparent",
     "cancel_requested",
+    "owner",
 )
 
 

@@ -19,6 +19,7 @@ from meshwright.service.db.tables import (
     definitions,
     idempotency_keys,
     jobs,
+    key_usage,
     measurements,
     profiles,
     verifications,
@@ -27,7 +28,8 @@ from meshwright.service.errors import ConflictError, NotFoundError
 
 BATCH = 200  # rows of one transaction
 _TABLES: tuple[Table, ...] = (  # jobs take their plans, events, labels and re-plans along
-    jobs, verifications, idempotency_keys, measurements, profiles, definitions, audit,
+    jobs, verifications, idempotency_keys, measurements, profiles, definitions, key_usage,
+    audit,
 )  # fmt: skip
 _CLOSED = "keeps the service closed: the tenant with the last key was deleted"
 

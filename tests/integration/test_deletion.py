@@ -56,7 +56,7 @@ def test_a_deleted_job_takes_its_plans_events_and_labels_along(
         assert (found["jobs"], found.get("plans", 0), found.get("job_labels", 0)) == (1, 0, 0)
         assert client.delete(f"/v1/jobs/{other}").status_code == 204
     found = rows_of(database, "removing")
-    assert found == {"api_keys": 1, "audit": 3}  # the key, and who did it
+    assert found == {"api_keys": 1, "audit": 3, "key_usage": 1}  # who did it, and what it cost
 
 
 def test_a_sweep_is_deleted_with_its_points_and_no_point_alone(database: Database) -> None:

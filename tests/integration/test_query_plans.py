@@ -33,6 +33,7 @@ from meshwright.service.db import (
     profile_records,
     records,
     replan_records,
+    usage_records,
 )
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import PlanFilter
@@ -63,7 +64,8 @@ NUM_JOBS = 100_000
 ALLOWED = Path(__file__).with_name("query_plans.json")
 MODULES: tuple[ModuleType, ...] = (
     records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
-    replan_records, deletion, claiming, engines, idempotency, retention, sweep_jobs, sweeper, verifications,
+    replan_records, usage_records, deletion, claiming, engines, idempotency, retention, sweep_jobs,
+    sweeper, verifications,
 )  # fmt: skip
 JOB_LISTS = (
     *(JobFilter(state=state) for state in (None, "failed", "queued", "succeeded")),
@@ -144,6 +146,11 @@ def use_everything(database: Database) -> None:
     Deletion(database, actor="me").tenant("theirs")
     with database.write() as connection:
         deletion._add_closing_key(connection)
+        usage_records.used_today(connection, TENANT, "k7")
+        usage_records.usage_of(connection, TENANT, days=30)
+        usage_records.note_worker(connection, "worker", kind="search", version="1")
+        usage_records.live_workers(connection)
+        usage_records.forget_worker(connection, "worker")
     with database.read() as connection:
         metric_records.job_figures(connection)
         event_records.newest_event_ids(connection, ["many-5", "many-6"])

@@ -48,6 +48,7 @@ from meshwright.service.api.schemas import (
 )
 from meshwright.service.api.tags import names, tagged, unchanged_since
 from meshwright.service.api.watch import EventStream, event_id_of
+from meshwright.service.auth.access import Caller
 from meshwright.service.db.database import compact_json
 from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.jobs.states import TERMINAL_STATES
@@ -78,7 +79,7 @@ def submission_of(
     fresh: bool,
     idempotency_key: str | None,
     origin: Origin,
-    owner: str | None,
+    caller: Caller,
 ) -> Submission:
     """The submission of a body.
 
@@ -101,7 +102,8 @@ def submission_of(
         priority=asked.priority,
         deadline_s=asked.deadline_s,
         sweep=asked.sweep,
-        owner=owner,
+        owner=caller.key_id,
+        max_cpu_s_per_day=caller.max_cpu_s_per_day,
         labels=asked.labels,
     )
 
@@ -135,7 +137,7 @@ def submit(
         fresh=fresh,
         idempotency_key=idempotency_key,
         origin=origin_of(request),
-        owner=caller.key_id,
+        caller=caller,
     )
     job = service.jobs.submit(caller.tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}

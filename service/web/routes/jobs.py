@@ -131,7 +131,7 @@ def search_remedy(
         fresh=False,
         idempotency_key=None,
         origin=origin_of(request),
-        owner=request.state.caller.key_id,
+        caller=request.state.caller,
     )
     return seen_at(request, f"/jobs/{service.jobs.submit(tenant, submission).id}")
 

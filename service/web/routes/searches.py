@@ -104,7 +104,7 @@ def _submitted(
         fresh="fresh" in values,
         idempotency_key=f"page-{once[:64]}" if once.isalnum() else None,
         origin=origin_of(request),
-        owner=request.state.caller.key_id,
+        caller=request.state.caller,
     )
     return service.jobs.submit(tenant, submission)
 

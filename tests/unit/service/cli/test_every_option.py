@@ -406,6 +406,7 @@ COMMANDS = {
     "jobs delete": Command("JOB", {**OF_A_SERVICE, "job_id": Case("OTHER-JOB", instead="JOB")}),
     "keys create": Command("", {
         **OF_RECORDS, "--tenant": "vision", "--scope": "read", "--title": "mine", "--expires-in-days": "90",
+        "--max-cpu-s-per-day": "600",
     }),
     "keys list": Command("--json", {**OF_RECORDS, "--tenant": "vision", "--json": Case(base="")}),
     "keys revoke": Command("KEY", {**OF_RECORDS, "key_id": Case("OTHER-KEY", instead="KEY")}),

@@ -1,0 +1,105 @@
+"""Queries over CPU seconds of keys and over live workers; they run in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import Connection, Integer, Table, cast, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import all_of
+from meshwright.service.db.tables import has_worker, jobs, key_usage, workers
+
+DAY_S = 86_400
+LIVE_S = 30.0  # a worker that is silent for longer is not listed
+FORGOTTEN_S = 3600.0
+NO_KEY = ""  # of jobs that were submitted where no keys are demanded
+_TODAY = cast(func.floor(now_s() / DAY_S), Integer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """CPU seconds of one key on one day (UTC); ``day`` counts days since 1970."""
+
+    day: int
+    key_id: str
+    cpu_s: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """One live worker; ``job_id`` and ``tenant``: of the job that it has."""
+
+    name: str
+    kind: str
+    version: str
+    started_at_s: float
+    seen_at_s: float
+    job_id: str | None
+    tenant: str | None
+    claimed_at_s: float | None
+
+
+def add_usage(connection: Connection, tenant: str, owner: str | None, *, cpu_s: float, ended: bool) -> None:
+    """Add the CPU seconds of a job to its owner's of today; ``ended``: it is one job more."""
+    own = {"tenant": tenant, "day": _TODAY, "key_id": owner or NO_KEY}
+    added = {"cpu_s": cpu_s, "jobs": int(ended)}
+    more = {name: key_usage.c[name] + value for name, value in added.items()}
+    _upsert(connection, key_usage, {**own, **added}, more)
+
+
+def used_today(connection: Connection, tenant: str, owner: str | None) -> tuple[float, float]:
+    """Return the CPU seconds of a key today, and the seconds until tomorrow."""
+    own = key_usage.c.tenant == tenant, key_usage.c.key_id == (owner or NO_KEY), key_usage.c.day == _TODAY
+    used = select(key_usage.c.cpu_s).where(*own).scalar_subquery()
+    row = connection.execute(select(func.coalesce(used, 0.0), (_TODAY + 1) * DAY_S - now_s())).one()
+    return float(row[0]), float(row[1])
+
+
+def usage_of(connection: Connection, tenant: str, *, days: int) -> list[UsageRecord]:
+    """Return the usage of every key of a tenant on the last ``days`` days, newest first."""
+    columns = [key_usage.c[one.name] for one in fields(UsageRecord)]
+    since = key_usage.c.tenant == tenant, key_usage.c.day > _TODAY - days
+    query = select(*columns).where(*since).order_by(key_usage.c.day.desc(), key_usage.c.key_id)
+    return all_of(connection, UsageRecord, query)
+
+
+def note_worker(connection: Connection, name: str, *, kind: str, version: str) -> None:
+    """Note that a worker is alive, and forget those that have been silent for an hour."""
+    values = {"name": name[:128], "kind": kind, "version": version, "started_at_s": now_s()}
+    _upsert(connection, workers, {**values, "seen_at_s": now_s()}, {"seen_at_s": now_s()})
+    connection.execute(delete(workers).where(workers.c.seen_at_s < now_s() - FORGOTTEN_S))
+
+
+def forget_worker(connection: Connection, name: str) -> None:
+    """Forget a worker that leaves."""
+    connection.execute(delete(workers).where(workers.c.name == name[:128]))
+
+
+def live_workers(connection: Connection) -> list[WorkerRecord]:
+    """Return the workers that are alive, by name, with the job of each."""
+    held = select(jobs.c.worker, jobs.c.id, jobs.c.tenant, jobs.c.claimed_at_s).where(has_worker)
+    job_of = {row.worker: row for row in connection.execute(held)}
+    own = [workers.c[name] for name in ("name", "kind", "version", "started_at_s", "seen_at_s")]
+    live = select(*own).where(workers.c.seen_at_s > now_s() - LIVE_S).order_by(workers.c.name)
+    found = []
+    for row in connection.execute(live).mappings():
+        job = job_of.get(row["name"])
+        busy = (None, None, None) if job is None else (job.id, job.tenant, job.claimed_at_s)
+        found.append(
+            WorkerRecord(**row, **dict(zip(("job_id", "tenant", "claimed_at_s"), busy, strict=True)))
+        )
+    return found
+
+
+def _upsert(
+    connection: Connection, table: Table, values: Mapping[str, Any], changes: Mapping[str, Any]
+) -> None:
+    """Insert a row, or change the one with its primary key."""
+    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert
+    added = insert(table).values(values)
+    connection.execute(added.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes))

@@ -1,0 +1,130 @@
+"""CPU seconds of keys, quotas by them, and the workers that are alive."""
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from meshwright.service.api.app import create_app
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import workers
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.settings import Settings
+from meshwright.solver.problem import Problem
+from meshwright.workers.poller import note_presence
+from meshwright.workers.runner import Runner
+from tests.builders import a_plan, an_answer
+from tests.served.access_cases import token_of
+from tests.served.api_client import BODY, submit
+from tests.served.job_records import SUCCESS, claimed
+
+BURNT_S = 0.2
+
+
+def burning(_problem: Problem, **_given: object) -> object:
+    """A search that takes a known time of the processor."""
+    until = time.thread_time() + BURNT_S
+    while time.thread_time() < until:
+        pass
+    return an_answer(a_plan(plan_id="aaa"))
+
+
+def test_the_cpu_seconds_of_a_job_are_its_keys(database: Database, engine: JobEngine) -> None:
+    token = token_of(database, "own", "submit")
+    app = create_app(Settings(database_url=str(database.url)))
+    with TestClient(
+        app, base_url="http://localhost", headers={"Authorization": f"Bearer {token}"}
+    ) as client:
+        jobs = [submit(client), submit(client, launcher="torchtitan")]
+        runner = Runner(engine, burning, worker="w", leaving=threading.Event())  # type: ignore[arg-type]
+        assert runner.run_next()
+        assert runner.run_next()
+        spent = [client.get(f"/v1/jobs/{job}").json()["cpu_s"] for job in jobs]
+        (used,) = client.get("/v1/usage").json()["usage"]
+        assert min(spent) >= BURNT_S
+        assert used["cpu_s"] == pytest.approx(sum(spent))
+        assert (used["key_id"], used["jobs"]) == (token.split("_")[1], 2)
+        assert used["day"] == datetime.now(UTC).date().isoformat()
+        client.headers["Authorization"] = f"Bearer {token_of(database, 'other')}"
+        assert client.get("/v1/usage").json() == {"usage": []}
+
+
+def test_a_job_that_is_given_back_costs_its_key_too_and_counts_once(
+    client: TestClient, engine: JobEngine
+) -> None:
+    job = submit(client)
+    engine.release(claimed(engine), cpu_s=2.0)
+    engine.complete(claimed(engine), SUCCESS, cpu_s=3.0)
+    assert client.get(f"/v1/jobs/{job}").json()["cpu_s"] == 5.0
+    (used,) = client.get("/v1/usage").json()["usage"]
+    assert (used["cpu_s"], used["jobs"], used["key_id"]) == (5.0, 1, None)
+
+
+@pytest.mark.parametrize(("own", "default"), [(10.0, None), (None, 10.0), (10.0, 1.0)])
+def test_a_key_that_has_used_its_cpu_seconds_waits_for_tomorrow(
+    database: Database, engine: JobEngine, own: float | None, default: float | None
+) -> None:
+    new = NewKey(tenant="own", max_cpu_s_per_day=own)
+    settings = Settings(database_url=str(database.url), max_cpu_s_per_day=default)
+    keys = [Keys(database, actor="test").create(one)[1] for one in (new, NewKey(tenant="own"))]
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        client.headers["Authorization"] = f"Bearer {keys[0]}"
+        submit(client)
+        engine.complete(claimed(engine), SUCCESS, cpu_s=9.9)
+        submit(client, launcher="torchtitan")
+        engine.complete(claimed(engine), SUCCESS, cpu_s=0.2)
+        refused = client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"})
+        assert (refused.status_code, refused.json()["type"]) == (
+            429,
+            "urn:meshwright:problem:too_many_requests",
+        )
+        assert 0 < int(refused.headers["Retry-After"]) <= 86_400
+        assert "10 of 10 CPU seconds" in refused.json()["detail"]
+        client.headers["Authorization"] = f"Bearer {keys[1]}"  # another key of the same tenant
+        submit(client, launcher="deepspeed")
+
+
+def test_live_workers_are_listed_with_what_they_do(
+    client: TestClient, engine: JobEngine, database: Database
+) -> None:
+    leaving, noted = threading.Event(), threading.Event()
+    present = {"kind": "search", "every_s": 0.01, "leaving": leaving}
+    thread = threading.Thread(target=note_presence, args=(database, "host:1"), kwargs=present)
+    thread.start()
+    while not client.get("/v1/workers").json()["workers"]:
+        assert not noted.wait(0.01)
+    (idle,) = client.get("/v1/workers").json()["workers"]
+    assert (idle["name"], idle["kind"], idle["busy"], idle["job_id"]) == ("host:1", "search", False, None)
+    job = submit(client)
+    assert engine.claim_one("host:1") is not None
+    (busy,) = client.get("/v1/workers").json()["workers"]
+    assert (busy["busy"], busy["job_id"]) == (True, job)
+    with TestClient(client.app, base_url="http://localhost") as foreign:
+        foreign.headers["Authorization"] = f"Bearer {token_of(database, 'other', 'read')}"
+        (seen,) = foreign.get("/v1/workers").json()["workers"]
+    assert (seen["busy"], seen["job_id"]) == (True, None)
+    leaving.set()
+    thread.join()
+    foreign.headers["Authorization"] = f"Bearer {token_of(database, 'default', 'read')}"
+    assert foreign.get("/v1/workers").json() == {"workers": []}
+
+
+def test_a_silent_worker_is_not_listed(client: TestClient, database: Database) -> None:
+    leaving = threading.Event()
+    leaving.set()
+    note_presence(database, "host:1", kind="search", every_s=1.0, leaving=leaving)
+    with database.write() as connection:
+        connection.execute(
+            workers.insert().values(
+                name="host:2", kind="search", version="1", started_at_s=now_s(), seen_at_s=now_s() - 31.0
+            )
+        )
+    assert client.get("/v1/workers").json() == {"workers": []}
+    with database.write() as connection:
+        connection.execute(update(workers).values(seen_at_s=now_s() - 29.0))
+    assert len(client.get("/v1/workers").json()["workers"]) == 1
