@@ -21,9 +21,14 @@ REPORT_FILE = "report.html"
 
 def write_text(path: Path, text: str) -> None:
     """Write to a temporary name next to ``path``, then rename it."""
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write as ``write_text`` does."""
     if not path.name:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-    _write_all({path: text})
+    _write_all({path: data})
 
 
 def save_folder(
@@ -60,7 +65,7 @@ def zipped(files: Mapping[str, str]) -> bytes:
         for name, text in files.items():
             entry = ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             entry.compress_type = ZIP_DEFLATED
-            entry.external_attr = (0o755 if name.endswith(".sh") else 0o644) << 16
+            entry.external_attr = (0o755 if text.startswith("#!") else 0o644) << 16
             archive.writestr(entry, text)
     return body.getvalue()
 
@@ -110,14 +115,15 @@ def _require_writable(folder: Path) -> None:
         raise PermissionError(EACCES, os.strerror(EACCES))
 
 
-def _write_all(files: Mapping[Path, str]) -> None:
+def _write_all(files: Mapping[Path, str | bytes]) -> None:
     """Write every file under a temporary name, then rename them; the answer's last."""
     staged: dict[Path, Path] = {}
     try:
-        for path, text in files.items():
+        for path, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
             staged[path] = temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_text(text, encoding="utf-8")
-            if text.startswith("#!"):
+            temporary.write_bytes(data)
+            if data.startswith(b"#!"):
                 temporary.chmod(0o755)
         if any(path.is_dir() for path in files):
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))

@@ -26,7 +26,7 @@ from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switche
 from meshwright.service.api import deps
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app
-from meshwright.service.cli.problem_options import read_request
+from meshwright.service.cli.options import read_request
 from meshwright.service.report.formatting import (
     COLUMNS,
     MEMORY_TERMS,

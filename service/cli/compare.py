@@ -10,15 +10,14 @@ import typer
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
+from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file_by_name
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.library import side_of
 from meshwright.service.report.comparison import render_comparison
 from meshwright.service.report.question import header
 from meshwright.solver.explain.compare import compared
 
-_LONGEST_RANK = 3  # digits; what is longer is an id
-_PLAN_HELP = "Id that plan printed (a prefix will do); with --from also a rank."
+_PLAN_HELP = "Id that plan printed (a prefix will do), or a rank of the newest answer or of --from."
 
 
 def compare(
@@ -46,11 +45,7 @@ def compare(
 
 
 def _plan(name: str, source: Path | None) -> KeptPlan:
-    if source is None:
-        return find_plan(name)
-    if name.isdecimal() and len(name) <= _LONGEST_RANK:
-        return plan_of_file(source, int(name))
-    return plan_of_file_by_id(source, name)
+    return find_plan(name) if source is None else plan_of_file_by_name(source, name)
 
 
 def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:

@@ -14,6 +14,7 @@ EXAMPLES = {
         "meshwright predict --from-args train.sh --cluster dgx-h100 --num-nodes 4",
         "meshwright predict --from-args run.json --cluster dgx-h100 --num-nodes 4",
     ),
+    "memory": ("meshwright memory llama-3.1-8b --gpu h100-sxm-80gb",),
     "explain": (
         f"meshwright explain {_ASKED} --set tp=8 --set pp=4 --set mbs=1",
         "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",

@@ -9,15 +9,18 @@ from typing import Annotated
 import typer
 
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.predict import FROM_ARGS_HELP, IGNORE_HELP, RUN_HELP, SET_HELP, VAR_HELP
-from meshwright.service.cli.problem_options import (
+from meshwright.service.cli.options import (
+    FROM_ARGS_HELP,
+    IGNORE_HELP,
     OF_A_RANKING,
     PROFILE_HELP,
-    ConfigurationOptions,
+    RUN_HELP,
+    SET_HELP,
+    VAR_HELP,
     Request,
-    own_of,
     with_request,
 )
+from meshwright.service.cli.problem_options import ConfigurationOptions, own_of
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
 from meshwright.service.cli.terminal import FOUND, code_of, print_json, screen

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
-from meshwright.service.cli.terminal import say_warnings
-from meshwright.service.files import check_folder, save_export
+from meshwright.service.cli.terminal import say_warnings, write_bytes
+from meshwright.service.files import check_folder, save_export, zipped
 from meshwright.service.launchers.registry import export, launcher_of
+from meshwright.service.launchers.target import ExportBundle
 
 
 def export_command(
@@ -26,15 +27,25 @@ def export_command(
     save_dir: Annotated[
         Path | None, typer.Option(help="Folder to write; default: print the files.")
     ] = None,
+    zip_file: Annotated[
+        Path | None, typer.Option("--zip", help="Zip file to write, instead of --save-dir.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
     ] = False,
 ) -> None:
     """Write the launch files of a plan."""
+    if zip_file is not None and save_dir is not None:
+        raise typer.BadParameter("--zip or --save-dir, not both")
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")
     chosen = chosen_plan(plan_id, source, rank)
-    write_export(chosen, launcher=launcher, version=launcher_version, save_dir=save_dir, force=force)
+    if zip_file is None:
+        write_export(chosen, launcher=launcher, version=launcher_version, save_dir=save_dir, force=force)
+        return
+    bundle = _bundle(chosen, launcher, launcher_version)
+    write_bytes(zip_file, zipped(bundle.files), "--zip")
+    sys.stdout.write(f"wrote {', '.join(bundle.files)} to {zip_file}\n")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -67,14 +78,20 @@ def write_export(
         InvalidProblemError: no launcher was named, or the folder is taken.
         RefusedExportError: the launcher cannot express the plan.
     """
-    name = launcher_of(chosen.problem, launcher, pointer="--launcher")
     if save_dir is not None:
         check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
-    bundle = export(chosen.plan, chosen.problem, name, version=version)
-    say_warnings(bundle.warnings)
+    bundle = _bundle(chosen, launcher, version)
     if save_dir is None:
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
     files = save_export(save_dir, bundle.files, chosen.document(), plan_id=chosen.plan.plan_id, force=force)
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")
+
+
+def _bundle(chosen: KeptPlan, launcher: str | None, version: str | None) -> ExportBundle:
+    """Return the launch files of a plan; their warnings are printed."""
+    name = launcher_of(chosen.problem, launcher, pointer="--launcher")
+    bundle = export(chosen.plan, chosen.problem, name, version=version)
+    say_warnings(bundle.warnings)
+    return bundle

@@ -16,7 +16,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
 from meshwright.service.cli.client import TERMINAL_STATES, ServiceClient
-from meshwright.service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
+from meshwright.service.cli.options import SWEEP_HELP, Request, with_request
+from meshwright.service.cli.problem_options import with_sweep
 from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
 from meshwright.service.cli.terminal import print_json, screen

@@ -27,6 +27,10 @@ COMMANDS = {
         "predict:predict_options",
         "Price one configuration: step time, memory by stage, risk of running out of it.",
     ),
+    "memory": (
+        "memory:memory",
+        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from when on it fits.",
+    ),
     "explain": (
         "explain:explain_options",
         "Price your own configuration next to the best plan, with the seconds that each difference buys.",
@@ -131,7 +135,8 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         return get_group_from_info(
             info, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
         )
-    single = CommandInfo(name=name, callback=defined, epilog=examples_of(name))
+    kind = getattr(defined, "command_class", None)
+    single = CommandInfo(name=name, cls=kind, callback=defined, epilog=examples_of(name))
     return get_command_from_info(single, pretty_exceptions_short=True, rich_markup_mode=None)
 
 

@@ -1,62 +1,24 @@
-"""``meshwright plan``: its options; the work is done in ``meshwright.service.cli.plan``."""
+"""``meshwright plan``: its options; the work is done in ``meshwright.service.cli.searching``."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
-from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import Profile
-from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.predict import IGNORE_HELP, RUN_HELP, SET_HELP, VAR_HELP
-from meshwright.service.cli.problem_options import (
+from meshwright.service.cli.options import (
+    IGNORE_HELP,
     PROFILE_HELP,
+    RUN_HELP,
+    SET_HELP,
     SWEEP_HELP,
+    VAR_HELP,
+    GroupedCommand,
+    HelpAll,
     Request,
-    with_files,
     with_request,
-    with_sweep,
 )
-from meshwright.service.cli.progress import Cancellation, ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import keep, verdicts_of
-from meshwright.service.cli.terminal import (
-    CANCELLED,
-    FOUND,
-    INFEASIBLE,
-    NO_PLAN,
-    code_of,
-    print_json,
-    say_error,
-    say_warnings,
-    screen,
-)
-from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
-from meshwright.service.jobs.joining import SolvedPoint, join
-from meshwright.service.jobs.states import EndState
-from meshwright.service.launchers.reading.base import LaunchFile
-from meshwright.service.launchers.registry import export
-from meshwright.service.library import answer_document, measured_of_question
-from meshwright.service.report.comparison import reading_lines
-from meshwright.service.report.formatting import built_words, wrapped
-from meshwright.service.report.page import render_page
-from meshwright.service.report.points import points_to_csv, render_points
-from meshwright.service.report.sentences import measure_line
-from meshwright.service.report.table import to_csv
-from meshwright.service.report.terminal import render_answer
-from meshwright.service.reporting import ReportOptions, report_of
-from meshwright.service.requests.jobs import Sweep, read_job_request
-from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import Answer
-from meshwright.solver.calibration.measured import TimedPrediction
-from meshwright.solver.explain.certainty import runs_to_measure
-from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import Problem
-from meshwright.solver.search.certify.judge import kept_child
 
 FROM_CAPTURE_HELP = "Model, batch and launcher of what meshwright capture wrote, or of a launch file."
 
@@ -70,12 +32,17 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
     ] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="The ranking as CSV, alone on stdout.")] = False,
-    save_dir: Annotated[Path | None, typer.Option(help="Folder for answer, problem, launch files.")] = None,
+    save_dir: Annotated[
+        Path | None, typer.Option(help="Write answer, report and launch files here.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
     ] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
-    measure_next: Annotated[int, typer.Option(min=0, help="Number of plans to suggest measuring.")] = 0,
+    measure_next: Annotated[
+        int,
+        typer.Option(min=0, help="Number of plans to suggest measuring."),
+    ] = 0,
     from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
     variable: Annotated[
@@ -83,8 +50,12 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", metavar="FLAG", help=IGNORE_HELP)] = None,
     run: Annotated[int | None, typer.Option("--run", min=1, help=RUN_HELP)] = None,
+    _help_all: HelpAll = False,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
+    from meshwright.service.cli.problem_options import with_files, with_sweep  # noqa: PLC0415 - not for help
+    from meshwright.service.cli.searching import Form, run_plan, run_sweep, say_reading  # noqa: PLC0415 - same
+
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
     request, found = with_files(
@@ -92,7 +63,7 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     )
     form: Form = "json" if json_output else "csv" if csv_output else "table"
     if found is not None:
-        _say_reading(found, form)
+        say_reading(found, form)
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")
     if with_sweep(request, sweep or ()):
@@ -110,173 +81,4 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     raise typer.Exit(code)
 
 
-# --------------------------------------------------------------------------------------------------
-# A search in this process: ask, search, keep, save, print.
-
-
-Form = Literal["table", "json", "csv"]
-
-
-def run_plan(
-    request: Request,
-    *,
-    form: Form,
-    save_dir: Path | None,
-    force: bool,
-    calibration: Sequence[Path] | None = None,
-    measure_next: int = 0,
-) -> int:
-    """Search and print; the exit code. ``measure_next`` plans worth measuring are named.
-
-    Raises:
-        InvalidProblemError: the request is wrong, or the folder is taken.
-        RefusedExportError: the launcher cannot express the best plan.
-    """
-    problem = parse_problem(request)
-    profile = profile_for(problem, calibration)
-    if save_dir:
-        check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    answer, cancelled = _search(problem, profile)
-    document = answer_document(answer, problem)
-    worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else []
-    measured = measured_of_question(problem, profile, calibration)
-    if measured:
-        document["measured"] = [one.to_json() for one in measured]
-    if measure_next:
-        document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
-    if answer.plans:
-        say_warnings(keep(document, problem))
-    _print(form, answer, problem, document, measured)  # before files, which may be refused
-    if form == "table" and worth:
-        console = screen()
-        console.print(measure_line(worth, width=console.width))
-    if save_dir:
-        page = render_page(
-            report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
-        )
-        _save(save_dir, answer, problem, document, page=page, force=force)
-    return code_of(answer, cancelled=cancelled)
-
-
-def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
-    line = ProgressLine()
-    with cancellable() as cancellation:
-        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
-    line.clear()
-    return answer, cancellation.wanted
-
-
-def _save(
-    folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
-) -> None:
-    sys.stdout.flush()
-    files = {
-        ANSWER_FILE: _text(document),
-        "problem.json": _text(document["problem"]),
-        REPORT_FILE: page,
-    }
-    warnings: Sequence[str] = ()
-    if answer.plans and problem.launcher != "none":
-        bundle = export(answer.plans[0], problem, problem.launcher)
-        files |= bundle.files
-        warnings = bundle.warnings
-    plan_id = answer.plans[0].plan_id if answer.plans else ""
-    save_folder(folder, files, plan_id=plan_id, force=force, problem=document["problem"])
-    say_warnings(warnings)
-    sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
-
-
-def _print(
-    form: Form,
-    answer: Answer,
-    problem: Problem,
-    document: dict[str, Any],
-    measured: Sequence[TimedPrediction],
-) -> None:
-    if form == "json":
-        print_json(document)
-    elif form == "csv":
-        sys.stdout.write(to_csv(answer.plans))
-    else:
-        console = screen()
-        console.print(render_answer(answer, problem, width=console.width, measured=measured))
-        if built := built_words(answer.plans, verdicts_of(answer.plans)):
-            console.print(wrapped(built, console.width, indent=2))
-
-
-def _say_reading(found: LaunchFile, form: Form) -> None:
-    """Print the notes on a launch file: before the table, or on stderr if stdout is JSON or CSV."""
-    if form == "table":
-        console = screen()
-        console.print(reading_lines(found.notes, found.unread, width=console.width))
-        return
-    unread = [f"not understood, and not priced: {', '.join(found.unread)}"] if found.unread else []
-    sys.stderr.writelines(f"note: {line}\n" for line in (*found.notes, *unread))
-
-
-def _text(document: object) -> str:
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-# --------------------------------------------------------------------------------------------------
-# ``meshwright plan --sweep``: one search after the other in this process, joined as the service joins.
-
-
-NO_PLAN_FOUND = {"code": "no_plan", "detail": "the time limit came before the first plan was found"}
-_STATES: dict[str, EndState] = {"optimal": "succeeded", "feasible": "succeeded", "infeasible": "infeasible"}
-_CODES = {"succeeded": FOUND, "infeasible": INFEASIBLE}
-
-
-def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | None = None) -> int:
-    """Search every point and print the joined answer; the exit code.
-
-    Raises:
-        InvalidProblemError: the request, or a point of its sweep, is wrong.
-    """
-    sweep = read_job_request(request, parse_problem).sweep
-    if sweep is None:
-        raise InvalidProblemError.of("/sweep", "is required")
-    options = sweep.problems[0].options
-    with cancellable() as cancellation, kept_child():
-        points = _solved(sweep, calibration, cancellation)
-        whole = join(points, objective=options.objective, top_k=options.top_k)
-    answer = {**whole.answer, "plans": whole.plans}
-    if form == "json":
-        print_json(answer)
-    elif form == "csv":
-        sys.stdout.write(points_to_csv(answer))
-    else:
-        console = screen()
-        console.print(render_points(answer, width=console.width))
-    if whole.problem and not cancellation.should_stop():
-        say_error(whole.problem["detail"])
-    return _CODES.get(whole.state, CANCELLED if cancellation.should_stop() else NO_PLAN)
-
-
-def _solved(
-    sweep: Sweep, calibration: Sequence[Path] | None, cancellation: Cancellation
-) -> Iterator[SolvedPoint]:
-    """The points one after the other; Ctrl-C ends the one at hand, and those after it are not begun."""
-    line = ProgressLine()
-    for point, problem in zip(sweep.points, sweep.problems, strict=True):
-        if cancellation.should_stop():
-            yield SolvedPoint(values=point.values, state="cancelled")
-            continue
-        body = _answer(problem, calibration, line, cancellation)
-        plans = body.pop("plans")
-        unknown: EndState = "cancelled" if cancellation.should_stop() else "failed"
-        state = _STATES.get(body["status"], unknown)
-        why = NO_PLAN_FOUND if state == "failed" else None
-        yield SolvedPoint(values=point.values, state=state, answer=body, plans=plans, problem=why)
-    line.clear()
-
-
-def _answer(
-    problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, cancellation: Cancellation
-) -> dict[str, Any]:
-    """The answer to one point, kept so that its plans are found by their ids."""
-    profile = profile_for(problem, calibration)
-    answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
-    if answer.plans:
-        say_warnings(keep(answer_document(answer, problem), problem))
-    return answer.to_json()
+plan.command_class = GroupedCommand  # type: ignore[attr-defined]

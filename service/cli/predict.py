@@ -12,14 +12,18 @@ import typer
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.problem_options import (
+from meshwright.service.cli.options import (
+    FROM_ARGS_HELP,
+    IGNORE_HELP,
     OF_A_SEARCH,
     PROFILE_HELP,
-    ConfigurationOptions,
+    RUN_HELP,
+    SET_HELP,
+    VAR_HELP,
     Request,
-    own_of,
     with_request,
 )
+from meshwright.service.cli.problem_options import ConfigurationOptions, own_of
 from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, print_json, screen
 from meshwright.service.launchers.target import settled_problem
@@ -29,16 +33,6 @@ from meshwright.service.report.formatting import seconds, wrapped
 from meshwright.service.requests.launch_files import ramp_notes
 from meshwright.solver.configuration import SHORT_NAMES
 
-SET_HELP = (
-    "Value of the run that is priced: part of its configuration (tp=8), or what launch files leave open "
-    "(vocab_size=128256). Where a search chooses the configuration, --pin states its parts."
-)
-FROM_ARGS_HELP = "Launch file to read (repeat for files it refers to), or a folder."
-VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
-IGNORE_HELP = "Ignore this flag of the launch file."
-PLAN_HELP = "A plan that was found, by its id or its answer file, instead of a configuration."
-RUN_HELP = "Which of several runs that the launch file starts, from 1; its refusal lists them."
-
 
 def predict_command(
     request: Request,
@@ -46,7 +40,13 @@ def predict_command(
     pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", hidden=True)] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
-    plan: Annotated[str | None, typer.Option(metavar="ID|FILE", help=PLAN_HELP)] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID|FILE",
+            help="A plan that was found, by its id or its answer file, instead of a configuration.",
+        ),
+    ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     from_args: Annotated[list[Path] | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
     variable: Annotated[

@@ -1,30 +1,18 @@
-"""The options that describe a problem, shared by every command that takes one.
-
-``read_request`` is both the list of options (its signature) and what becomes of them (its result: a raw
-request, the file first, options over it).
-"""
+"""Requests from the options that describe a problem: the raw request, launch files, configurations."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
 
-import typer
-
-from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.frameworks import framework_names
-from meshwright.profiles.library import cluster_names, gpu_names, model_names
-from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.profiles.sequences import BATCHINGS
+from meshwright.profiles.library import model_names
 from meshwright.service.cli.assignments import (
     MAX_DIGITS,
     bounds_of,
@@ -41,211 +29,65 @@ from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.documents import read_lengths_file, read_problem_file
 from meshwright.service.requests.launch_files import FewerRanksError, Own, own_of_files, request_of_files
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import named_parts
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
 
-# --------------------------------------------------------------------------------------------------
-# What a shell offers for the value of an option: names of the catalog.
-
-
-def _names_from(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    def beginning(incomplete: str) -> list[str]:
-        return [name for name in dict.fromkeys(names()) if name.startswith(incomplete)]
-
-    return beginning
-
-
-complete_model, complete_cluster, complete_gpu = map(_names_from, (model_names, cluster_names, gpu_names))
-complete_stack = _names_from(framework_names)
-complete_launcher = _names_from(lambda: (*launcher_names(), "any", "none"))
-
-
 Request = dict[str, object]
-PROFILE_HELP = (
-    "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
-)
-SWEEP_HELP = "Search every combination: num_nodes=8,16; global_batch_size, cluster, tp, …"
-_STACKS = "An older software stack to price the launcher as: megatron-lm-2021, fsdp1, …"
-_SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 
 
-def read_request(  # noqa: PLR0913 - the signature is the list of options
-    problem: Annotated[Path | None, typer.Argument(help="Problem file (JSON or YAML).")] = None,
-    *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Catalog name, or a Hugging Face config.json (./PATH).",
-            autocompletion=complete_model,
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="Catalog name, or a cluster file.", autocompletion=complete_cluster),
-    ] = None,
-    num_nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|N,N|LOW:HIGH", help="Number of nodes; a list or range lets the search choose."
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="GPU type, instead of --cluster.", autocompletion=complete_gpu),
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
-    global_batch_size: Annotated[
-        str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Sequences per optimizer step.")
-    ] = None,
-    seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|pN=N,…", help="Document lengths: percentiles (p50=900,p100=8192) or a file."
-        ),
-    ] = None,
-    batching: Annotated[
-        str | None, typer.Option(help="How documents become sequences: " + ", ".join(BATCHINGS) + ".")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="LoRA rank; 0 trains the full model [default].")
-    ] = None,
-    lora_target: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Modules that LoRA adapts, e.g. q_proj or linear_qkv."),
-    ] = None,
-    base_precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA)."
-        ),
-    ] = None,
-    trained_module: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Modules trained in full next to LoRA: embed_tokens, lm_head, norm."
-        ),
-    ] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            help="megatron-lm, torchtitan, …, any or none [default: the first that can express the model].",
-            autocompletion=complete_launcher,
-        ),
-    ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(help=_STACKS, autocompletion=complete_stack),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Number of plans to rank.")] = None,
-    diverse: Annotated[
-        bool | None,
-        typer.Option(
-            help="The best plan of each mesh first (default), or layouts that differ in ZeRO stage and "
-            "micro-batch alone as well."
-        ),
-    ] = None,
-    time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed; the same seed gives the same answer [default: 0].")
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token or energy_per_token."),
-    ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(metavar="all|fewest", help="Use all GPUs, or the fewest that fit a plan.")
-    ] = None,
-    reserve_nodes: Annotated[int | None, typer.Option(help="Number of nodes kept spare.")] = None,
-    total_tokens: Annotated[
-        float | None, typer.Option(help="Tokens in the whole training run, e.g. 15e12.")
-    ] = None,
-    deadline_days: Annotated[
-        float | None, typer.Option(help="Finish --total-tokens within this many days.")
-    ] = None,
-    gpu_hour_price: Annotated[
-        float | None, typer.Option(help="Price of one GPU-hour, to report cost.")
-    ] = None,
-    pareto: Annotated[
-        bool | None, typer.Option("--pareto", help="Also report the Pareto front of step time and memory.")
-    ] = None,
-    baseline: Annotated[Path | None, typer.Option(help="File of your configuration, to rank it.")] = None,
-    certify: Annotated[str | None, typer.Option(help="none, cp-sat or cp-sat-all.")] = None,
-    max_oom_probability: Annotated[
-        float | None,
-        typer.Option(help="Highest acceptable probability of running out of memory [default: 0.01]."),
-    ] = None,
-    pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
-    bound: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=LOW:HIGH", help="Lower and upper bound, inclusive: mbs=1:4."),
-    ] = None,
-    forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Search offload, fp8, an optimizer or a switch too; switches: all, also those that need a "
-            "package; none: no switch [default: those that a stock launcher runs].",
-        ),
-    ] = None,
-    constraint: Annotated[
-        list[str] | None, typer.Option(metavar="EXPRESSION", help="Must hold: 'tp * cp <= 8'.")
-    ] = None,
-) -> Request:
-    """The raw request of a problem file with the options that override it."""
-    request = dict(read_problem_file(problem)) if problem else {}
-    if model is not None:
-        request["model"] = model_part(model)
-    if cluster is not None or gpu is not None:
-        request["cluster"] = _cluster_part(cluster, gpu)
-    nodes = counts_of("--num-nodes", num_nodes)
-    _override(request, "cluster", {"num_nodes": nodes, "gpus_per_node": gpus_per_node})
+def request_of(o: SimpleNamespace) -> Request:
+    """Return the raw request of a problem file with the options ``o`` over it; None: not given."""
+    request = dict(named_parts(read_problem_file(o.problem))) if o.problem else {}
+    if o.model is not None:
+        request["model"] = model_part(o.model)
+    if o.cluster is not None or o.gpu is not None:
+        request["cluster"] = _cluster_part(o.cluster, o.gpu)
+    nodes = counts_of("--num-nodes", o.num_nodes)
+    _override(request, "cluster", {"num_nodes": nodes, "gpus_per_node": o.gpus_per_node})
     workload: dict[str, object] = {
-        "global_batch_size": counts_of("--global-batch-size", global_batch_size),
-        "seq_length": seq_length,
-        "lengths": _lengths_part(request, lengths, batching),
-        "precision": precision,
-        "optimizer": optimizer,
-        "lora_rank": lora_rank,
-        "lora_targets": lora_target,
-        "base_precision": base_precision,
-        "trained_modules": trained_module,
-        "total_tokens": total_tokens,
+        "global_batch_size": counts_of("--global-batch-size", o.global_batch_size),
+        "seq_length": o.seq_length,
+        "lengths": _lengths_part(request, o.lengths, o.batching),
+        "precision": o.precision,
+        "optimizer": o.optimizer,
+        "lora_rank": o.lora_rank,
+        "lora_targets": o.lora_target,
+        "base_precision": o.base_precision,
+        "trained_modules": o.trained_module,
+        "total_tokens": o.total_tokens,
     }
-    if total_tokens is not None and math.isfinite(total_tokens):
-        workload["total_tokens"] = round(total_tokens)
+    if o.total_tokens is not None and math.isfinite(o.total_tokens):
+        workload["total_tokens"] = round(o.total_tokens)
     _override(request, "workload", workload)
-    if lora_target and not _object(request, "workload").get("lora_rank"):
+    if o.lora_target and not _object(request, "workload").get("lora_rank"):
         message = "names what adapters are put on, and there are none"
         raise InvalidProblemError.of("--lora-target", message, allowed="with a --lora-rank above 0")
-    if launcher is not None:
-        request["launcher"] = launcher
-    if stack is not None:
-        request["stack"] = stack
+    if o.launcher is not None:
+        request["launcher"] = o.launcher
+    if o.stack is not None:
+        request["stack"] = o.stack
     limits = {
-        "top_k": top_k,
-        "diverse": diverse,
-        "time_limit_s": time_limit_s,
-        "seed": seed,
-        "certify": certify,
-        "max_out_of_memory_probability": max_oom_probability,
-        "objective": objective,
-        "gpus": gpus,
-        "reserve_nodes": reserve_nodes,
-        "deadline_days": deadline_days,
-        "gpu_hour_price": gpu_hour_price,
-        "allow": allow,
-        "pareto": pareto,
-        "baseline": None if baseline is None else _own_configuration(baseline),
+        "top_k": o.top_k,
+        "diverse": o.diverse,
+        "time_limit_s": o.time_limit_s,
+        "seed": o.seed,
+        "certify": o.certify,
+        "max_out_of_memory_probability": o.max_oom_probability,
+        "objective": o.objective,
+        "gpus": o.gpus,
+        "reserve_nodes": o.reserve_nodes,
+        "deadline_days": o.deadline_days,
+        "gpu_hour_price": o.gpu_hour_price,
+        "allow": o.allow,
+        "pareto": o.pareto,
+        "baseline": None if o.baseline is None else _own_configuration(o.baseline),
     }
     _override(request, "search", limits)
-    _extend(request, "pin", values_of("--pin", pin or ()))
-    _extend(request, "bounds", bounds_of("--bound", bound or ()))
-    _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
-    _append_constraints(request, constraint or ())
+    _extend(request, "pin", values_of("--pin", o.pin or ()))
+    _extend(request, "bounds", bounds_of("--bound", o.bound or ()))
+    _extend(request, "forbid", prohibitions_of("--forbid", o.forbid or ()))
+    _append_constraints(request, o.constraint or ())
     return request
 
 
@@ -283,37 +125,6 @@ def _lengths_of(given: str) -> dict[str, object]:
 def _own_configuration(path: Path) -> object:
     own = read_problem_file(path)
     return own.get("config", own)
-
-
-# What lists plans next to the best one; commands that show no ranking leave it out.
-OF_A_RANKING = frozenset({"top_k", "diverse", "pareto", "baseline"})
-# What only a search can apply.
-OF_A_SEARCH = OF_A_RANKING | {
-    "time_limit_s", "seed", "objective", "gpus", "total_tokens", "deadline_days", "gpu_hour_price",
-    "certify", "pin", "bound", "forbid", "allow", "constraint",
-}  # fmt: skip
-
-
-def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()) -> Callable[..., None]:
-    """Give ``command`` the options of ``read_request`` as well, but for those ``left_out``.
-
-    The first parameter of ``command`` is ``request``. The result also holds the names of these options.
-    """
-    every = inspect.signature(read_request, eval_str=True).parameters
-    shared = {name: one for name, one in every.items() if name not in left_out}
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*shared.values(), *own)]
-
-    @functools.wraps(command)
-    def run(**given: object) -> None:
-        request = read_request(**{name: given.pop(name) for name in shared})  # type: ignore[arg-type]
-        command(request, **given)
-
-    del run.__wrapped__  # Typer would look through it and see the parameters of ``command`` alone
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.of_the_problem = frozenset(shared)  # type: ignore[attr-defined]
-    return run
 
 
 def with_sweep(request: Request, texts: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
-from meshwright.service.cli.problem_options import PROFILE_HELP
+from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptPlan, keep
 from meshwright.service.cli.terminal import (
     FOUND,

@@ -14,7 +14,7 @@ import typer
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.problem_options import PROFILE_HELP
+from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of, verdicts_of
 from meshwright.service.cli.terminal import service_packages_for, write_file
 from meshwright.service.report.formatting import configuration_words

@@ -26,6 +26,7 @@ MAX_KEPT = 200  # answers; the oldest go first
 _MAX_VERDICTS = 1000
 _MOST_NAMED = 5  # plans that a message names
 _ID_LENGTH = 12
+_LONGEST_RANK = 3  # digits; what is longer is an id
 _OF_ALL = ("plans", "problem", "pareto", "baseline", "measured", "measure_next")  # not of one plan alone
 
 
@@ -165,7 +166,10 @@ def plan_named(word: str, rank: int = 1) -> KeptPlan:
 
 
 def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the newest document with a plan of such an id, and the plan."""
+    """Return the newest document with a plan of such an id, or rank, and the plan."""
+    if plan_id.isdecimal() and len(plan_id) <= _LONGEST_RANK:
+        newest = _newest_answer()
+        return newest, _of_rank(newest["plans"], int(plan_id))
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
@@ -182,6 +186,13 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         )
         raise InvalidProblemError([several])
     return next(iter(found.values()))
+
+
+def _newest_answer() -> Mapping[str, Any]:
+    documents = [document for document, _ in _plans_like("")]
+    if not documents:
+        raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
+    return documents[-1]
 
 
 def plan_of_file(path: Path, rank: int) -> KeptPlan:
@@ -209,14 +220,16 @@ def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]
     allowed = f"{ranks[0]} to {ranks[-1]}" if together else ", ".join(map(str, ranks))
     raise InvalidProblemError.of(
         "--rank",
-        f"the file holds {len(plans)} plan{'s' * (len(plans) != 1)}, none of rank {rank}",
+        f"the answer holds {len(plans)} plan{'s' * (len(plans) != 1)}, none of rank {rank}",
         allowed=allowed or None,
         nearest=None if nearest is None else str(nearest),
     )
 
 
-def plan_of_file_by_id(path: Path, plan_id: str) -> KeptPlan:
-    """The plan of such a file with an id that starts with ``plan_id``; errors as ``plan_of_file``."""
+def plan_of_file_by_name(path: Path, plan_id: str) -> KeptPlan:
+    """The plan of such a file by its rank, or by an id that starts so; errors as ``plan_of_file``."""
+    if plan_id.isdecimal() and len(plan_id) <= _LONGEST_RANK:
+        return plan_of_file(path, int(plan_id))
     document = _answer_of(path)
     found = [plan for plan in document["plans"] if str(plan.get("plan_id", "")).startswith(plan_id)]
     if len(found) != 1:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
+from sqlalchemy import make_url
 
 from meshwright.service.cli.terminal import BAD_INPUT, say_error
 from meshwright.service.errors import ServerStartError
 from meshwright.service.serving.serve import serve
-from meshwright.service.settings import settings_with
+from meshwright.service.settings import Settings, settings_with
 
 DatabaseUrl = Annotated[str | None, typer.Option(help="SQLite or PostgreSQL; default: the settings'.")]
 RedisUrl = Annotated[str | None, typer.Option(help="Queue of wake-ups; none: workers poll.")]
@@ -42,7 +44,8 @@ def serve_command(
         "allowed_hosts": allowed_hosts,
     }
     try:
-        serve(settings_with(given), on_ready=_announce)
+        settings = settings_with(given)
+        serve(settings, on_ready=partial(_announce, settings))
     except ServerStartError as fault:
         say_error(str(fault))
         raise typer.Exit(BAD_INPUT) from None
@@ -61,7 +64,11 @@ def worker(
     os.execv(sys.executable, command)  # noqa: S606 - this process becomes the worker, no shell
 
 
-def _announce(url: str) -> None:
-    """Say where the service listens, at once even in a pipe."""
+def _announce(settings: Settings, url: str) -> None:
+    """Print where the service listens, its records, and the next commands, at once even in a pipe."""
+    records = make_url(settings.database_url).render_as_string(hide_password=True)
     sys.stdout.write(f"{url}\n")
+    sys.stdout.write(f"  records    {records}\n")
+    sys.stdout.write("  stop       Ctrl-C, or SIGTERM: running searches are handed on\n")
+    sys.stdout.write("  first key  meshwright keys create --scope admin\n")
     sys.stdout.flush()

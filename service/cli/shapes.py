@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.problem_options import OF_A_RANKING, PROFILE_HELP, Request, with_request
+from meshwright.service.cli.options import (
+    OF_A_RANKING,
+    PROFILE_HELP,
+    Request,
+    with_request,
+)
 from meshwright.service.cli.terminal import (
     INFEASIBLE,
     NO_PLAN,

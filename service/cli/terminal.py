@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
-from meshwright.service.files import write_text
+from meshwright.service.files import write_whole
 
 if TYPE_CHECKING:  # listing the commands loads no solver
     from meshwright.solver.answer import Answer
@@ -46,8 +46,13 @@ def write_file(path: Path, text: str, option: str) -> None:
     Raises:
         InvalidProblemError: it cannot be written.
     """
+    write_bytes(path, text.encode(), option)
+
+
+def write_bytes(path: Path, data: bytes, option: str) -> None:
+    """Write the file that ``option`` names; errors as ``write_file``."""
     try:
-        write_text(path, text)
+        write_whole(path, data)
     except OSError as fault:
         reason = fault.strerror or "cannot be written"
         raise InvalidProblemError.of(option, f"{shown_path(path)}: {reason}") from None

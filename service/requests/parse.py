@@ -31,6 +31,7 @@ from meshwright.service.requests.parts import (
     batches_of,
     batches_to_json,
     counts_of,
+    named_parts,
     request_written_out,
     run_to_mapping,
     with_open_nodes,
@@ -46,7 +47,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = require_plain(raw)
+    plain = named_parts(require_plain(raw))
     try:
         return _parsed(request_written_out(plain))
     except InvalidProblemError as fault:

@@ -29,6 +29,12 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
+def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request with ``{"name": x}`` for a model or a cluster that is written as ``x``."""
+    names = {part: {"name": raw[part]} for part in ("model", "cluster") if isinstance(raw.get(part), str)}
+    return {**raw, **names} if names else raw
+
+
 # --------------------------------------------------------------------------------------------------
 # Short names of variables (``tp``, ``pp``, …) written out, wherever a request names variables.
 

@@ -180,7 +180,7 @@ class ProblemRequest(Part):
     """One question put to the planner."""
 
     model: dict[str, JsonValue] = Field(
-        description="a catalog name, an inline shape or a Hugging Face config"
+        description="a catalog name, alone or as name, an inline shape or a Hugging Face config"
     )
     cluster: dict[str, JsonValue] = Field(
         description="a catalog name with num_nodes, or node groups inline"
@@ -288,8 +288,6 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         allowed = f"up to {context['max_length']} characters"
     if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
-    if isinstance(value, str) and where in (("model",), ("cluster",)):
-        allowed = f'{{"name": "{shown(value)}"}}'
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
 
 

@@ -23,6 +23,7 @@ from meshwright.service.db.definition_records import DefinitionRecord, Kind
 from meshwright.service.db.key_records import note
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
+from meshwright.service.requests.parts import named_parts
 
 MAX_NAMES = 1_000  # of one kind, for one tenant
 MAX_VERSIONS = 1_000  # of one name
@@ -89,6 +90,7 @@ class Definitions:
         Raises:
             InvalidProblemError: at ``/cluster/num_nodes``: the cluster has groups of its own sizes.
         """
+        body = named_parts(body)
         model, cluster = self._named(tenant, "model", body), self._named(tenant, "cluster", body)
         filled = dict(body)
         if model is not None:

@@ -52,7 +52,7 @@ STAND_INS = {
 # What takes the most time is done once for the same question, whichever command asks it.
 _ASK = remembering(ask)
 SHARED = {
-    "meshwright.service.cli.plan.ask": _ASK,
+    "meshwright.service.cli.searching.ask": _ASK,
     "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.calibrate.calibrate": remembering(calibrate),
     "meshwright.service.cli.calibrate.compared": remembering(compared),
@@ -202,6 +202,7 @@ COMMANDS = {
         "--force": Case(beside="--save-dir taken"),
         "--sweep": "tp=1,2",
         "--measure-next": "1",
+        "--help-all": "",
         "--from-capture": Case("train.sh", base=FILE),
         "--set": Case("global_batch_size=16", base=FILE, beside="--from-capture train.sh"),
         "--var": Case("BATCH=16", base=FILE, beside="--from-capture train.sh"),
@@ -241,7 +242,16 @@ COMMANDS = {
         **OF_AN_ANSWER,
         "--launcher-version": "0.2",
         "--save-dir": "run",
+        "--zip": "run.zip",
         "--force": Case(beside="--save-dir taken"),
+    }),
+    "memory": Command("llama-3.1-8b --json", {
+        "model": Case("llama-2-7b", base="llama-3.1-8b --json", instead="llama-3.1-8b"),
+        "--gpu": "a100-sxm-80gb",
+        "--seq-length": "8192",
+        "--precision": "fp8",
+        "--optimizer": "adamw-bf16",
+        "--json": Case(base="llama-3.1-8b"),
     }),
     "report": Command(f"--from answer.json {REPORT}", {
         "plan_or_job": Case("SECOND", base=f"FIRST {REPORT}", instead="FIRST"),

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from meshwright.service.cli import problem_options as completing
+from meshwright.service.cli import options as completing
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app
 

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, values_of
 from meshwright.service.cli.main import app
-from meshwright.service.cli.problem_options import model_part, read_request, with_files
+from meshwright.service.cli.options import read_request
+from meshwright.service.cli.problem_options import model_part, with_files
 from meshwright.service.requests.parse import parse_problem
 
 

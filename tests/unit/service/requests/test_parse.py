@@ -571,10 +571,9 @@ def test_lengths_that_are_no_object_are_refused() -> None:
     assert (found.pointer, found.message) == ("/workload/lengths", "must be an object")
 
 
-def test_a_name_in_place_of_a_models_figures_says_where_they_are() -> None:
-    found = fault(request(model="llama-3.1-8b"))
-    assert (found.pointer, found.message) == ("/model", "must be an object")
-    assert found.allowed == '{"name": "llama-3.1-8b"}'
+def test_a_catalog_name_stands_for_a_model_or_a_cluster() -> None:
+    found = parse_problem(request(model="llama-3.1-8b", cluster="dgx-h100"))
+    assert found == parse_problem(request(model={"name": "llama-3.1-8b"}, cluster={"name": "dgx-h100"}))
 
 
 def test_unlike_nodes_take_lengths() -> None:
