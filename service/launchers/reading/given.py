@@ -185,11 +185,14 @@ class Given:
         self.refuse(shown, f"line {value.line}: is not read there", allowed=allowed, nearest=nearest)
 
     def refuse_undecided(self) -> None:
-        """Refuse unknown names that affect a run in any launcher."""
+        """Refuse names that are not read and affect a run: by their row, else in any launcher."""
         for shown in self.unread:
             name, value = self.left.get(shown, ("", Value((), 0)))
             text = value.texts[0] if value.texts else "on"
-            if what := decides(name, text, known=_is_known(shown, name)):
+            row = flag_names("megatron-lm", "megatron-core").row(name)
+            if row is not None and row.refuses(text):
+                self.refuse(shown, f"line {value.line}: cannot be read: {row.why}")
+            elif what := decides(name, text, known=_is_known(shown, name)):
                 self.refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
     def refuse(

@@ -124,3 +124,16 @@ def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
         said = f"line {lines[1]}: per_device_train_batch_size is given again, after line {lines[0]}, which"
         with pytest.raises(InvalidProblemError, match=said):
             read(f"{text}per_device_train_batch_size: 2\n", Overrides(num_gpus=8), "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["fp32_residual_connection", "use_torch_fsdp2", "fp4_param_gather"])
+def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name: str) -> None:
+    swift = (
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --torch_dtype bfloat16 "
+        f"--global_batch_size 8 --max_length 4096 --{name}"
+    )
+    with pytest.raises(InvalidProblemError, match=f"--{name}: line 1: cannot be read: "):
+        read(f"{swift} true\n", Overrides(), "a.sh")
+    assert read(f"{swift} false\n", Overrides(), "a.sh").configuration.num_gpus == 8
+    with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read: "):
+        core(f"additional_configs:\n  {name}: true\n")
