@@ -7,9 +7,11 @@ by its name. Types that are not planned are refused with the reason and what to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cache
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from meshwright.profiles.catalog import CATALOG
@@ -338,14 +340,32 @@ def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
     Raises:
         UnsupportedModelError: always.
     """
+    near = _nearest(model_type, planned)
     what = REFUSED_TYPES.get(model_type)
-    if what is None:
-        what = "an unknown type. If its layers are those of a planned type, set model_type to that one"
-    else:
-        what += ". Plan a decoder-only type instead, or describe its layers in our own fields"
-    words = ", ".join(sorted(planned))
-    why = f'"{model_type[:40]}" is {what} (docs/howto/own-model.md); planned: {words}'
-    raise UnsupportedModelError.field("model_type", why)
+    why = "an unknown type" if what is None else f"not planned: {what}"
+    instead = f"the nearest planned type is {near}" if near else "plan a decoder-only type with its layers"
+    raise UnsupportedModelError.field(
+        "model_type", f'"{model_type[:40]}" is {why}; {instead}: docs/howto/own-model.md'
+    )
+
+
+_ALIKE = 4  # letters at the beginning of two types of one family
+
+
+def _nearest(model_type: str, planned: Sequence[str]) -> str | None:
+    """Return the planned type of the same family with the most alike name; None without one."""
+    text = model_type.endswith("_text")
+    family = [
+        (_alike_from_the_start(model_type, one), SequenceMatcher(None, model_type, one).ratio(), one)
+        for one in planned
+        if one.endswith("_text") is text
+    ]
+    best = max(family, default=(0, 0.0, ""))
+    return best[2] if best[0] >= _ALIKE else None
+
+
+def _alike_from_the_start(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class Commands(Variables, ABC):
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
         self._exports = False  # variables are exported, by ``set -a``
+        self._tested: tuple[str, ...] = ()  # variables in the conditions of the ifs around
         self._asked = False  # whether a condition depends on a program's success
         self._returned: Status = None
         self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # values that local variables hide
@@ -360,6 +361,7 @@ class Commands(Variables, ABC):
             self._live = False
         elif words[0].text == "exit":
             self._script.stopped = words[0].line
+            self._script.tested = tuple(dict.fromkeys(self._tested))
         else:
             self._script.stopped = -1
             code = whole_number(words[1].text) if len(words) > 1 else None

@@ -64,6 +64,9 @@ def read_script(
     return script
 
 
+_VARIABLE = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*|\d|[#@*])")
+
+
 class _Shell(Commands):
     """A walk over the tokens of a script; ``_live`` states whether they are reached."""
 
@@ -184,14 +187,19 @@ class _Shell(Commands):
         branches: list[Values] = []
         live, start, line = self._live, dict(self._script.words), self._line()
         remaining: Status = True
+        tested = self._tested
         while not self._is("fi") and self._peek() is not None:
             last = self._is("else")
             self._at += 1
             self._live = both(live, remaining)
+            asked = self._at
             condition: Status = True if last else self._condition(("then",))
+            words = (token.raw for token in self._tokens[asked : self._at])
+            self._tested = (*self._tested, *(name for word in words for name in _VARIABLE.findall(word)))
             self._at += not last
             remaining = self._branch(branches, start, (live, remaining, condition), ("elif", "else", "fi"))
         self._at += 1
+        self._tested = tested
         self._settle(branches, start, (live, remaining), line)
         return True
 

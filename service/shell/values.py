@@ -87,6 +87,7 @@ class Script:
     passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command only
     exported: dict[str, int] = field(default_factory=dict)  # after how many commands
     stopped: int = 0  # the line of the final ``exit``
+    tested: tuple[str, ...] = ()  # variables that the conditions around it test
     line: int = 0  # being read
     num_words: int = 0
     written: int = 0  # characters so far
@@ -568,6 +569,14 @@ def unknown_in(value: object) -> str | None:
     if isinstance(value, list):
         return next((name for one in value if (name := unknown_in(one)) is not None), None)
     return value.split(UNKNOWN)[1] if isinstance(value, str) and UNKNOWN in value else None
+
+
+_SUBSTITUTED = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
+
+
+def plainly(text: str) -> str:
+    """Return a text for a message: what only a running shell knows is ``…``, never quoted as a value."""
+    return _SUBSTITUTED.sub("…", text)
 
 
 def unknown_fault(name: str, unknown: str, line: int, *, instead: str = "") -> FieldError:

@@ -21,6 +21,7 @@ from meshwright.service.shell.values import (
     UNKNOWN,
     Script,
     Word,
+    plainly,
     split_words,
     unknown_fault,
     unknown_in,
@@ -315,7 +316,10 @@ def chosen(
     if overrides.run is None:
         said = [_said(one, is_known) | _ranks(one) for one in runs]
         shared = set.intersection(*(set(one.items()) for one in said))
-        own = [" ".join(f"{flag} {value}" for flag, value in sorted(one.items() - shared)) for one in said]
+        own = [
+            " ".join(f"{flag} {plainly(value)}" for flag, value in sorted(one.items() - shared))
+            for one in said
+        ]
         lines = [one.words[0].line for one in runs]
         listed = [f"{at + 1} (line {lines[at]}): {text[:80]}" for at, text in enumerate(own[:8])]
         message = f"{name[:64]} starts {len(runs)} runs that differ: {'; '.join(listed)}"

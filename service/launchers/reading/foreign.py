@@ -82,7 +82,7 @@ def foreign(source: Source) -> Iterator[FieldError]:
         try:
             script = script_of(source, Overrides())
             if script.stopped > 0:
-                yield _exits(source.name, script.stopped)
+                yield _exits(source.name, script)
             for command in commands_of(script):
                 require_training(command, source.name)
             yield from _of_others(source, script)
@@ -194,9 +194,13 @@ def _require_training(fields: Fields, program: str) -> None:
         fields.fault("do_train", f"is not given{where}: it trains nothing", allowed="true")
 
 
-def _exits(name: str, line: int) -> FieldError:
-    message = f"line {line} of {shown(name)}: it exits there, with nothing started"
-    return FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
+def _exits(name: str, script: Script) -> FieldError:
+    said = [one if one[0].isalpha() or one[0] == "_" else f"${one}" for one in script.tested[:4]]
+    why = f", because of {' and '.join(said)}" if said else ""
+    message = f"line {script.stopped} of {shown(name)}: it exits there{why}, with nothing started"
+    named = next((one for one in said if one[0] != "$"), None)
+    allowed = _EXIT if named is None else _EXIT.replace("NAME=… for what it asks for", f"{shown(named)}=…")
+    return FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
 
 
 def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
@@ -222,7 +226,7 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
     if scripts and not commands and not any(map(_may_start, lists)):
         for name, script in scripts:
             if script.stopped > 0:
-                raise InvalidProblemError([_exits(name, script.stopped)])
+                raise InvalidProblemError([_exits(name, script)])
         raise refused(
             f"{shown(scripts[0][0])} names {shown(base)} and starts no program",
             allowed=f"{shown(base)} alone, or the script that starts a training with it",

@@ -27,7 +27,7 @@ from meshwright.service.launchers.reading.fields import (
     passing,
 )
 from meshwright.service.launchers.reading.given import Given, Value
-from meshwright.service.shell.values import UNKNOWN, FilledTemplate, why_unknown
+from meshwright.service.shell.values import UNKNOWN, FilledTemplate, plainly, why_unknown
 
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine
@@ -194,7 +194,7 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
     """Take the ZeRO stage from DeepSpeed's file; ``--zero-stage`` alone only sets the model up."""
     flag = next((one for one in _FILES if one in given.others), _FILES[0])
     name = given.partly(flag.removeprefix("--"))
-    base = name.rsplit("/", 1)[-1]
+    base, plain = name.rsplit("/", 1)[-1], plainly(name).rsplit("/", 1)[-1]
     text = include(base) if base.endswith(".json") else None
     said = given.other("zero-stage")
     found = _stage_of(given, base, text) if text else None
@@ -207,11 +207,11 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
         message = f"{shown(base)} is not next to the file, and no --zero-stage says what it would"
         given.fault_of(flag, given.others[flag], message, allowed="that file too, or its folder")
     elif text is None and "--cpu-optimizer" in given.others:
-        message = f"the states lie where {shown(base)} says, which is not next to the file"
+        message = f"the states lie where {shown(plain)} says, which is not next to the file"
         given.fault_of("--cpu-optimizer", given.others["--cpu-optimizer"], message, allowed="that file too")
     elif found is None:
         given.note(
-            f"ZeRO stage {said or 0}: of --zero-stage, {base[:60] or 'a configuration'} is not next to it"
+            f"ZeRO stage {said or 0}: of --zero-stage, {plain[:60] or 'a configuration'} is not next to it"
         )
     elif said and said != found:
         line = given.others["--zero-stage"].line

@@ -275,8 +275,9 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
 
     def refusal(name: str, allowed: str) -> InvalidProblemError:
         line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
-        text = shown(others[name].replace(UNKNOWN, "$", 1).replace(UNKNOWN, ""))
-        return InvalidProblemError.of(f"--{name}", f"line {line}: {text} is not priced", allowed=allowed)
+        return InvalidProblemError.of(
+            f"--{name}", f"line {line}: {shown(others[name])} is not priced", allowed=allowed
+        )
 
     name = "tuner_type" if "tuner_type" in others else "train_type"
     kind = others.get(name, "full")

@@ -246,10 +246,27 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
         model_from_config({"model_type": "phi3", "full_attn_mod": 2}, name="x")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "why", "near"),
+    [
+        ("qwen3_next", "layers of mixed kinds", "qwen3_moe"),
+        ("deepseek_v4", "hyper-connections", "deepseek_v3"),
+        ("falcon_h1", "layers of mixed kinds", "falcon"),
+        ("llama5", "an unknown type", "llama"),
+    ],
+)
+def test_a_type_that_is_not_planned_is_answered_with_the_nearest_one(
+    model_type: str, why: str, near: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{why}.*; the nearest planned type is {near}: "):
+        model_from_config({"model_type": model_type}, name="x")
+
+
 def test_an_unknown_type_is_refused_with_what_to_do_next() -> None:
     config = json.loads((FIXTURES / "new-llama-like.json").read_text())
-    with pytest.raises(UnsupportedModelError, match="set model_type to that one"):
+    with pytest.raises(UnsupportedModelError, match="is an unknown type; ") as caught:
         model_from_config(config, name="x")
+    assert len(str(caught.value)) < 200  # not every planned type by its name
     model = model_from_config(config | {"model_type": "llama"}, name="x")
     # 2·32000·1024 + 16·(2·1024² + 2·1024·512 + 3·1024·2816 + 2·1024) + 1024
     assert model.num_parameters() == 254_313_472
@@ -345,7 +362,7 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
     hybrid = {"model_type": "nemotron_h", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
-    with pytest.raises(UnsupportedModelError, match='"nemotron_h" is layers of mixed kinds'):
+    with pytest.raises(UnsupportedModelError, match='"nemotron_h" is not planned: layers of mixed kinds'):
         model_from_config(hybrid, name="x")
 
 

@@ -533,6 +533,9 @@ def test_a_script_that_exits_before_it_starts_anything_is_told_where() -> None:
     text = 'IMAGE=""\nif [ -z "$IMAGE" ]; then\n  echo set IMAGE\n  exit 1\nfi\n' + bridge(
         "--recipe llama3_8b_sft_config"
     )
-    with pytest.raises(InvalidProblemError, match=r"line 4 of a.sh: it exits there"):
+    with pytest.raises(
+        InvalidProblemError, match=r"line 4 of a.sh: it exits there, because of IMAGE"
+    ) as caught:
         read(text)
+    assert "--var IMAGE=…" in str(caught.value.errors[0].allowed)
     assert read(text, overrides=Overrides(variables={"IMAGE": "a"})).model.name == "llama-3-8b"

@@ -290,3 +290,11 @@ def test_an_elastic_number_of_nodes_is_refused_where_no_cluster_is_given() -> No
     with pytest.raises(InvalidProblemError, match="--nnodes: line 1: 1 to 4 nodes are elastic"):
         read(text)
     assert read(text.replace("1:4", "2:2")).num_nodes == 2
+
+
+def test_runs_that_differ_in_an_unknown_value_do_not_quote_it() -> None:
+    run = "torchrun --nproc_per_node 8 train.py --model_name_or_path {} --per_device_train_batch_size 1\n"
+    with pytest.raises(InvalidProblemError) as caught:
+        read(run.format("$(cat model)") + run.format("Qwen/Qwen2.5-7B"))
+    (fault,) = caught.value.errors
+    assert "starts 2 runs that differ: 1 (line 1): --model_name_or_path …; 2" in fault.message
