@@ -7,6 +7,7 @@ ServiceError
 ├── ConflictError              the record is part of another one
 ├── IdempotencyConflictError   the key was used with another body
 ├── BadPageTokenError          the page token is not one of ours
+├── BusyError                  come back in a moment
 ├── TooManyRequestsError       this tenant has asked for as much as it may
 ├── UnauthorizedError          no usable key
 ├── ForbiddenError             the key's scope does not include this
@@ -63,6 +64,12 @@ class BadPageTokenError(ServiceError):
     """The page token was not issued by this service."""
 
     code = "bad_page_token"
+
+
+class BusyError(ServiceError):
+    """As many requests of a kind are in work as this server takes at a time, or another service is away."""
+
+    code = "busy"
 
 
 class TooManyRequestsError(ServiceError):

@@ -94,6 +94,39 @@ class Settings(BaseSettings):
 
     log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
 
+    oidc_issuer: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s?#]+$",
+        description="OpenID Connect provider that people sign in at, as its tokens state it; None: keys",
+    )
+    oidc_client_id: str = Field(default="meshwright", min_length=1, description="of this service there")
+    oidc_client_secret: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="of this service there; None: a public client, by PKCE alone",
+    )
+    oidc_scopes: str = Field(default="openid profile email", description="that people are asked for there")
+    oidc_redirect_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s?#]+$",
+        description="address of /sign-in/oidc/callback as browsers see it; None: from the request",
+    )
+    oidc_tenant: str = Field(
+        default="default", pattern="^[a-z0-9][a-z0-9._-]{0,63}$", description="of whoever signs in there"
+    )
+    oidc_tenant_claim: str | None = Field(
+        default=None, min_length=1, description="claim with the person's tenant, instead of one for all"
+    )
+    oidc_groups_claim: str = Field(
+        default="groups", min_length=1, description="claim with a person's groups"
+    )
+    oidc_admin_groups: str = Field(
+        default="", description="groups with the scope admin, separated by commas"
+    )
+    oidc_submit_groups: str = Field(
+        default="", description="groups with the scope submit, the others read; empty: all submit"
+    )
+
     lease_s: Seconds = Field(
         default=15.0,
         ge=MIN_LEASE_S,

@@ -27,6 +27,7 @@ from meshwright.service.api.routes import (
 )
 from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access
+from meshwright.service.auth.people import People
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.answers import version_of
 from meshwright.service.jobs.engine import JobEngine
@@ -95,7 +96,8 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     return Service(
         settings=settings,
         database=database,
-        access=Access(database),
+        access=Access(database, closed=settings.oidc_issuer is not None),
+        people=People(settings, database),
         metrics=Metrics(database),
         queue=queue,
         jobs=use_cases,

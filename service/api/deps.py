@@ -21,14 +21,15 @@ from meshwright.profiles.reading import FieldReader
 from meshwright.service.api.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
-    BusyError,
     UnsupportedMediaTypeError,
 )
 from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access, Caller
+from meshwright.service.auth.people import People
 from meshwright.service.db.database import Database
 from meshwright.service.db.records import Origin
+from meshwright.service.errors import BusyError
 from meshwright.service.jobs.idempotency import Repeatable, digest_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
@@ -62,6 +63,7 @@ class Service:
     settings: Settings
     database: Database
     access: Access
+    people: People
     metrics: Metrics
     queue: WakeUpQueue
     jobs: Jobs

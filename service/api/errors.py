@@ -26,6 +26,7 @@ from meshwright.service.api.problems import problem_response
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.errors import (
     BadPageTokenError,
+    BusyError,
     NotReadyError,
     ServiceError,
     TooManyRequestsError,
@@ -68,12 +69,6 @@ class BodyTooSlowError(ServiceError):
     """The body did not arrive in time."""
 
     code = "body_too_slow"
-
-
-class BusyError(ServiceError):
-    """As many requests of a kind are in work as this server takes at a time."""
-
-    code = "busy"
 
 
 class UnsupportedMediaTypeError(ServiceError):

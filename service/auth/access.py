@@ -82,10 +82,10 @@ LOCAL_USER = Caller(tenant=DEFAULT_TENANT, scope="admin", key_id=None)
 class Access:
     """Knows the keys of one database; safe to share between threads."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, closed: bool = False) -> None:
         self._database = database
         self._known: dict[str, tuple[Caller, float]] = {}
-        self._has_keys = False  # never goes back to False
+        self._has_keys = closed  # people sign in here, or there is a key; never goes back to False
         self._look_again_at = 0.0
 
     def remembered(self, token: str | None) -> Caller | None:

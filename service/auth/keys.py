@@ -27,7 +27,7 @@ SECRET_BYTES = 32
 MAX_TITLE = 200
 MAX_LIFE_DAYS = 3650.0
 DAY_S = 86_400.0
-_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TITLE = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{0,{MAX_TITLE}}}")
 _TOKEN = re.compile(r"mw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
@@ -50,7 +50,7 @@ class NewKey:
         """
         days, cpu_s = self.expires_in_days, self.max_cpu_s_per_day
         faults = {
-            "/tenant": None if _TENANT.fullmatch(self.tenant) else "a to z, 0 to 9 and . _ -, 64 at most",
+            "/tenant": None if TENANT.fullmatch(self.tenant) else "a to z, 0 to 9 and . _ -, 64 at most",
             "/scope": None if self.scope in SCOPES else ", ".join(SCOPES),
             "/title": None if _TITLE.fullmatch(self.title) else f"{MAX_TITLE} characters of plain text",
             "/max_cpu_s_per_day": None if cpu_s is None or 0 < cpu_s < inf else "more than 0 s",

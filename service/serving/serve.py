@@ -300,7 +300,11 @@ def _prepare_schema(settings: Settings) -> None:
 
 def _require_loopback(settings: Settings, database: Database) -> None:
     """Stay on this machine, unless insecure: without keys, any caller of the port may submit."""
-    if settings.host in LOOPBACK_HOSTS or settings.insecure or Access(database).demands_keys():
+    if (
+        settings.host in LOOPBACK_HOSTS
+        or settings.insecure
+        or Access(database, closed=settings.oidc_issuer is not None).demands_keys()
+    ):
         return
     raise ServerStartError(
         f"host {settings.host[:64]} is not loopback and there are no keys: "

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+import json
 import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
-from meshwright.service.api.deps import SESSION_COOKIE, ServiceDep, session_of
+from meshwright.service.api.deps import SESSION_COOKIE, Service, ServiceDep, session_of
 from meshwright.service.auth.access import LIFE_S, begin_session, end_session, is_session
 from meshwright.service.auth.keys import id_of
-from meshwright.service.errors import UnauthorizedError
+from meshwright.service.auth.people import Attempt
+from meshwright.service.errors import ForbiddenError, NotFoundError, UnauthorizedError
+from meshwright.service.jobs.pagination import encode_token
 from meshwright.service.web.callers import SignInDep, require_own_origin
 from meshwright.service.web.rendering import page
 
+ATTEMPT_COOKIE = "meshwright_sign_in"
+ATTEMPT_S = 600  # from the provider's page and back
 router = APIRouter()
 FROM_HERE = Depends(require_own_origin)
 _LOCAL = re.compile(r"/(?:[A-Za-z0-9_.~%-][A-Za-z0-9_.~%/:-]*)?")
@@ -32,7 +39,98 @@ def ask(
     """The form; where no keys are demanded there is nothing to sign in to."""
     if not service.access.demands_keys():
         return RedirectResponse(_local(back), status_code=303)
-    return page(request, "sign_in.html", back=_local(back), fault="")
+    return _form(request, service, _local(back))
+
+
+@router.get("/sign-in/oidc")
+def leave(
+    request: Request, service: ServiceDep, back: Annotated[str, Query(alias="next", max_length=256)] = "/"
+) -> Response:
+    """Send the browser to the sign-in provider; a cookie remembers what it is to come back with."""
+    if not service.people.is_on:
+        raise NotFoundError("there is nothing at this address")
+    attempt = Attempt.new()
+    response = RedirectResponse(
+        service.people.address(attempt, _callback(request, service)), status_code=303
+    )
+    held = encode_token(attempt.state, attempt.nonce, attempt.verifier, _local(back))
+    response.set_cookie(
+        ATTEMPT_COOKIE,
+        held,
+        max_age=ATTEMPT_S,
+        path="/sign-in/oidc",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="lax",  # the provider's page leads back here
+    )
+    return response
+
+
+@router.get("/sign-in/oidc/callback")
+def come_back(
+    request: Request,
+    service: ServiceDep,
+    code: Annotated[str, Query(max_length=4096)] = "",
+    state: Annotated[str, Query(max_length=256)] = "",
+) -> Response:
+    """Begin the session of whoever comes back from the sign-in provider.
+
+    The page that answers leads on: a redirect would come from the provider's site, without the new cookie.
+    """
+    if not service.people.is_on:
+        raise NotFoundError("there is nothing at this address")
+    back = "/"
+    try:
+        attempt, back = _attempt_of(request, state if code else "")
+        key_id = service.people.signed_in(attempt, code, _callback(request, service))
+    except (UnauthorizedError, ForbiddenError) as fault:
+        fault_words = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
+        status = 401 if isinstance(fault, UnauthorizedError) else 403
+        return _form(request, service, back, status=status, fault=fault_words)
+    service.access.forget()  # the tenant or the scope of a person may have changed
+    response = page(request, "signed_in.html", back=back)
+    response.delete_cookie(ATTEMPT_COOKIE, path="/sign-in/oidc", httponly=True, samesite="lax")
+    _begin(request, service, response, key_id)
+    return response
+
+
+def _attempt_of(request: Request, state: str) -> tuple[Attempt, str]:
+    """Return the attempt that this browser began, and where it leads; the provider repeats its state."""
+    foreign = UnauthorizedError("this sign-in was not begun here, or took too long: begin again")
+    try:
+        parts = json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
+        own, nonce, verifier, back = map(str, parts)
+    except (ValueError, TypeError):
+        raise foreign from None
+    if not hmac.compare_digest(state.encode(), own.encode()):
+        raise foreign
+    return Attempt(state=own, nonce=nonce, verifier=verifier), _local(back)
+
+
+def _callback(request: Request, service: Service) -> str:
+    return (
+        service.settings.oidc_redirect_url or f"{str(request.base_url).rstrip('/')}/sign-in/oidc/callback"
+    )
+
+
+def _form(
+    request: Request, service: Service, back: str, *, status: int = 200, fault: str = ""
+) -> HTMLResponse:
+    return page(
+        request, "sign_in.html", status=status, back=back, fault=fault, has_provider=service.people.is_on
+    )
+
+
+def _begin(request: Request, service: Service, response: Response, key_id: str) -> None:
+    response.set_cookie(
+        SESSION_COOKIE,
+        begin_session(service.database, key_id),
+        max_age=round(LIFE_S),
+        path="/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
 
 
 @router.post("/sign-in", dependencies=[FROM_HERE])
@@ -43,18 +141,10 @@ def sign_in(request: Request, values: SignInDep, service: ServiceDep) -> Respons
         caller = service.access.identify(token if id_of(token) else "")
     except UnauthorizedError:
         fault = "This key is not usable: unknown, revoked or expired."
-        return page(request, "sign_in.html", status=401, back=back, fault=fault)
+        return _form(request, service, back, status=401, fault=fault)
     response = RedirectResponse(back, status_code=303)
     if caller.key_id is not None:
-        response.set_cookie(
-            SESSION_COOKIE,
-            begin_session(service.database, caller.key_id),
-            max_age=round(LIFE_S),
-            path="/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
+        _begin(request, service, response, caller.key_id)
     return response
 
 

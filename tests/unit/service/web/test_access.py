@@ -199,6 +199,8 @@ FOR_ALL = {
     ("GET", "/openapi.json"),
     *(("GET", path) for path in OPEN),
     ("GET", "/static/{digest}/{name}"),
+    ("GET", "/sign-in/oidc"),
+    ("GET", "/sign-in/oidc/callback"),
     ("GET", "/sign-in"),
     ("POST", "/sign-in"),
     ("POST", "/sign-out"),

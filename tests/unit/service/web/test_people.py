@@ -1,0 +1,132 @@
+"""Sign-in at an OpenID Connect provider, which is a real one on a thread."""
+
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from joserfc.jwk import RSAKey
+
+from meshwright.service.api.app import create_app
+from meshwright.service.auth.keys import Keys
+from meshwright.service.db.database import Database
+from meshwright.service.settings import Settings
+from meshwright.service.web.install import install
+from tests.processes.oidc_provider import CLIENT, SECRET, Provider, a_provider
+from tests.served.api_client import BODY
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with a_provider() as made:
+        yield made
+
+
+def browser(database: Database, provider: Provider, **given: str) -> TestClient:
+    """A browser at a service with this provider."""
+    own = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT, "oidc_client_secret": SECRET}
+    own |= {"database_url": str(database.url), "oidc_admin_groups": "ops", **given}
+    settings = Settings.model_validate(own)
+    app = create_app(settings)
+    install(app)
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
+
+
+def come_back(client: TestClient, *, to: str = "/jobs", **changed: str) -> httpx.Response:
+    """Begin at the form, sign in there, and come back."""
+    away = client.get("/sign-in/oidc", params={"next": to})
+    assert away.status_code == 303, away.text
+    there = httpx.get(away.headers["Location"])
+    query = {**dict(parse_qsl(urlsplit(there.headers["Location"]).query)), **changed}
+    return client.get("/sign-in/oidc/callback", params=query)  # type: ignore[return-value]
+
+
+def test_a_person_signs_in_and_is_the_same_key_each_time(database: Database, provider: Provider) -> None:
+    with browser(database, provider) as client:
+        assert client.get("/v1/jobs").status_code == 401  # though the database never had a key
+        assert "/sign-in/oidc?next=/jobs" in client.get("/sign-in?next=/jobs").text
+        back = come_back(client)
+        assert back.status_code == 200, back.text
+        assert 'content="0; url=/jobs"' in back.text
+        assert client.get("/jobs", headers={"accept": "text/html"}).status_code == 200
+        assert client.get("/v1/keys").status_code == 403  # in no group of administrators
+        provider.claims["groups"] = ["ops", "all"]
+        assert come_back(client).status_code == 200
+        (key,) = client.get("/v1/keys").json()["keys"]
+        assert (key["title"], key["scope"]) == ("ada@example.org", "admin")
+        acts = client.get("/v1/audit").json()["acts"]
+        assert [act["action"] for act in acts] == ["person.sign-in"] * 2
+        assert client.post("/v1/jobs", json=BODY).status_code == 401  # a browser's cookie is for reading
+
+
+def test_a_revoked_person_stays_out(database: Database, provider: Provider) -> None:
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == 200
+        (key,) = Keys(database, actor="test").page(None, page_size=5).items
+        Keys(database, actor="test").revoke(key.id)
+        refused = come_back(client)
+        assert (refused.status_code, "was revoked" in refused.text) == (403, True)
+        client.app.state.service.access.forget()  # type: ignore[attr-defined]
+        assert client.get("/v1/jobs").status_code == 401
+
+
+def test_claims_choose_tenant_and_scope(database: Database, provider: Provider) -> None:
+    provider.claims |= {"team": "vision", "groups": "readers"}
+    given = {"oidc_tenant_claim": "team", "oidc_submit_groups": "writers"}
+    with browser(database, provider, **given) as client:
+        assert come_back(client).status_code == 200
+        (key,) = Keys(database, actor="test").page("vision", page_size=5).items
+        assert key.scope == "read"
+        provider.claims["team"] = "Not A Tenant"
+        assert come_back(client).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "fault", [{"state": "foreign"}, {"code": "guessed"}, {"code": ""}, {"state": ""}], ids=str
+)
+def test_a_sign_in_that_was_not_begun_here_is_refused(
+    database: Database, provider: Provider, fault: dict[str, str]
+) -> None:
+    with browser(database, provider) as client:
+        assert come_back(client, **fault).status_code == 401
+        assert client.get("/v1/jobs").status_code == 401
+        assert client.get("/sign-in/oidc/callback?code=x&state=y").status_code == 401  # without a cookie
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [{"aud": "another"}, {"iss": "http://another"}, {"exp": 1}, {"nonce": "old"}, {"sub": None}],
+    ids=str,
+)
+def test_a_token_for_others_is_refused(
+    database: Database, provider: Provider, claims: dict[str, object]
+) -> None:
+    provider.claims |= claims
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == 401
+
+
+def test_a_token_with_a_foreign_signature_is_refused(database: Database, provider: Provider) -> None:
+    provider.signing_key = RSAKey.generate_key(2048, {"kid": "one"})
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == 401
+
+
+def test_the_browser_is_led_to_our_own_pages_alone(database: Database, provider: Provider) -> None:
+    with browser(database, provider) as client:
+        assert 'url=/"' in come_back(client, to="//evil.example").text
+
+
+def test_a_provider_that_is_away_is_a_503(database: Database) -> None:
+    with a_provider() as provider:
+        pass
+    with browser(database, provider) as client:
+        away = client.get("/sign-in/oidc")
+        assert (away.status_code, int(away.headers["Retry-After"]) >= 1) == (503, True)
+
+
+def test_without_a_provider_there_is_no_such_address(client: TestClient) -> None:
+    install(client.app)  # type: ignore[arg-type]
+    assert client.get("/sign-in/oidc").status_code == 404
+    assert client.get("/sign-in/oidc/callback?code=x&state=y").status_code == 404
