@@ -350,7 +350,7 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
         "gated shared experts": moe.shared_expert_gate,
         "layers without experts": "dense" in model.layer_kinds(),
         "softmax over all experts": moe.router_score == "softmax" and not normalized,
-        "one expert, whose weight is normalised": normalized and moe.top_k == 1,
+        "one expert with a normalised weight": normalized and moe.top_k == 1,
         "sigmoid router": sigmoid,
         "sigmoid router without normalisation": sigmoid and not normalized and moe.top_k > 1,
         "sparsemixer router": moe.router_score == "sparsemixer",

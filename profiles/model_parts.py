@@ -493,7 +493,7 @@ def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelS
         beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
         if beyond:
             raise InvalidProblemError.of(
-                f"/model/{name}", f"{beyond[0]} is no layer", allowed=f"0 to {model.num_layers - 1}"
+                f"/model/{name}", f"{beyond[0]} is not a layer", allowed=f"0 to {model.num_layers - 1}"
             )
         if layers and not rule:
             raise InvalidProblemError.of(f"/model/{name}", "contradicts the rule of every n-th layer")
@@ -506,7 +506,7 @@ def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a Mod
     if model.local_attention is None:
         return
     if len(set(model.local_layers())) == 1:
-        why = "needs local layers beside global ones: sliding_window, and every n-th or listed layers"
+        why = "needs local layers next to global ones: sliding_window, and every n-th or listed layers"
         raise InvalidProblemError.of("/model/local_attention", why)
     if model.mla:
         raise InvalidProblemError.of("/model/local_attention", "contradicts mla")

@@ -180,7 +180,7 @@ _DELAYED = _engine(
 )
 _OFFLOADED_IN_GRAPH = _engine(
     "2.14.0",
-    "a CUDA graph captures modules whose activations go to the host",
+    "a CUDA graph captures modules with activations that go to the host",
     "megatron/core/transformer/transformer_layer.py:1612",
     instead="workload.framework_options: {cuda_graph: none}",
     switches=("offload", "cuda_graph"),

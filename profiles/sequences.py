@@ -319,7 +319,7 @@ def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> Sequenc
     batching = raw.get("batching", "packing")
     if batching not in BATCHINGS:
         raise InvalidProblemError.of(
-            pointer(*at, "batching"), f"{shown(str(batching))} is no way to make sequences of documents",
+            pointer(*at, "batching"), f"{shown(str(batching))} is not a way to make sequences of documents",
             allowed=", ".join(BATCHINGS), nearest=BATCHINGS[0],
         )  # fmt: skip
     given = [name for name in ("percentiles", "histogram") if raw.get(name) is not None]
@@ -364,7 +364,7 @@ def _percent(name: str, at: tuple[str, ...]) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value <= _WHOLE:
-        raise InvalidProblemError.of(pointer(*at, name), "is no percentile", allowed="p0 to p100")
+        raise InvalidProblemError.of(pointer(*at, name), "is not a percentile", allowed="p0 to p100")
     return value
 
 

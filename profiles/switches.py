@@ -462,7 +462,7 @@ def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
         instead = f"a scope without {', '.join(experts)}"
         yield Clash(("cuda_graph",), "a model without experts", instead, without(*experts))
     if "mlp" in graph and model.moe is not None and "dense" not in model.layer_kinds():  # tc:2502
-        against = "a model whose layers all have experts"
+        against = "a model with experts in all layers"
         yield Clash(("cuda_graph",), against, "a scope without mlp", without("mlp"))
     if model.moe is not None and not facts.moe_capacity_factor and (whole or "moe" in graph):
         # tc:2511; of whole layers token_dispatcher.py: the host waits for sizes, which no capture can

@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     )
     sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
     poll_s: Seconds = Field(default=0.1, description="between two looks of an idle embedded worker")
-    slow_poll_s: Seconds = Field(default=5.0, description="the same beside a queue")
+    slow_poll_s: Seconds = Field(default=5.0, description="the same with a queue")
     grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
     queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
     max_queued_jobs: int = Field(default=10_000, ge=1, le=10_000_000, description="of one tenant: else 429")

@@ -59,7 +59,7 @@ class Client:
         try:
             http = httpx.Client(base_url=url, headers=headers)
         except httpx.InvalidURL:
-            raise ValueError("the url is no address") from None
+            raise ValueError("the url is not an address") from None
         if http.base_url.scheme not in {"http", "https"} or not http.base_url.host:
             raise ValueError("the url is not http://HOST:PORT or https://HOST:PORT")
         self._transport = Transport(http=http, timeout_s=timeout_s, retry_s=retry_s)

@@ -406,7 +406,7 @@ def _run(environ: Mapping[str, str], usual: str) -> str:
 
 def _text(environ: Mapping[str, str], source: str, name: str) -> str:
     if not environ.get(name):
-        raise UnknownNodesError(f"{source}: {name} is not set; this is no job of it")
+        raise UnknownNodesError(f"{source}: {name} is not set: this is not one of its jobs")
     return environ[name]
 
 
@@ -420,5 +420,5 @@ def _count(
                 raise UnknownNodesError(f"{source}: {name} is {text[:32]!r}, no number of at least {least}")
             return int(text)
     if default is None:
-        raise UnknownNodesError(f"{source}: {' or '.join(names)} is not set; this is no job of it")
+        raise UnknownNodesError(f"{source}: {' or '.join(names)} is not set: this is not one of its jobs")
     return default

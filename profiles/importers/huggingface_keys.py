@@ -199,7 +199,7 @@ HARMLESS: Mapping[str, str] = {
     **dict.fromkeys(("init_device", "verbose"), _SOFTWARE),
     "init_config": "initial weights change no cost; the launch files leave the launcher's own",
     "moe_loss_weight": "repeats router_aux_loss_coef",
-    "learned_pos_emb": "an unused key of MPT, whose positions are ALiBi's",
+    "learned_pos_emb": "an unused key of MPT, which has ALiBi positions",
     "attn_uses_sequence_id": "how sequences are packed",
     "is_encoder_decoder": "refused where it is true",
     **dict.fromkeys(
@@ -209,7 +209,7 @@ HARMLESS: Mapping[str, str] = {
     "dual_chunk_attention_config": "of inference beyond the trained length",
     **dict.fromkeys(
         ("max_sequence_length", "seq_length", "max_seq_len", "context_length", "context_window_size"),
-        "a length of inference or of training, beside max_position_embeddings",
+        "a length of inference or of training, in addition to max_position_embeddings",
     ),
     "prefill_chunk_size": "of inference",
     "org_vocab_size": "the tokens before padding; the table has vocab_size",
@@ -266,7 +266,7 @@ REFUSED_TYPES: Mapping[str, str] = {
         ),
         "layers of mixed kinds",
     ),
-    "dots3_note_text": "layers whose attention heads have several sizes",
+    "dots3_note_text": "layers with attention heads of several sizes",
     **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
     "axk2": "norms with gates of their own",
@@ -279,8 +279,8 @@ REFUSED_TYPES: Mapping[str, str] = {
     "glm5_next_text": "layers of mixed kinds, and several streams of residuals",
     "step3_text": "queries of a factorised projection that all heads share",
     "mistral_large4_text": "layers that read the keys of others, which an indexer chooses",
-    **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), "norms without weights beside others with"),
-    "longcat_flash": "two attentions and MLPs in a layer, beside experts some of which do nothing",
+    **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), "norms without weights next to others with"),
+    "longcat_flash": "two attentions and MLPs in a layer, next to experts some of which do nothing",
     "reformer": "hashed attention",
     "xlnet": "attention over permuted orders",
 }  # fmt: skip

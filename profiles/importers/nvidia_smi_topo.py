@@ -49,7 +49,7 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix
         where = f"line {number}, row {name}"
         wrong = [cell for cell in cells if not _CELL.fullmatch(cell)]
         if wrong or len(cells) < len(devices):
-            what = f"{shown(wrong[0])} is no link" if wrong else f"found {len(cells)} cells"
+            what = f"{shown(wrong[0])} is not a link" if wrong else f"found {len(cells)} cells"
             raise file.fault(where, f"{what}, expected {len(devices)} of X, NV#, {', '.join(PATHS)}")
         if name in matrix:
             raise file.fault(where, "the device has two rows")

@@ -49,7 +49,7 @@ def _numbers(file: ForeignFile, text: str, where: str) -> list[str]:
     for entry in text.split(","):
         bounds = _RANGE.fullmatch(entry)
         if bounds is None:
-            raise file.fault(where, f"{shown(entry)} is no number or range such as 01-32")
+            raise file.fault(where, f"{shown(entry)} is not a number or range such as 01-32")
         low, high = int(bounds[1]), int(bounds[2] or bounds[1])
         if high < low or high - low >= MAX_NODES:
             raise file.fault(where, f"{shown(entry)}: expected a rising range of at most {MAX_NODES} hosts")

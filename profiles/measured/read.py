@@ -48,7 +48,7 @@ def read_measured_profile(path: Path) -> MeasuredProfile:
     except OSError as fault:
         raise ProfileError(f"{path.name}: {fault.strerror or 'cannot be read'}") from None
     except InvalidProblemError as fault:
-        raise ProfileError(f"{path.name} is no measured profile: {fault}") from None
+        raise ProfileError(f"{path.name} is not a measured profile: {fault}") from None
 
 
 def measured_profile_from_json(raw: object) -> MeasuredProfile:

@@ -27,7 +27,7 @@ def back_up(source: Path, target: Path) -> int:
         BackupError: the file does not exist, it is damaged, or the copy cannot be written.
     """
     if not source.is_file():
-        raise BackupError(f"there is no database at {source.name}")
+        raise BackupError(f"no database at {source.name}")
     partial = target.with_name(f"{target.name}.partial")
     try:
         partial.unlink(missing_ok=True)

@@ -457,12 +457,12 @@ def found_warnings(target: Target) -> Iterator[str]:
     if target.model.moe and not target.model.moe.balance_coefficient:
         yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"
     if target.workload.lengths is not None:
-        yield "packed documents need a recipe for fine-tuning, whose data set has packed_sequence_specs"
+        yield "packed documents need a recipe for fine-tuning: its data set has packed_sequence_specs"
     # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
     # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).
     activation = target.model.mlp_activation
     if activation != "silu":
-        yield f"no override names the activation: take a recipe whose model has {activation}"
+        yield f"no override names the activation: take a recipe of a model with {activation}"
     yield from overlap_notes(target.problem, target.config)
     if positions_of(target.model) == "yarn":
         yield "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model"

@@ -153,7 +153,7 @@ def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldErro
     if target.model.moe and facts(target).moe_dispatcher == "allgather":
         yield FieldError(
             pointer="/workload/framework_options/moe_dispatcher",
-            message="allgather, beside sequences whose lengths may differ",
+            message="allgather, with sequences of different lengths",
             allowed="alltoall",
             nearest="alltoall",
         )

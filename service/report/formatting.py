@@ -30,7 +30,7 @@ COLUMNS = {
     "batch": "Sequences of one optimizer step",
     "with": "Precision or optimizer where it differs from what was asked",
     **{one.short: one.meaning for one in VARIABLES.values() if one.in_tables},
-    "recompute": "Layers whose activations are computed again instead of kept: full ×2 the first two of "
+    "recompute": "Layers that compute activations again instead of keeping them: full ×2 the first two of "
     "each chunk (recompute_layers 2), full every one (all of the model)",
     "step": "Predicted seconds of one optimizer step, with its 80 % interval",
     "tokens/s/GPU": "Tokens trained per second by each GPU",

@@ -54,7 +54,7 @@ MODEL = FormField(
     suggestions="models",
     required=True,
     default="llama-3.1-70b",
-    hint="a name of the catalog, or of your own",
+    hint="catalog name, Hugging Face id, or one of your own",
 )
 CONFIG = FormField(
     name="config",

@@ -572,7 +572,7 @@ def _replayed_layers(cells: Cells, stage_layers: tuple[int, ...]) -> int:
         return sum(stage_layers)
     found = _REPLAYED.fullmatch(stated)
     if not found or int(found[1]) > int(found[2] or found[1]):
-        message = f'"{stated[:40]}" is no number of layers'
+        message = f'"{stated[:40]}" is not a number of layers'
         raise cells.fault(
             "recompute_layers", message, "layers of each chunk, as in 5, or x of all, as in 12/48"
         )
@@ -609,7 +609,7 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
     vpp, ep = vpp if pp > 1 else 1, cells.count("expert_parallel_size") or 1
     mbs, gbs = needed(cells, "micro_batch_size"), needed(cells, "global_batch_size")
     if gbs % (mbs * dp):
-        raise RefusedRunError(f"global batch {gbs} is no multiple of micro-batch {mbs} x dp {dp}")
+        raise RefusedRunError(f"global batch {gbs} is not a multiple of micro-batch {mbs} x dp {dp}")
     if pp * vpp > model.num_layers + MAX_EMPTY_CHUNKS:
         raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
     zero = cells.count("zero_stage")

@@ -175,7 +175,9 @@ def _measurement_of(cells: Cells) -> RunMeasurement:
     seconds, peak = cells.number("step_time_s"), cells.number("peak_memory_gib")
     family, failed = cells.text("framework_family") or "", cells.flag("oom")
     if seconds == 0.0:
-        raise cells.fault("step_time_s", "0 is no time of a step", "a positive number; empty: not measured")
+        raise cells.fault(
+            "step_time_s", "step time must be positive", "a positive number; empty: not measured"
+        )
     if failed and seconds is not None:
         raise cells.fault("oom", "a run that is out of memory has no step_time_s", "0, or no step_time_s")
     return RunMeasurement(

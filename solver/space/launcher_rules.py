@@ -347,7 +347,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     graph = str(options.get("cuda_graph", "layer" if options.get("cuda_graphs") else "none"))
     if graph not in ("none", "full_iteration") and able.launcher in known["cuda_graph"].launchers:
         yield Rule(
-            name=f"{able.launcher} captures CUDA graphs beside recomputation",
+            name=f"{able.launcher} captures CUDA graphs while it recomputes",
             reason=f"cuda_graph {graph} excludes full recomputation, which full_iteration alone allows",
             reads=("recompute",),
             violated=lambda c: c.recompute == _FULL,
@@ -381,7 +381,7 @@ def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         held = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
         yield Rule(
             name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
-            reason="--fp8-param-gather beside --optimizer-cpu-offload asks for delayed scaling",
+            reason="--fp8-param-gather with --optimizer-cpu-offload asks for delayed scaling",
             reads=("offload",),
             violated=lambda c: is_one_of(c.offload, held),
         )

@@ -154,7 +154,7 @@ def _check_word(variable: Node, word: Node) -> None:
     if word.sign != "word":
         return
     if variable.sign != "name":
-        raise ExpressionError(variable.at, "a variable is expected beside a quoted word")
+        raise ExpressionError(variable.at, "a quoted word needs a variable next to it")
     known = WORDS[str(variable.value)]
     if word.value not in known:
         near = difflib.get_close_matches(str(word.value).lower()[:64], known, n=1, cutoff=0.5)

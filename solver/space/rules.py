@@ -411,7 +411,7 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="ZeRO needs data-parallel ranks",
-        reason="there is nobody to share optimizer states with when dp * cp = 1",
+        reason="ZeRO shards over dp * cp ranks, and dp * cp = 1",
         reads=("context_parallel_size", "data_parallel_size", "zero_stage"),
         violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
     )

@@ -93,7 +93,7 @@ def number(given: Arguments, name: str) -> int | None:
         return int(text)
     raise InvalidProblemError.of(
         f"--{name}",
-        f'line {given[name].line}: "{shown(text)}" is no whole number in range',
+        f'line {given[name].line}: "{shown(text)}" is not a whole number in range',
         allowed=f"1 to {10**_MAX_DIGITS - 1}",
     )
 
@@ -312,7 +312,7 @@ def _deepspeed_zero(fields: Fields) -> int:
     stage = fields.integer(name, _DEFAULT_STAGE, low=0)
     if stage > _MAX_STAGE:
         fields.fault(
-            name, f"there is no stage {stage}; accelerate would not notice", allowed="0 to 3", nearest="3"
+            name, f"unknown stage {stage}; accelerate would not notice", allowed="0 to 3", nearest="3"
         )
     elif not fields.has(name):
         fields.note(f"zero_stage is not given: {_DEFAULT_STAGE} is accelerate's default")
@@ -439,7 +439,7 @@ def _unread(fields: Fields) -> tuple[str, ...]:
     found = fields.unread("accelerate")
     for name in found:
         if name.startswith(_MESH) and name.endswith("_size"):
-            why = "is no size of accelerate's mesh, which would not notice"
+            why = "is not a size of accelerate's mesh, which would not notice"
             fields.fault(name, why, allowed="dp_replicate, dp_shard, cp, sp, tp")
     fields.stop()
     return found

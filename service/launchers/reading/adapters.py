@@ -188,7 +188,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
     if not all(known):
         word = words[known.index(())]
         fields.fault(
-            name, f'"{str(word)[:40]}" is no layer that is priced', allowed=", ".join(LORA_TARGETS)
+            name, f'"{str(word)[:40]}" is not a layer that is priced', allowed=", ".join(LORA_TARGETS)
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))

@@ -25,10 +25,10 @@ def source_of_capture(source: Source) -> Source:
     try:
         raw = json.loads(source.text)
     except (ValueError, RecursionError):
-        raise refused("the capture is no JSON") from None
+        raise refused("the capture is not JSON") from None
     calls, files = (raw.get("calls"), raw.get("files")) if isinstance(raw, dict) else (None, None)
     if not isinstance(calls, list) or not isinstance(files, dict) or raw.get(FORM) != VERSION:
-        raise refused(f"is no capture of version {VERSION}: run meshwright capture again")
+        raise refused(f"is not a capture of version {VERSION}: run meshwright capture again")
     lines = ["# What meshwright capture saw"]
     for call in calls:
         lines += _lines_of(call)

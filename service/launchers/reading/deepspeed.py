@@ -78,7 +78,7 @@ class DeepSpeedReader:
         configuration = _configuration(fields, known, model, code, (zero, offload))
         for name in fields.unread(DeepSpeedReader.name):
             if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
-                fields.fault(name, "is no key of ZeRO's section")
+                fields.fault(name, "is not a key of ZeRO's section")
         fields.stop()
         where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
         return LaunchFile(
@@ -106,7 +106,7 @@ def _zero(fields: Fields) -> int:
         return int(section)
     stage = fields.optional("zero_optimization.stage", low=0) or 0
     if stage > _MAX_STAGE:
-        fields.fault("zero_optimization.stage", f"there is no stage {stage}", allowed="0 to 3", nearest="3")
+        fields.fault("zero_optimization.stage", f"unknown stage {stage}", allowed="0 to 3", nearest="3")
         return _MAX_STAGE
     return stage
 
@@ -205,7 +205,7 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int 
     automatic = fields.raw(_BUCKET) == "auto"
     size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / _BYTES)
     if size < 1 or size != int(size):
-        fields.fault(_BUCKET, "is no whole number above 0")
+        fields.fault(_BUCKET, "is not a whole number above 0")
     return {"bucket_bytes": float(_BYTES * size)} if zero and _BYTES * size != usual else {}
 
 

@@ -350,7 +350,7 @@ class Fields:
             nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
             self.fault(
                 name,
-                f"{_words(value)} is no whole number in range",
+                f"{_words(value)} is not a whole number in range",
                 allowed=f"{low} to {MAX_INTEGER}",
                 nearest=nearest,
             )
@@ -363,7 +363,7 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.fault(name, f"{_words(value)} is no number", allowed="a finite number")
+            self.fault(name, f"{_words(value)} is not a number", allowed="a finite number")
             return default
         return float(value)
 
@@ -390,7 +390,7 @@ class Fields:
             self.fault(name, "needs a value", allowed=", ".join(words) or None)
             return default
         if not isinstance(value, str):
-            self.fault(name, f"{_words(value)} is no text", allowed=", ".join(words) or None)
+            self.fault(name, f"{_words(value)} is not text", allowed=", ".join(words) or None)
             return default
         same = next((word for word in words if word.lower() == value.lower()), None)
         if words and same is None:
@@ -513,7 +513,7 @@ class Fields:
         for name in sorted(sections - self._taken):
             value = self.raw(name) if name in self._values else None
             if value not in (None, {}):
-                self.fault(name, f"{_words(value)} is no section", allowed="names with values under it")
+                self.fault(name, f"{_words(value)} is not a section", allowed="names with values under it")
 
     def place(self, name: str) -> Place:
         """Return a name of the file with its line."""

@@ -282,13 +282,13 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     if kind == "integer":
         return _wrong_integer(name, texts[0])
     wrong = kind == "number" and not _is_number(texts[0])
-    return (f'"{_shown(texts[0])}" is no number', _ALLOWED[kind]) if wrong else None
+    return (f'"{_shown(texts[0])}" is not a number', _ALLOWED[kind]) if wrong else None
 
 
 def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:
     """Return the fault of a whole number: sizes begin at 1, optional ones at 0."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        return f'"{_shown(text)}" is no whole number in range', _allowed(name)
+        return f'"{_shown(text)}" is not a whole number in range', _allowed(name)
     return ("must be 1 or more", _allowed(name)) if int(text) < _least(name) else None
 
 

@@ -206,7 +206,7 @@ class Known:
             if _PLACEHOLDER.search(named.text):
                 raise InvalidProblemError.of(
                     "/model",
-                    f"{where}{shown(named.text)} stands for a model of yours: which one is not said",
+                    f"{where}{shown(named.text)} names a model of yours that the file does not define",
                     allowed="--model with a catalog name or the model's config.json",
                 ) from fault
             nearest = fault.errors[0].message.partition('". ')[2]

@@ -247,7 +247,7 @@ def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, l
         near = difflib.get_close_matches(word.text, _recipes(), n=1)
         raise InvalidProblemError.of(
             "--recipe",
-            f"line {word.line}: {shown(word.text)} is no recipe of Megatron-Bridge that is known",
+            f"line {word.line}: {shown(word.text)} is not a known recipe of Megatron-Bridge",
             allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model next to the overrides",
             nearest=near[0] if near else None,
         )

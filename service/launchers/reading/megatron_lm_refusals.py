@@ -56,7 +56,7 @@ def _words(given: Given, _: ModelSpec) -> None:
             nearest = near[0] if near else None
             given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
     if given.word("transformer-impl") == "local":
-        given.note("--transformer-impl local is priced as Transformer Engine, whose kernels are faster")
+        given.note("--transformer-impl local is priced as Transformer Engine, which has faster kernels")
 
 
 def _activations(given: Given, _: ModelSpec) -> None:

@@ -97,7 +97,7 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         piece = found[1].removeprefix("(").removesuffix(")") if len(found[1]) > 1 else found[1]
         text = text[: found.start()] + piece * min(int(found[2]), _MAX_LAYOUT) + text[found.end() :]
     if len(text) >= _MAX_LAYOUT or set(text) - set("Etm|L"):
-        given.fault(name, "is no layout of E, t, m, L, |, (…)*N")
+        given.fault(name, "is not a layout of E, t, m, L, |, (…)*N")
         return ()
     stages = text.split("|")
     split = tuple(stage.count("t") for stage in stages)
@@ -218,7 +218,7 @@ def global_batch(given: Given) -> int:
     steps = batch_steps(given)
     if not steps:
         allowed = f"0:256 1B:512, up to {_MAX_STEPS} of them"
-        given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed=allowed)
+        given.fault(_SCHEDULE, "is not a list of tokens and batches that begins at 0", allowed=allowed)
         return 1
     last = steps[-1][1]
     if steps[:-1]:

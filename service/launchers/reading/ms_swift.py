@@ -241,7 +241,7 @@ def _take_extra(given: Given, text: str, line: int) -> None:
         found = None
     if not isinstance(found, dict):
         given.called[f"--{_EXTRA}"] = f"--{_EXTRA}"
-        given.fault(_EXTRA, f"line {line}: is no JSON object", allowed='{"name": value, …}')
+        given.fault(_EXTRA, f"line {line}: is not a JSON object", allowed='{"name": value, …}')
         return
     for name, value in list(found.items())[:_MAX_EXTRA]:
         take(given, str(name)[:64], text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")

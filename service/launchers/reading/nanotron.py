@@ -90,7 +90,7 @@ def _refuse_others(fields: Fields, overrides: Overrides) -> None:
     """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
     for section in fields.sections():
         if section not in _SECTIONS and not overrides.ignores(section):
-            message = "is no section of nanotron's, and what a fork makes of it is not known"
+            message = "is not a section of nanotron's, and what a fork makes of it is not known"
             fields.fault(section, message, allowed=passing(section))
 
 

@@ -189,7 +189,7 @@ def _named_values(source: Source, named: Named) -> dict[str, LocatedValue]:
         near = difflib.get_close_matches(named.config, _recipes(), n=1)
         raise InvalidProblemError.of(
             "--config",
-            f"line {named.line}: {shown(named.config)} is no configuration of torchtitan 0.3, "
+            f"line {named.line}: {shown(named.config)} is not a configuration of torchtitan 0.3, "
             f"and {shown(named.module)}.py is not next to it",
             allowed=f"one of its names, or its {_REGISTRY} next to the script",
             nearest=near[0] if near else None,
@@ -217,7 +217,7 @@ def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
         return found if tokens is None else found | {_TOKENS: tokens}
     said = [int(str(one.value)) if str(one.value).isdecimal() else 0 for one in (tokens, length)]
     if not all(said) or said[0] % said[1]:
-        message = f"line {tokens.line}: {said[0]} is no multiple of the {said[1]} tokens of a sequence"
+        message = f"line {tokens.line}: {said[0]} is not a multiple of the {said[1]} tokens of a sequence"
         raise InvalidProblemError.of(_TOKENS, message, allowed=f"multiples of {said[1]}")
     return found | {"training.local_batch_size": LocatedValue(said[0] // said[1], tokens.line)}
 

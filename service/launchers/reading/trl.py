@@ -105,7 +105,7 @@ class TrlReader:
         if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
             fields.note(PADDED.format(_LENGTH))
         if fields.has("model_name") and not fields.has(_MODEL):
-            why = "is none of TRL's names, whose parser stops at it: the file is another program's"
+            why = "is not one of TRL's names, and its parser stops there: the file is another program's"
             fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
         take_model(fields, known, _MODEL)
         given, length = _sft_arguments(fields, known, over)

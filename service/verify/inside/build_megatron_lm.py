@@ -270,9 +270,7 @@ LOCAL = {  # what the local layers do not have, or a CPU cannot run; no weight d
     "tp_comm_overlap": False, "perform_initialization": False, "layernorm_zero_centered_gamma": False,
     "cross_entropy_loss_fusion": False, "fp8": None, "fp4": None,
 }  # fmt: skip
-OFFLOADED = (
-    "the optimizer is on the host, whose memory cannot be told from a GPU's: no bytes of it are compared"
-)
+OFFLOADED = "the optimizer is on the host: its memory cannot be separated from a GPU's, nor compared"
 SIZES = inspect.signature(parallel_state.initialize_model_parallel).parameters  # named as its arguments
 BALANCED = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}  # static shapes
 

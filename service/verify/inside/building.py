@@ -31,7 +31,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 Case = dict[str, Any]
 Built = dict[str, Any]
-OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
+OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be separated from what stays"
 _MATRIX = 2  # dimensions
 # What torch, C++, CPython and the dynamic linker report where the system refuses memory, for one for a
 # thread's stack.

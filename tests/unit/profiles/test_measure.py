@@ -66,7 +66,7 @@ def test_other_measurements_are_refused_and_the_file_stays_as_it_was(
 def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "thesis.json"
     path.write_text('{"title": "ten years of work"}')
-    with pytest.raises(ProfileError, match=r"thesis\.json is no measured profile"):
+    with pytest.raises(ProfileError, match=r"thesis\.json is not a measured profile"):
         open_notebook(path, SUBJECT, MACHINE, SESSION)
     assert path.read_text() == '{"title": "ten years of work"}'
 

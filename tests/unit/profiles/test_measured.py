@@ -113,7 +113,7 @@ def test_percentiles_out_of_order_are_refused() -> None:
 def test_what_is_no_measured_profile_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
-    with pytest.raises(ProfileError, match=r"p\.json is no measured profile"):
+    with pytest.raises(ProfileError, match=r"p\.json is not a measured profile"):
         read_measured_profile(path)
 
 

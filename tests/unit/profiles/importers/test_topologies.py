@@ -63,7 +63,7 @@ def test_links_of_a_cube_add_up_to_six_and_join_all_gpus() -> None:
     [
         ("GPU3\tSYS", "GPU9\tSYS", "the row of 'GPU3' is missing"),
         ("GPU1\tNV12", "GPU1\tNV4", "row GPU1: the link to GPU0 differs"),
-        ("GPU2\tSYS", "GPU2\tABC", "row GPU2: 'ABC' is no link"),
+        ("GPU2\tSYS", "GPU2\tABC", "row GPU2: 'ABC' is not a link"),
         ("GPU3\tSYS\tSYS\tNV12", "GPU3\tSYS", "row GPU3"),
         ("\x1b[4mGPU1", "\x1b[4mGPU0", "different devices"),
     ],

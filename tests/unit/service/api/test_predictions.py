@@ -219,7 +219,7 @@ def test_a_file_that_starts_fewer_ranks_than_the_cluster_has_is_answered_with_th
         ({"name": "a.sh", "text": SCRIPT.replace("--bf16", "--bf16 --fp16")}, "/launch_file/text",
          "--fp16: line 21: contradicts --bf16"),
         ({"name": "a.yaml", "text": "parallelism: {dp: 8, tp: nine}\n"}, "/launch_file/text",
-         'parallelism.tp: line 1: "nine" is no whole number'),
+         'parallelism.tp: line 1: "nine" is not a whole number'),
         ({"name": "a.yaml", "text": "a: &a [x]\nb: [*a, *a]\n", "launcher": "nanotron"},
          "/launch_file/text", "aliases"),
         ({"name": "a.py", "text": "import os\nos.abort()\n", "launcher": "torchtitan"},

@@ -111,7 +111,7 @@ def test_a_right_name_in_a_wrong_section_is_refused_with_the_right_one(section: 
         read({**files, "plan_args.sh": text})
 
 
-@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe whose model has gelu"])])
+@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe of a model with gelu"])])
 def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
     gated: bool, warned: list[str]
 ) -> None:

@@ -103,7 +103,7 @@ def test_lengths_of_documents_are_typed_as_percentiles(browser: TestClient, data
     [
         ({"lengths": "p50=900"}, "lengths", "p100: is required"),
         ({"lengths": "p50=many, p100=8192"}, "lengths", "p50: must be an integer"),
-        ({"lengths": "900"}, "lengths", "is no percentile"),
+        ({"lengths": "900"}, "lengths", "is not a percentile"),
         ({"lengths": "p50=900, p50=800, p100=8192"}, "lengths", "p50 is given more than once"),
         ({"lengths": "p90=900, p95=800, p100=8192"}, "lengths", "800 is less than p90"),
         ({"lengths": "p100=9000"}, "lengths", "longer than"),

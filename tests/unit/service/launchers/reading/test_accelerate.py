@@ -42,7 +42,7 @@ def test_the_plugins_own_values_are_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("zero_stage: 2", "zero_stage: 5", "zero_stage: line 6: there is no stage 5; .*Allowed: 0 to 3"),
+        ("zero_stage: 2", "zero_stage: 5", "zero_stage: line 6: unknown stage 5; .*Allowed: 0 to 3"),
         ("main_process_ip: node0\n", "", "num_machines: line 8: 2, but no main_process_ip"),
         ("bf16", "no", "mixed_precision: line 8: no is not priced"),
         ("zero_stage", "zero_stgae", "zero_stgae: line 6: is unknown. Nearest: .*zero_stage"),
@@ -60,5 +60,5 @@ def test_what_it_would_not_run_is_refused_with_its_line(old: str, new: str, says
 def test_the_address_may_stand_in_the_command_and_its_numbers_are_numbers() -> None:
     text = PLUGIN.replace("main_process_ip: node0\n", "")
     assert read(text, SCRIPT.replace("--config", "--main-process-ip node0 --config")) == read()
-    with pytest.raises(InvalidProblemError, match='_train_batch_size: line 1: "two" is no whole'):
+    with pytest.raises(InvalidProblemError, match='_train_batch_size: line 1: "two" is not a whole'):
         read(script=SCRIPT.replace("size 2", "size two"))

@@ -439,7 +439,7 @@ def test_a_section_that_nanotron_refuses_is_not_passed_over() -> None:
         "num_hidden_layers: 2, intermediate_size: 2048, num_attention_heads: 8}\n"
         "infini_attention:\n  length: 8\n"
     )
-    with pytest.raises(InvalidProblemError, match="infini_attention: is no section of nanotron's"):
+    with pytest.raises(InvalidProblemError, match="infini_attention: is not a section of nanotron's"):
         read(text, name="a.yaml")
     assert read(text, Overrides(ignored=("infini_attention",)), "a.yaml").model.num_layers == 2
 

@@ -245,7 +245,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", "--bf16 --fp4-format e2m1 --fp4-recipe custom"), "--fp4-recipe: line 21: is not"),
         (("--bf16", "--use-checkpoint-args --bf16"), "--use-checkpoint-args: line 21: cannot be read"),
         (("--num-layers 32", "--num-layers 33"), "33 layers are not split evenly by 2 chunks"),
-        (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is no whole number'),
+        (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is not a whole number'),
         (("GPUS_PER_NODE=8", "GPUS_PER_NODE=9"), "does not divide the 36 GPUs"),
         (("* 4))", "* 4 + 1))"), "is not a multiple of micro-batch × data parallel = 4"),
         (("TP=${TP:-4}", ""), "depends on $TP, which the script does not set"),
@@ -354,7 +354,7 @@ def test_sigmoid_scores_of_several_experts_are_normalised_whatever_pre_softmax_s
     ignored = [note for note in found.notes if note.startswith("--moe-router-pre-softmax changes nothing")]
     assert len(ignored) == (score == "sigmoid" and "pre-softmax" in flags)
     facts = model_facts(found.model)
-    assert not {"sigmoid router without normalisation", "one expert, whose weight is normalised"} & {*facts}
+    assert not {"sigmoid router without normalisation", "one expert with a normalised weight"} & {*facts}
 
 
 def test_a_named_model_that_the_flags_contradict_is_refused() -> None:

@@ -35,7 +35,9 @@ def test_the_vocabulary_is_padded_as_nanotron_pads_it(divisor: int, padded: int)
 
 
 def test_a_vocabulary_of_a_multiple_of_0_is_refused() -> None:
-    with pytest.raises(InvalidProblemError, match=r"divisible_by: line \d+: 0 is no whole number in range"):
+    with pytest.raises(
+        InvalidProblemError, match=r"divisible_by: line \d+: 0 is not a whole number in range"
+    ):
         read("make_vocab_size_divisible_by: 1", "make_vocab_size_divisible_by: 0")
 
 

@@ -96,7 +96,7 @@ def test_what_is_told_counts_before_the_script_and_is_noted() -> None:
 
 def test_a_flag_can_be_passed_by_and_a_missing_batch_is_one_micro_batch_a_replica() -> None:
     text = megatron("--bf16 --vocab-size 512 --num-experts nonsense --micro-batch-size 2")
-    with pytest.raises(InvalidProblemError, match="no whole number"):
+    with pytest.raises(InvalidProblemError, match="not a whole number"):
         read(text)
     found = read(text, overrides=Overrides(ignored=("--num-experts",)))
     assert found.workload.global_batch_size == 16  # 8 GPUs × 2
@@ -344,7 +344,7 @@ def test_a_recipe_of_megatron_bridge_is_read_by_its_name_with_overrides() -> Non
 
 def test_a_recipe_that_is_not_known_names_the_nearest_and_adapters_are_refused() -> None:
     with pytest.raises(
-        InvalidProblemError, match="line 1: llama3_8_pretrain_config is no recipe"
+        InvalidProblemError, match="line 1: llama3_8_pretrain_config is not a known recipe"
     ) as refusal:
         read(bridge("--recipe llama3_8_pretrain_config"))
     assert refusal.value.errors[0].nearest == "llama3_8b_pretrain_config"

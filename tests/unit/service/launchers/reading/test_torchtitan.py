@@ -28,7 +28,9 @@ def test_a_flag_replaces_the_files_value_and_is_noted() -> None:
 
 
 def test_a_flag_that_contradicts_the_run_is_refused_with_its_line() -> None:
-    with pytest.raises(InvalidProblemError, match=r'training.seq_len: line \d+: "long" is no whole number'):
+    with pytest.raises(
+        InvalidProblemError, match=r'training.seq_len: line \d+: "long" is not a whole number'
+    ):
         read("--training.seq_len long")
     with pytest.raises(InvalidProblemError, match="writes a checkpoint and trains nothing"):
         read("--checkpoint.create_seed_checkpoint=true")
@@ -222,7 +224,7 @@ def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
     assert named("llama3_8b", registry=REGISTRY).workload.seq_length == 8192  # it is not in this registry
     with pytest.raises(InvalidProblemError, match="2 configurations are in it, none is named"):
         read_launch_files(Source(name="config_registry.py", text=REGISTRY), Overrides(num_gpus=8))
-    with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is no configuration"):
+    with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is not a configuration"):
         named("llama3_9b")
 
 

@@ -48,8 +48,8 @@ WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        ("--model_name_or_path /path/to/model", "line 1: /path/to/model stands for a model of yours"),
-        ("--model_name_or_path your_model_path", "stands for a model of yours"),
+        ("--model_name_or_path /path/to/model", "line 1: /path/to/model names a model of yours"),
+        ("--model_name_or_path your_model_path", "names a model of yours"),
         ("--model_name_or_path our/Qwen2.5-7B-own", "is not in the catalog.*Did you mean qwen2.5-7b"),
         ("--llm_path Qwen/Qwen2.5-7B", "llm_path: line 1: Qwen/Qwen2.5-7B may be the model.*--model"),
         ("--output_dir out/Qwen2.5-7B", "the files name no model"),
@@ -456,7 +456,7 @@ def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
 def test_a_file_that_names_its_model_otherwise_than_trl_is_another_programs() -> None:
     text = "model_name: Qwen/Qwen3-VL-8B-Instruct\nmax_length: 16384\nper_device_train_batch_size: 1\n"
     with pytest.raises(
-        InvalidProblemError, match="none of TRL's names"
+        InvalidProblemError, match="not one of TRL's names"
     ):  # read as the supplied model's run
         read(text, Overrides(num_gpus=8, model=find_model("qwen3-8b")), "full.yaml")
 
