@@ -35,6 +35,7 @@ EXAMPLES = {
         "meshwright report --from run/answer.json --out run/report.html",
         "meshwright report 992b --timeline step.json",
     ),
+    "plot": ("meshwright plot 7f3a --out plan.pdf",),
     "calibrate": (
         "meshwright calibrate runs.csv --out mine.json",
         "meshwright calibrate runs.csv --measure-next 3",

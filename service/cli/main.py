@@ -49,6 +49,10 @@ COMMANDS = {
     ),
     "export": ("export:export_command", "Write the launch files of a plan."),
     "report": ("report:report", "Write an answer as one HTML file to read, print or mail."),
+    "plot": (
+        "plot:plot",
+        "Draw a plan as one picture (PNG, PDF or SVG): its step, its memory, the ranking.",
+    ),
     "calibrate": (
         "calibrate:calibrate_command",
         "Learn a cluster from a few of its runs; plan and predict take the result with --profile.",

@@ -245,6 +245,12 @@ COMMANDS = {
         "--zip": "run.zip",
         "--force": Case(beside="--save-dir taken"),
     }),
+    "plot": Command("--from answer.json --out plan.svg", {
+        "plan_id": Case("SECOND", base="FIRST --out plan.svg", instead="FIRST"),
+        "--from": Case("answer.json", base="--out plan.svg"),
+        "--rank": "2",
+        "--out": "plan.png",
+    }),
     "memory": Command("llama-3.1-8b --json", {
         "model": Case("llama-2-7b", base="llama-3.1-8b --json", instead="llama-3.1-8b"),
         "--gpu": "a100-sxm-80gb",

@@ -1,0 +1,38 @@
+"""``meshwright plot``: an answer as one picture, in a format by its suffix."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.saved_plans import answer_of_file, find_answer, plan_of
+from meshwright.service.report.plot import SUFFIXES
+from meshwright.service.report.plot import plot as drawn
+
+
+def plot(
+    plan_id: Annotated[
+        str | None, typer.Argument(help="Id that plan printed (a prefix will do), or a rank.")
+    ] = None,
+    *,
+    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("plan.svg"),
+) -> None:
+    """Draw a plan as one picture: its step, the memory of its stages, and the ranking."""
+    if (plan_id is None) == (source is None):
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    if out.suffix.lower() not in SUFFIXES:
+        raise InvalidProblemError.of("--out", f'unknown suffix "{out.suffix}"', allowed=", ".join(SUFFIXES))
+    kept = answer_of_file(source, rank) if source is not None else find_answer(plan_id or "")
+    try:
+        drawn(kept.answer, kept.problem, plan_of(kept), out)
+    except ImportError:
+        raise InvalidProblemError.of("plot", "needs matplotlib: pip install 'meshwright[plot]'") from None
+    except OSError as fault:
+        raise InvalidProblemError.of("--out", fault.strerror or "cannot be written") from None
+    sys.stdout.write(f"wrote {out}\n")

@@ -1,0 +1,126 @@
+"""An answer as one picture to cite: where time and memory of a plan go, and the ranking with its intervals.
+
+One chart code for PNG, PDF and SVG; axes start at zero, every term has its colour, every line its legend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.profiles.units import GIB
+from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
+from meshwright.service.report.formatting import LONG_NAMES, configuration_words, words
+from meshwright.service.report.verdict import title_of
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.problem import Problem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".png", ".pdf", ".svg")
+_SIZE_INCHES = (12.0, 7.0)
+_DPI = 150
+_MOST_PLANS = 10
+_ROOM = 1.03  # of the longest bar
+_INK = "#1c2330"
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "meshwright",  # the same answer gives the same bytes
+    "svg.fonttype": "none",
+}
+
+
+def plot(answer: Answer, problem: Problem, plan: Plan, path: Path) -> None:
+    """Write the picture of one plan and its ranking.
+
+    Args:
+        answer: the ranking.
+        problem: its question.
+        plan: the plan that is shown in full.
+        path: the file; its suffix decides the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 - an extra, for this command alone
+    from matplotlib.figure import Figure  # noqa: PLC0415 - the same
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        places = figure.subplot_mosaic([["step", "ranking"], ["memory", "ranking"]], width_ratios=[1.2, 1])
+        _step(places["step"], plan)
+        _memory(places["memory"], plan)
+        _ranking(places["ranking"], answer.ranking[:_MOST_PLANS], plan)
+        about = f"#{plan.rank} {configuration_words(plan.config, LONG_NAMES)}"
+        figure.suptitle(f"{title_of(problem)}\n{about}\n{answer.certainty}", fontsize=10, color=_INK)
+        dates: Mapping[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        figure.savefig(path, dpi=_DPI, metadata=dates.get(path.suffix.lower()))
+
+
+def _stack(
+    axes: Axes, labels: Sequence[str], rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]
+) -> None:
+    """Draw one stacked bar for each row, from zero; the legend has every term."""
+    start = [0.0] * len(rows)
+    for term, color in colors.items():
+        values = [max(row.get(term, 0.0), 0.0) for row in rows]
+        if any(values):
+            axes.barh(labels, values, left=start, color=color, label=words(term))
+            start = [at + value for at, value in zip(start, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+
+
+def _legend(axes: Axes, *, below: float = 0.2) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -below), ncols=4, frameon=False, fontsize=8)
+
+
+def _step(axes: Axes, plan: Plan) -> None:
+    terms = plan.why.waterfall_s if plan.why else plan.prediction.time_breakdown_s
+    _stack(axes, ["step"], [terms], TIME_COLORS)
+    axes.set_xlabel("seconds of one optimizer step")
+    _legend(axes)
+
+
+def _memory(axes: Axes, plan: Plan) -> None:
+    stages = plan.prediction.stages
+    rows = [{name: size / GIB for name, size in stage.memory_bytes.items()} for stage in stages]
+    _stack(axes, [f"stage {stage.stage}" for stage in stages], rows, MEMORY_COLORS)
+    limit = plan.prediction.memory_limit_bytes / GIB
+    axes.axvline(limit, color=_INK, label="memory of a GPU")
+    axes.set_xlim(0, _ROOM * max(limit, plan.prediction.peak_memory_bytes / GIB))
+    axes.set_xlabel("GiB of each GPU")
+    _legend(axes)
+
+
+def _ranking(axes: Axes, plans: Sequence[Plan], chosen: Plan) -> None:
+    seen = [plan.prediction for plan in plans]
+    steps = [one.step_time_s for one in seen]
+    below = [one.step_time_s - one.step_time_low_s for one in seen]
+    above = [one.step_time_high_s - one.step_time_s for one in seen]
+    colors = [
+        TIME_COLORS["compute"] if plan.rank == chosen.rank else MEMORY_COLORS["gradients"] for plan in plans
+    ]
+    labels = [
+        f"#{plan.rank} {configuration_words(plan.config)}".replace(" · zero", "\nzero") for plan in plans
+    ]
+    axes.barh(labels, steps, color=colors, label="step time")
+    axes.errorbar(
+        steps,
+        range(len(plans)),
+        xerr=[below, above],
+        fmt="none",
+        ecolor=_INK,
+        capsize=3,
+        label="80 % interval",
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds of one optimizer step")
+    axes.tick_params(axis="y", labelsize=7)
+    _legend(axes, below=0.08)
