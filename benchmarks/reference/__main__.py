@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.reference.chart import write_chart
 from benchmarks.reference.facts import facts_page
 from benchmarks.reference.models import models_page
 from benchmarks.reference.pages import (
@@ -28,9 +29,10 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, and the Helm chart."""
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
+    write_chart()
 
 
 if __name__ == "__main__":
