@@ -67,7 +67,7 @@ BENCHMARKS = {
     ),
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
-        "what the tests of F1 to F26 measured, docs/reliability.md; writes (--long: chaos too)",
+        "what the tests of F1 to F28 measured, docs/reliability.md; writes (--long: chaos too)",
         "tests.reliability.document",
         ("--measure",),
     ),

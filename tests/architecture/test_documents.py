@@ -46,7 +46,7 @@ def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
 
 
 def test_every_test_that_the_table_names_is_there() -> None:
-    assert len(FAULTS) == 26
+    assert len(FAULTS) == 28
     for fault in FAULTS:
         for test in fault.tests:
             file, _, name = test.partition("::")
@@ -65,6 +65,7 @@ def test_the_worst_of_what_was_measured_is_shown_for_each_database(tmp_path: Pat
         {"fault": 9, "what": "slowest", "value": value, "unit": "s", "on": on}
         for value, on in [(0.4, "postgresql"), (0.3, "sqlite"), (0.5, "sqlite")]
     ]
+    lines.append({"fault": 26, "what": "memory", "value": 224.9, "unit": "MiB", "on": ""})
     file = tmp_path / "figures.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_figures(file) == {9: "slowest: 0.50 / 0.40 s"}
+    assert read_figures(file) == {9: "slowest: 0.50 / 0.40 s", 26: "memory: 225 MiB"}

@@ -13,6 +13,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
 from meshwright.service.stores import deletion
 from meshwright.service.stores.deletion import Deletion
+from tests.reliability.figures import measured
 from tests.served.access_cases import token_of
 from tests.served.api_client import answer_next, submit
 from tests.served.job_records import SUCCESS, add_job, claimed
@@ -69,12 +70,15 @@ def test_a_sweep_is_deleted_with_its_points_and_no_point_alone(database: Databas
     assert "jobs" not in rows_of(database, "sweeping")
 
 
-def test_a_worker_that_runs_a_deleted_job_loses_its_claim(database: Database, engine: JobEngine) -> None:
+def test_f28_a_worker_that_runs_a_deleted_job_loses_its_claim(
+    database: Database, engine: JobEngine
+) -> None:
     add_job(database, "running")
     claim = claimed(engine)
     Deletion(database, actor="test").job(claim.tenant, claim.job_id)
     assert engine.heartbeat(claim) == "lost"
     assert not engine.complete(claim, SUCCESS)
+    measured(28, "writes of the worker that changed anything", 0, on=database.dialect)
 
 
 def test_a_tenant_is_deleted_with_all_records_and_others_keep_theirs(

@@ -33,6 +33,7 @@ QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_st
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
 PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/auth/test_access.py::", "unit/service/api/test_hostile.py::"
+DELETION = "integration/test_deletion.py::"
 FLOODS = "integration/test_floods.py::"
 UPGRADES = "integration/test_upgrades.py::"
 BODIES = "integration/test_large_bodies.py::"
@@ -214,6 +215,16 @@ FAULTS = (
         happens="48 jobs are re-planned at once, as after one failed switch",
         promise="the whole answer, or 503 with Retry-After; the API stays ready and below 300 MiB",
         tests=(FLOODS + "test_f26_a_flood_of_replans_is_answered_or_refused_and_the_api_stays_ready",),
+    ),
+    Fault(
+        happens="a migration and a prune of several tenants' jobs wait for each other",
+        promise="PostgreSQL ends one of them, which runs again; both are done",
+        tests=(UPGRADES + "test_f27_a_prune_that_a_deadlock_with_a_migration_ended_is_run_again",),
+    ),
+    Fault(
+        happens="a job is deleted while a worker has it",
+        promise="the worker loses its claim and writes nothing",
+        tests=(DELETION + "test_f28_a_worker_that_runs_a_deleted_job_loses_its_claim",),
     ),
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 FILE_VARIABLE = "MESHWRIGHT_FIGURES"
 ORDER = ("", "sqlite", "postgresql")
-FORMATS = {"s": "{:.2f}", "ms": "{:.1f}", "": "{:g}"}
+FORMATS = {"s": "{:.2f}", "ms": "{:.1f}", "MiB": "{:.0f}", "": "{:g}"}
 
 
 def measured(fault: int, what: str, value: float, unit: str = "", *, on: str = "") -> None:
