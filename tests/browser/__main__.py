@@ -76,7 +76,7 @@ def _elsewhere(browser: Browser, server: RunningServer) -> None:
     with a_page(browser, height=980) as page:
         page.goto(server.url)
         page.get_by_text("Limits of the search").click()
-        page.get_by_label("Prove").select_option("cp-sat-all")
+        page.get_by_label("Certify").select_option("cp-sat-all")
         page.get_by_role("button", name="Search", exact=True).click()
         page.locator("figure.course:visible").wait_for()
         page.wait_for_timeout(400)
