@@ -1,7 +1,11 @@
 """Migrations on both databases: there and back, and equal to the tables of the code."""
 
+import subprocess
+import sys
+
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import insert, select, text
 
 from meshwright.service.db import migrations
@@ -30,6 +34,22 @@ def test_the_migrations_make_exactly_the_tables_of_the_code(database: Database) 
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
+
+
+def test_revisions_are_known_by_the_names_of_their_files() -> None:
+    scripts = ScriptDirectory(str(migrations._SCRIPTS)).walk_revisions()
+    assert migrations.known() == tuple(sorted(one.revision for one in scripts))
+
+
+def test_a_server_that_finds_its_schema_current_loads_no_alembic(database: Database) -> None:
+    look = (
+        "import sys; from meshwright.service.db import migrations; import meshwright.service.api.app;"
+        "from meshwright.service.db.database import Database; database = Database(sys.argv[1]);"
+        "migrations.upgrade(database); print(migrations.fit(database), 'alembic' in sys.modules)"
+    )
+    url = database.url.render_as_string(hide_password=False)
+    told = subprocess.run([sys.executable, "-c", look, url], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["current", "False"]
 
 
 def test_records_survive_a_downgrade_and_an_upgrade(database: Database) -> None:

@@ -20,7 +20,7 @@ from meshwright.service.api.app import create_app
 from meshwright.service.db import metric_records, migrations
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import GAP_BOUNDS, SOLVE_BOUNDS_S, fold_totals, job_figures
-from meshwright.service.db.tables import job_totals, jobs, plans
+from meshwright.service.db.tables import job_totals, jobs, metadata, plans
 from meshwright.service.errors import ServerStartError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
@@ -274,7 +274,18 @@ def test_rows_from_before_are_filled_in_while_others_are_written(clean: Database
 
 
 def live_at_0015(database: Database) -> None:
+    """This release writes what came later too: that is there for as long."""
+    added = {"owner": "VARCHAR(16)", "model": "VARCHAR(200)", "labels": "JSON", "cpu_s": "DOUBLE PRECISION"}
+    later = [metadata.tables[name] for name in ("job_labels", "key_usage", "replans")]
+    with database.write() as connection:
+        for name, kind in added.items():
+            connection.execute(text(f"ALTER TABLE jobs ADD COLUMN {name} {kind}"))
+        metadata.create_all(connection, tables=later)
     live(database, 20, seed=3)
+    with database.write() as connection:
+        metadata.drop_all(connection, tables=later)
+        for name in added:
+            connection.execute(text(f"ALTER TABLE jobs DROP COLUMN {name}"))
 
 
 def test_an_index_build_that_was_interrupted_is_done_again(postgres: Database) -> None:
