@@ -289,8 +289,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _lasting(row: sqlite3.Row) -> dict[str, Any]:
     """Return a key without its id and secret, with whether it ends, but not when."""
-    fixed = {name: row[name] for name in ("tenant", "scope", "title", "max_cpu_s_per_day")}
-    ends = {name: row[name] is None for name in row.keys() if name.endswith("_at_s")}  # noqa: SIM118
+    given = {name: row[name] for name in row.keys()}  # noqa: SIM118
+    fixed = {n: given[n] for n in ("tenant", "scope", "title", "max_cpu_s_per_day") if n in given}
+    ends = {name: value is None for name, value in given.items() if name.endswith("_at_s")}
     return fixed | ends
 
 

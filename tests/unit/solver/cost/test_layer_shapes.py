@@ -126,7 +126,7 @@ def test_keys_that_no_layer_is_left_to_lend_are_refused() -> None:
 def test_local_heads_that_their_keys_do_not_divide_are_refused_by_name() -> None:
     with pytest.raises(InvalidProblemError, match=r"local_attention\.num_kv_heads: 3 does"):
         replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=3))
-    with pytest.raises(InvalidProblemError, match="local layers beside global ones"):
+    with pytest.raises(InvalidProblemError, match="local layers next to global ones"):
         replace(GLOBAL, sliding_window=None, local_attention=LocalAttention(num_kv_heads=8))
     with pytest.raises(InvalidProblemError, match="states nothing"):
         LocalAttention()
