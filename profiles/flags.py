@@ -48,7 +48,7 @@ class Flag:
     words: Sequence[str] = ()  # those that are priced
     priced_as: Mapping[str, Any] = field(default_factory=dict)  # the field's value for each priced word
     least: int = 1  # of a whole number
-    unless: Sequence[str] = ()  # values with which it is not refused
+    unless: Sequence[str] = ()  # values priced all the same: not refused, not listed
     needs: str | None = None  # the argument without which it does nothing
 
     @property
@@ -125,9 +125,9 @@ class FlagNames:
         return next((self._flags[one] for one in above if one in self._whole), None)
 
     def is_default(self, name: str, value: object) -> bool:
-        """Return whether an argument is given the value that it has anyway."""
+        """Return whether an argument is given the value that is priced: its default, or one of its row."""
         flag = self._flags.get(plain_name(name))
-        return flag is not None and flag.is_usual(value)
+        return flag is not None and (flag.is_usual(value) or str(value).lower() in flag.unless)
 
     def kind(self, name: str) -> str:
         """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""

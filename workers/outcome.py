@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 def outcome_of(answer: Answer, *, cache_key: str, cancelled: bool) -> Outcome:
     """Return the outcome of a search that returned; ``cache_key`` names the question it answers."""
-    body: dict[str, Any] = answer.to_json()
     try:
+        body: dict[str, Any] = answer.to_json()
         compact_json(body)
     except ValueError as fault:  # a NaN or an infinity: a bug that must not become an endless retry
         return outcome_without_answer(fault, cancelled=cancelled)

@@ -27,7 +27,7 @@ PYTHON = re.compile(
 )
 VARYING = [
     (re.compile(r"\b(in|after|elapsed) \d+(\.\d+)? (s|ms)\b"), r"\1 … s"),
-    (re.compile(r"· \d+(\.\d+)? (s|ms)$"), "· … s"),  # how long a sweep took
+    (re.compile(r"([·;]) \d+(\.\d+)? (s|ms)(\.?)$"), r"\1 … s\4"),  # how long a search or a sweep took
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:8420"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "…"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*"), "…"),

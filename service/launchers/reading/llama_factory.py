@@ -46,6 +46,7 @@ from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
     PADDED,
+    require_do_train,
     start_of,
     trainer_run,
     values_of,
@@ -68,8 +69,8 @@ _OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_step
 _ITS = ("finetuning_type", "cutoff_len", "template", "stage", *_CORE)
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _READ = (
-    "model_name_or_path", "stage", "finetuning_type", "lora_rank", "lora_target", "optim", "packing",
-    "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
+    "model_name_or_path", "stage", "do_train", "finetuning_type", "lora_rank", "lora_target", "optim",
+    "packing", "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
     "per_device_train_batch_size", "additional_configs",
 )  # fmt: skip
 # Defaults of the adapter's own arguments, which override additional_configs
@@ -136,6 +137,7 @@ class LlamaFactoryReader:
         sums = document.get("accumulate_allreduce_grads_in_fp32")
         if sums is not None and sums.value is False and given.has("bf16"):
             given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
+        require_do_train(fields)
         fields.stop()
         given.stop()
         if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):

@@ -274,6 +274,12 @@ def _tool(fields: Fields, program: str = "") -> Tool:
     return next((tool for name, tool in _PROGRAMS if name in program), own)
 
 
+def require_do_train(fields: Fields) -> None:
+    """Record a fault unless ``do_train`` is on: LLaMA-Factory's workflows only evaluate without it."""
+    if not fields.flag("do_train", default=False):
+        fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
+
+
 def trainer_run(
     fields: Fields,
     known: Known,
@@ -297,8 +303,8 @@ def trainer_run(
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     refuse_unpriced(fields, tool.programs, program)
-    if tool is LLAMA_FACTORY and not fields.flag("do_train", default=False):
-        fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
+    if tool is LLAMA_FACTORY:
+        require_do_train(fields)
         fields.stop()
     model = _model(fields, known)
     mesh = None if shares is None else shares.fields

@@ -71,7 +71,7 @@ def test_more_time_is_not_advised_where_a_sample_of_placements_is_all_that_is_se
     problem = a_mixed_problem((small[0], replace(small[1], num_nodes=2)))
     answer = searched(problem, anew=True)
     assert (answer.status, answer.plans) == ("unknown", ())
-    assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
+    assert verdict_of(answer, problem).notes[0].startswith("More time alone will not help")
 
 
 def test_a_search_that_ends_among_its_first_rows_counts_what_it_searched_of_all(
