@@ -26,7 +26,7 @@ from pathlib import Path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.requests.launch_files import own_of_files

@@ -20,12 +20,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.documents import FILE, read_json, shown_path
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
-from meshwright.profiles.measured.profile import MeasuredProfile
-from meshwright.profiles.profile import Profile, default_profile
+from meshwright.profiles.profile import Profile
 from meshwright.service.files import save_export, write_text
-from meshwright.service.jobs.answers import stored_answer
+from meshwright.service.jobs.answers import answer_document, stored_answer
 from meshwright.service.launchers.registry import export as export_plan
 from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import ExportBundle, settled_problem
@@ -35,17 +33,17 @@ from meshwright.service.report.page import render_page
 from meshwright.service.report.terminal import render_answer, render_prediction
 from meshwright.service.reporting import ReportOptions, prediction_page, report_of
 from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.costs import Profiles as GivenProfiles
+from meshwright.service.requests.costs import ProfileSource, costs_of
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
-from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.service.requests.profiles import GivenProfile, named_file, profile_with, read_given
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
 from meshwright.solver.answer import OBJECTIVE_NAMES, Answer, Comparison, Plan, Prediction, Why
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice
-from meshwright.solver.calibration.measured import TimedPrediction, measured_of
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
@@ -59,8 +57,7 @@ from meshwright.solver.space.launcher_rules import beyond_positions, overlap_not
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath
-ProfileSource: TypeAlias = "GivenProfile | CalibrateResult | Mapping[str, object] | FilePath"
-Profiles: TypeAlias = "Profile | ProfileSource | Sequence[ProfileSource] | None"
+Profiles: TypeAlias = "GivenProfiles | CalibrateResult | Sequence[ProfileSource | CalibrateResult]"
 ConfigurationSource: TypeAlias = Plan | Configuration | Mapping[str, object]
 
 _WIDTH = 120  # columns of text results in a notebook
@@ -292,7 +289,7 @@ def plan(
         InvalidProblemError: the request or the profile is wrong.
     """
     problem = problem_of(request)
-    costs, warnings = costs_of(problem, profile)
+    costs, warnings = costs_of(problem, _calibrations_of(profile))
     answer = ask(problem, costs, on_progress=on_progress, should_stop=should_stop)
     return PlanResult(problem=problem, answer=answer, profile=costs, warnings=warnings)
 
@@ -317,7 +314,7 @@ def predict(
         InvalidProblemError: the request, the configuration or the profile is wrong.
     """
     problem, own = _asked(problem_of(request), configuration)
-    costs, warnings = costs_of(problem, profile)
+    costs, warnings = costs_of(problem, _calibrations_of(profile))
     prediction = predicted(problem, costs, own)
     require_credible(problem, costs, [(own, prediction)])
     return PredictResult(
@@ -474,69 +471,13 @@ def problem_of(request: Request) -> Problem:
     return parse_problem(request if isinstance(request, Mapping) else read_problem_file(Path(request)))
 
 
-def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...]]:
-    """Return the costs that a problem is priced with, and what to know about them.
-
-    Raises:
-        InvalidProblemError: what is given cannot be read, or holds for another GPU or software stack.
-    """
-    if isinstance(given, Profile):
-        return given, ()
-    if given is None:
-        named, warnings = named_file(problem)
-        if named is None:
-            return default_profile(problem.cluster, problem.priced_as), warnings
-        given = named
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        given = (given,)
-    return profile_with(problem, [_read(one) for one in given])
-
-
-def measured_of_question(problem: Problem, profile: Profile, given: Profiles) -> list[TimedPrediction]:
-    """Return the timed runs of a problem that its calibrations carry, predicted under ``profile``.
-
-    Args:
-        problem: what is asked.
-        profile: what it is priced with.
-        given: calibrations or measured profiles as for ``plan``; None: what the problem names.
-    """
-    if isinstance(given, Profile):
-        return []
-    sources = given or named_file(problem)[0]
-    if sources is None:
-        return []
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
-        sources = (sources,)
-    calibrations = [one for one in map(_read, sources) if isinstance(one, Calibration)]
-    return measured_of(problem, profile, calibrations)
-
-
-def _read(source: ProfileSource) -> GivenProfile:
-    """Return a calibration or a measured profile, read where it is a file or a document."""
-    if isinstance(source, CalibrateResult):
-        return source.calibration
-    if isinstance(source, Calibration | MeasuredProfile):
-        return source
-    if isinstance(source, Mapping):
-        return read_given(source)
-    path = Path(source)
-    try:
-        with path.open("rb") as handle:
-            content = handle.read(FILE.max_bytes + 1)  # a device has no size and no end
-        return read_given(read_json(content))
-    except OSError as fault:
-        reason = fault.strerror or "cannot be read"
-        raise InvalidProblemError.of("/profile", f"{shown_path(path)}: {reason}") from None
-    except InvalidProblemError as fault:
-        first = fault.errors[0]
-        where = f", {first.pointer}:" if first.pointer.strip("/") else ""
-        message = f"{shown_path(path)}{where} {first.message}"
-        raise InvalidProblemError.of("/profile", message, allowed=first.allowed) from None
-
-
-def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
-    """Return the answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
-    return {**answer.to_json(), "problem": problem_to_mapping(problem)}
+def _calibrations_of(given: Profiles) -> GivenProfiles:
+    """Return what is given, with the calibrations of results in their place."""
+    if isinstance(given, CalibrateResult):
+        return given.calibration
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [one.calibration if isinstance(one, CalibrateResult) else one for one in given]
+    return given
 
 
 def recommended(problem: Problem) -> Problem:

@@ -20,9 +20,8 @@ from rich.text import Text
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import Profile
 from meshwright.service.cli.terminal import FOUND, print_json, say_warnings, screen, write_file
-from meshwright.service.library import costs_of, is_measured, of_one_cluster
+from meshwright.service.library import is_measured, of_one_cluster
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
@@ -30,7 +29,6 @@ from meshwright.solver.calibration.choose import RunCandidates, measuring_order
 from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, read_runs
 
 
@@ -99,21 +97,6 @@ def _rows(path: Path, cluster: str | None) -> list[Run]:
         renamed = {"/cluster": "--cluster"}
         errors = (replace(one, pointer=renamed.get(one.pointer, one.pointer)) for one in fault.errors)
         raise type(fault)(errors) from None
-
-
-def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile:
-    """The profile of a problem, corrected by the files that are given, else by the one that it names.
-
-    Raises:
-        InvalidProblemError: a file cannot be read, is no calibration or measured profile, or holds for
-            another GPU.
-    """
-    try:
-        profile, warnings = costs_of(problem, path or None)
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(replace(one, pointer="--profile") for one in fault.errors) from None
-    say_warnings(warnings)
-    return profile
 
 
 def _next(observations: Sequence[Observation], count: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file_by_name
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.library import side_of

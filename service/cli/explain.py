@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.cli.launch_files import ConfigurationOptions, own_of
 from meshwright.service.cli.options import (
     FROM_ARGS_HELP,
     IGNORE_HELP,
@@ -20,11 +21,11 @@ from meshwright.service.cli.options import (
     Request,
     with_request,
 )
-from meshwright.service.cli.problem_options import ConfigurationOptions, own_of
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
 from meshwright.service.cli.terminal import FOUND, code_of, print_json, screen
-from meshwright.service.library import PlanResult, answer_document, compared_with_best, recommended
+from meshwright.service.jobs.answers import answer_document
+from meshwright.service.library import PlanResult, compared_with_best, recommended
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_answer, render_plan
 from meshwright.solver.planner.plan import ask

@@ -21,8 +21,7 @@ from meshwright.service.cli.problem_options import with_sweep
 from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
 from meshwright.service.cli.terminal import print_json, screen
-from meshwright.service.jobs.answers import answer_from_json
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document, answer_from_json
 from meshwright.service.report.points import render_points
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.requests.labels import selector_of

@@ -53,16 +53,21 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     _help_all: HelpAll = False,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
-    from meshwright.service.cli.problem_options import with_files, with_sweep  # noqa: PLC0415 - not for help
+    from meshwright.service.cli.problem_options import with_sweep, without_files  # noqa: PLC0415 - not for help
     from meshwright.service.cli.searching import Form, run_plan, run_sweep, say_reading  # noqa: PLC0415 - same
 
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
-    request, found = with_files(
-        request, from_capture, assign=assign or (), variables=variable or (), ignored=ignored or (), run=run
-    )
     form: Form = "json" if json_output else "csv" if csv_output else "table"
-    if found is not None:
+    values, variables, flags = assign or (), variable or (), ignored or ()
+    if from_capture is None:
+        without_files(assign=values, variables=variables, ignored=flags, run=run)
+    else:
+        from meshwright.service.cli.launch_files import with_files  # noqa: PLC0415 - only for a launch file
+
+        request, found = with_files(
+            request, from_capture, assign=values, variables=variables, ignored=flags, run=run
+        )
         say_reading(found, form)
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")

@@ -11,7 +11,8 @@ import typer
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.cli.launch_files import ConfigurationOptions, own_of
 from meshwright.service.cli.options import (
     FROM_ARGS_HELP,
     IGNORE_HELP,
@@ -23,7 +24,6 @@ from meshwright.service.cli.options import (
     Request,
     with_request,
 )
-from meshwright.service.cli.problem_options import ConfigurationOptions, own_of
 from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, print_json, screen
 from meshwright.service.launchers.target import settled_problem

@@ -12,7 +12,7 @@ import typer
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.cli.assignments import MAX_DIGITS
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptPlan, keep

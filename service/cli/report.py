@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of, verdicts_of
 from meshwright.service.cli.terminal import service_packages_for, write_file

@@ -39,7 +39,7 @@ class KeptPlan:
     search: Mapping[str, Any]  # how the answer that holds it was found: its fields without the plans
 
     def document(self) -> dict[str, Any]:
-        """The answer with this plan alone, as ``library.answer_document`` has it with all."""
+        """The answer with this plan alone, as ``answer_document`` has it with all."""
         return {**self.search, "plans": [self.plan.to_json()], "problem": problem_to_mapping(self.problem)}
 
 

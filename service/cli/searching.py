@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.problem_options import (
     Request,
 )
@@ -28,13 +28,14 @@ from meshwright.service.cli.terminal import (
     screen,
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.jobs.states import EndState
-from meshwright.service.library import answer_document, measured_of_question
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
+from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
 from meshwright.solver.calibration.measured import TimedPrediction

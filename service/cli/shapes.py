@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import (
     OF_A_RANKING,
     PROFILE_HELP,

@@ -13,7 +13,7 @@ import typer
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import answer_of_file, find_answer
 from meshwright.service.cli.terminal import (

@@ -1,4 +1,4 @@
-"""Answers as JSON, read back: what the service sends, and what ``plan --json`` wrote."""
+"""Answers as JSON, written and read back: what the service sends, and what ``plan --json`` writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright import profiles, solver
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
-from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import (
     Answer,
     Baseline,
@@ -56,6 +56,11 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         return Answer(**values)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
+
+
+def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
+    """Return the answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
+    return {**answer.to_json(), "problem": problem_to_mapping(problem)}
 
 
 def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tuple[Answer, Problem]:

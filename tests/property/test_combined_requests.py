@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from meshwright.profiles.profile import default_profile
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.requests.parse import parse_problem

@@ -12,7 +12,7 @@ from meshwright.profiles.library import find_gpu, usual_group
 from meshwright.profiles.measured.profile import write_measured_profile
 from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.profiles.model_shapes import model_to_mapping
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.main import app
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.price import price

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.library import answer_document
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.read import read_measured_profile
-from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import read_request
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Configuration

@@ -13,13 +13,13 @@ from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.library import (
     PlanResult,
     calibrate,
-    costs_of,
     explain,
     export,
     plan,
     predict,
     validate,
 )
+from meshwright.service.requests.costs import costs_of
 from tests.builders import a_problem
 
 REQUEST = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.calibrate import profile_for, run_calibrate
+from meshwright.service.cli.calibrate import run_calibrate
+from meshwright.service.cli.costs import profile_for
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.problem import Problem

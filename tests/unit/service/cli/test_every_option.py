@@ -23,7 +23,7 @@ from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.profile import default_profile
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.decide import short_list, standing
 from meshwright.solver.calibration.calibrate import calibrate

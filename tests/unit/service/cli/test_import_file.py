@@ -8,8 +8,8 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.service.cli.import_file import ImportRequest, run_import
+from meshwright.service.cli.launch_files import source_of
 from meshwright.service.cli.options import read_request
-from meshwright.service.cli.problem_options import source_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import read_runs

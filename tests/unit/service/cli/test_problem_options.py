@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, values_of
+from meshwright.service.cli.launch_files import with_files
 from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
-from meshwright.service.cli.problem_options import model_part, with_files
+from meshwright.service.cli.problem_options import model_part, without_files
 from meshwright.service.requests.parse import parse_problem
 
 
@@ -307,7 +308,6 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
     }
     found, read = with_files(cluster, file, **told)  # type: ignore[arg-type]
     problem = parse_problem(found)
-    assert read is not None
     assert any("--odd-flag is ignored" in note for note in read.notes)  # which plan prints
     assert (problem.model.vocab_size, problem.workload.global_batch_size) == (51200, 64)
     fp8, _ = with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", "precision=fp8"]})  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
         with pytest.raises(InvalidProblemError, match=match):
             with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", wrong]})  # type: ignore[arg-type]
     with pytest.raises(InvalidProblemError, match="--set: is about a launch file"):
-        with_files(cluster, None, **told)  # type: ignore[arg-type]
+        without_files(**told)  # type: ignore[arg-type]
 
 
 def test_a_search_is_told_sizes_of_which_the_batch_of_a_launch_file_follows(tmp_path: Path) -> None:

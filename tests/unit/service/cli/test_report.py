@@ -9,7 +9,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.export import write_export
 from meshwright.service.cli.report import ReportRequest, run_report
 from meshwright.service.cli.saved_plans import plan_of_file
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document
 from tests.builders import a_problem, an_infeasible_answer
 from tests.served.reports import Page, small_answer
 

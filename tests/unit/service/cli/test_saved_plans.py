@@ -11,7 +11,7 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli import saved_plans as kept
 from meshwright.service.files import ANSWER_FILE, check_folder, save_folder, write_text
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_plan, an_answer
 

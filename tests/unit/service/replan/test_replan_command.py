@@ -14,8 +14,8 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import app
 from meshwright.service.cli.replan import _of_option
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.library import answer_document
 from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer

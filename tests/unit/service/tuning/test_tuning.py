@@ -17,7 +17,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.cli import tune
 from meshwright.service.cli.main import app
 from meshwright.service.files import write_text
-from meshwright.service.library import answer_document
+from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
 from meshwright.service.tuning.decide import believed, held, next_plan, report_of, standing

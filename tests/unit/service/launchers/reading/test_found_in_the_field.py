@@ -12,7 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flags_of
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.switches import clashes
-from meshwright.service.cli.problem_options import source_of
+from meshwright.service.cli.launch_files import source_of
 from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.vocabulary import pieces, vocabulary_of
