@@ -43,7 +43,9 @@ COUNT = "; print(sum(name.startswith('meshwright.') for name in sys.modules), fi
 
 def modules(words: Sequence[str]) -> int:
     """Return how many modules of Meshwright a command has loaded at its end."""
-    code = "import sys; from meshwright.service.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
+    code = (
+        "import sys; from meshwright.service.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
+    )
     run = subprocess.run(
         [sys.executable, "-c", code + COUNT, *words], capture_output=True, text=True, cwd=ROOT, check=False
     )

@@ -356,9 +356,15 @@ class Answer:
         return self.gap if self.objective is None else self.objective.gap
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as the command line and the API show it; finite numbers only."""
+        """Return the answer as the command line and the API show it; finite numbers only.
+
+        Its ``status`` and ``certainty`` agree: without a proof to within OPTIMAL_GAP, even a complete
+        ranking is ``feasible``.
+        """
         shown = asdict(replace(self, floors=RankFloors()))
         del shown["floors"]
+        if self.status == "optimal" and not self.is_optimal:
+            shown["status"] = "feasible"
         return {"certainty": self.certainty, **shown}
 
 

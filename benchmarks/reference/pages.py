@@ -150,7 +150,7 @@ WORDS = {
     "profile": "measured costs of GPUs, links and software, with where each number comes from",
     "calibration": "a cluster's own constants, learnt from a few of its measured runs",
     "launcher": "training framework that runs the plan; what it cannot run is not proposed for it",
-    "optimal": "proved under our model, over the switches that were searched: no configuration is better",
+    "optimal": "proved under our model: no configuration of those searched is more than 1 % better",
     "bound": "the step time that no configuration searched can go below under our model",
     "gap": "how far the first plan is from the bound",
     "band": "80 % interval of a prediction: how far the cost model has been from measured runs",

@@ -13,21 +13,37 @@ from types import FrameType
 from meshwright.service.report.formatting import count, seconds
 from meshwright.solver.problem import Progress
 
+PIPE_EVERY_S = 5.0
+_BAR = 12  # characters
+_ERASE = len("\r\x1b[2K")
+_STAGES = {
+    "enumerating": "listing configurations",
+    "bounding": "ruling out",
+    "solving": "searching",
+    "certifying": "proving the best plan",
+}
 _STDERR = 2
 _STOPPING = b"\nstopping: the best so far follows (Ctrl-C again: end at once)\n"
 
 
 class ProgressLine:
-    """One line on stderr, rewritten at every report; silent where stderr is no terminal."""
+    """How far a search is, on stderr: one line that is rewritten, in a pipe one every few seconds."""
 
     def __init__(self) -> None:
         self._alive = sys.stderr.isatty()
+        self._written_s = 0.0  # of the search's own clock, when the last line of a pipe was written
 
     def show(self, progress: Progress) -> None:
-        """Rewrite the line."""
+        """Rewrite the line, or write one more if the last is old."""
         if self._alive:
             room = shutil.get_terminal_size().columns - 1  # a line that wraps could not be taken away
-            sys.stderr.write(f"\r\x1b[2K{progress_words(progress)[:room]}")
+            sys.stderr.write(f"\r\x1b[2K{bar_of(progress)}{progress_words(progress)}"[: room + _ERASE])
+            sys.stderr.flush()
+            return
+        self._written_s = min(self._written_s, progress.elapsed_s)  # the next search of a sweep starts anew
+        if progress.elapsed_s - self._written_s >= PIPE_EVERY_S:
+            self._written_s = progress.elapsed_s
+            sys.stderr.write(f"{progress_words(progress)}\n")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -37,17 +53,23 @@ class ProgressLine:
             sys.stderr.flush()
 
 
+def bar_of(progress: Progress) -> str:
+    """Return ``████──────── ``, the share of configurations that are settled; empty: not known."""
+    if not progress.total:
+        return ""
+    full = _BAR * min(progress.explored, progress.total) // progress.total
+    return f"{'█' * full}{'─' * (_BAR - full)} "
+
+
 def progress_words(progress: Progress) -> str:
-    """``solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3.0 % · 400 ms``."""
-    words = [str(progress.stage)]
+    """``searching: 3 912 of 184 320 configurations settled · best so far 33.6 s, … · 400 ms``."""
+    words = [_STAGES.get(progress.stage, progress.stage)]
     if progress.total:
-        words[0] += f" {count(progress.explored)} of {count(progress.total)}"
+        words[0] += f": {count(progress.explored)} of {count(progress.total)} configurations settled"
     if progress.incumbent_step_time_s is not None:
-        words.append(f"incumbent {seconds(progress.incumbent_step_time_s)}")
-    if progress.bound_step_time_s is not None:
-        words.append(f"bound {seconds(progress.bound_step_time_s)}")
-    if progress.gap is not None:
-        words.append(f"gap {progress.gap * 100:.1f} %")
+        words.append(f"best so far {seconds(progress.incumbent_step_time_s)}")
+        if progress.gap is not None:
+            words[-1] += f", at most {progress.gap * 100:.1f} % from the best possible"
     return " · ".join([*words, seconds(progress.elapsed_s)])
 
 

@@ -126,7 +126,7 @@ def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
 
 def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the first answer's notes; of a sample alone only where each point that is not proved is."""
-    open_ones = [one for one in known if one.get("status") not in ("optimal", "infeasible")]
+    open_ones = [one for one in known if not _is_complete(one)]
     sampled = all("sample" in one.get("notes", {}) for one in open_ones)
     return {name: note for name, note in first.get("notes", {}).items() if name != "sample" or sampled}
 
@@ -138,13 +138,14 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
     status, open_rows = _status(rows), [row for row in rows if row["status"] != "infeasible"]
     bounds = [row["bound_step_time_s"] for row in open_rows]
     found = [answer for answer, row in zip(answers, rows, strict=True) if answer and row["plan_id"]]
-    proved = status == "optimal" and all(answer.get("objective_gap") == 0 for answer in found)
+    complete = bool(found) and all(answer is not None and _is_complete(answer) for answer in answers)
+    proved = complete and all(answer.get("objective_gap") == 0 for answer in found)
     counts = {name for answer in known for name in answer["counts"]}
     return {
         "status": status,
-        "certified_by": _common(found) if status == "optimal" else [],
+        "certified_by": _common(found) if complete else [],
         "objective_gap": 0.0 if proved else None,
-        "objective_excess": first.get("objective_excess") if status == "optimal" else None,
+        "objective_excess": first.get("objective_excess") if complete else None,
         "bound_step_time_s": None if None in bounds else min(bounds, default=None),
         "gap": _gap(open_rows),
         **{name: sum(answer.get(name, 0) for answer in known) for name in _COUNTS},
@@ -165,6 +166,11 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "skipped_launchers": _skipped(known),
         "space": "every" if {one.get("space") for one in known} == {"every"} else "usual",
     }
+
+
+def _is_complete(answer: Json) -> bool:
+    """Return whether a search looked at everything, however near its bound is to its first plan."""
+    return answer.get("status") == "infeasible" or bool(answer.get("certified_by"))
 
 
 def _skipped(answers: Sequence[Json]) -> list[Json]:

@@ -374,6 +374,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
         *beyond_positions(problem),
         *unwritten(problem),
         *_of_tensor_ranks(problem, answer.plans),
+        *_of_batch(answer.plans),
     )
     return replace(answer, model=problem.model_figures, warnings=(*warnings, *_of_stack(problem)))
 
@@ -392,6 +393,24 @@ def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]
     note = launcher_capabilities(problem.launcher).tensor_note
     which = [f"#{plan.rank}" for plan in plans if plan.config.tensor_parallel_size > 1]
     return (f"{', '.join(which)}: {note}",) if note and which else ()
+
+
+_ONCE_A_STEP = ("bubble", "data_parallel", "optimizer", "fixed")  # times that no larger batch makes longer
+_SMALL_BATCH = 0.25  # of a step
+
+
+def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Warn of a batch so small that what is done once per step takes much of the first plan's step."""
+    if not plans:
+        return ()
+    seen, config = plans[0].prediction, plans[0].config
+    once_s = {name: seen.time_breakdown_s.get(name, 0.0) for name in _ONCE_A_STEP}
+    share = sum(once_s.values()) / seen.step_time_s
+    if share < _SMALL_BATCH:
+        return ()
+    most = max(once_s, key=lambda name: once_s[name]).replace("_", " ")
+    batch = f"batch {config.global_batch_size} is small for {config.num_gpus} GPUs"
+    return (f"{batch}: {100 * share:.0f} % of #1's step takes as long for a larger one (mostly {most})",)
 
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:

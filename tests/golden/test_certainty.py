@@ -11,6 +11,7 @@ from rich.console import Console
 from meshwright.service.api.app import create_app
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.settings import Settings
 from meshwright.service.web.install import install
@@ -98,3 +99,5 @@ def test_optimal_means_proved_to_within_one_per_cent_and_nothing_else(ending: st
     proved = answer.status == "optimal" and bool(answer.plans) and gap is not None and gap <= 0.01 + 1e-9
     assert answer.is_optimal is proved
     assert ("optimal" in " ".join([terminal(answer), answer.certainty]).lower()) is proved
+    assert (answer.to_json()["status"] == "optimal") is proved
+    assert answer_from_json(answer.to_json()).certainty == answer.certainty

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse
 
 from meshwright.service.api.deps import (
     NO_FIELDS,
@@ -30,14 +31,17 @@ from meshwright.service.api.schemas import (
     VerificationView,
     plan_summary,
 )
-from meshwright.service.errors import MissingExtraError
+from meshwright.service.errors import MissingExtraError, NotFoundError
+from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.launchers.registry import export, launcher_of
-from meshwright.service.launchers.target import settled_problem
+from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import builder_of
 from meshwright.solver.answer import plan_from_json
+
+LauncherQuery = Annotated[str | None, Query(max_length=64, description="default: the problem's")]
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
 
@@ -69,14 +73,36 @@ def export_plan(
     plan_id: str,
     jobs: JobsDep,
     tenant: TenantDep,
-    launcher: Annotated[str | None, Query(max_length=64, description="default: the problem's")] = None,
+    launcher: LauncherQuery = None,
 ) -> ExportView:
     """The files that start this plan under a launcher."""
+    chosen, bundle = _exported(jobs, tenant, plan_id, launcher)
+    return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
+
+
+@router.get(
+    "/{plan_id}/export/{name:path}",
+    dependencies=[READS],
+    response_class=PlainTextResponse,
+    responses=declared(404),
+    summary="One launch file of a plan",
+)
+def export_file(
+    plan_id: str, name: str, jobs: JobsDep, tenant: TenantDep, launcher: LauncherQuery = None
+) -> PlainTextResponse:
+    """One of the files that start this plan, by its name, as text."""
+    chosen, bundle = _exported(jobs, tenant, plan_id, launcher)
+    text = bundle.files.get(name)
+    if text is None:
+        raise NotFoundError(f"{chosen} has no such file; there are {', '.join(bundle.files)}")
+    return PlainTextResponse(text)
+
+
+def _exported(jobs: Jobs, tenant: str, plan_id: str, launcher: str | None) -> tuple[str, ExportBundle]:
     job, body = jobs.plan(tenant, plan_id)
     problem = parse_problem(job.request)
     chosen = launcher or problem.launcher
-    bundle = export(plan_from_json(body), problem, chosen)
-    return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
+    return chosen, export(plan_from_json(body), problem, chosen)
 
 
 @router.post(

@@ -63,3 +63,17 @@ def test_what_is_not_there_or_not_finished_has_no_report(client: TestClient) -> 
     assert client.get("/v1/plans/nothing/report").status_code == 404
     assert client.get("/v1/jobs/nothing/report").status_code == 404
     assert client.get(f"/v1/jobs/{submit(client)}/report").status_code == 409
+
+
+def test_one_launch_file_is_had_by_its_name_as_text(client: TestClient, job: str) -> None:
+    plan = client.get(f"/v1/jobs/{job}/plans").json()["plans"][0]["plan_id"]
+    whole = client.get(f"/v1/plans/{plan}/export", params={"launcher": "megatron-lm"}).json()["files"]
+    assert whole
+    for name, text in whole.items():
+        answer = client.get(f"/v1/plans/{plan}/export/{name}", params={"launcher": "megatron-lm"})
+        assert answer.text == text
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    missing = client.get(f"/v1/plans/{plan}/export/no.sh", params={"launcher": "megatron-lm"})
+    assert missing.status_code == 404
+    assert missing.json()["detail"].endswith(f"there are {', '.join(whole)}")
+    assert client.get(f"/v1/plans/{plan}/export/no.sh?launcher=nobody").status_code == 422

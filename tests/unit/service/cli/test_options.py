@@ -57,14 +57,23 @@ def test_help_loads_no_solver() -> None:
 
 
 def test_a_search_from_options_loads_no_reader_exporter_page_or_calibration() -> None:
+    asked = (
+        "plan --model llama-3.2-1b --cluster dgx-h100 --num-nodes 1 --global-batch-size 8 "
+        "--seq-length 1024 --certify none"
+    )
+    unwanted = (
+        "meshwright.service.launchers.reading.",
+        "meshwright.service.launchers.megatron",
+        "meshwright.service.library",
+        "meshwright.service.report.page",
+        "meshwright.service.requests.profiles",
+        "jinja2",
+        "ortools",
+    )
     code = (
         "import sys; from meshwright.service.cli.main import app; "
-        "app('plan --model llama-3.2-1b --cluster dgx-h100 --num-nodes 1 --global-batch-size 8 --seq-length 1024 "
-        "--certify none'.split(), standalone_mode=False); "
-        "print(*(name for name in sys.modules if name.startswith("
-        "('meshwright.service.launchers.reading.', 'meshwright.service.launchers.megatron', "
-        "'meshwright.service.library', 'meshwright.service.report.page', 'meshwright.service.requests.profiles', "
-        "'jinja2', 'ortools'))), file=sys.stderr)"
+        f"app({asked.split()!r}, standalone_mode=False); "
+        f"print(*(name for name in sys.modules if name.startswith({unwanted!r})), file=sys.stderr)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr.split() == []

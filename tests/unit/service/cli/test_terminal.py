@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.progress import ProgressLine, cancellable, progress_words
+from meshwright.service.cli.progress import ProgressLine, bar_of, cancellable, progress_words
 from meshwright.service.cli.terminal import code_of, spell_plainly
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.requests.configuration import broken_rules, completed
@@ -71,11 +71,45 @@ def test_progress_shows_incumbent_bound_and_gap() -> None:
         elapsed_s=0.4,
     )
     assert progress_words(progress) == (
-        "solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3.0 % · 400 ms"
+        "searching: 3 912 of 184 320 configurations settled · "
+        "best so far 33.6 s, at most 3.0 % from the best possible · 400 ms"
     )
     early = replace(progress, incumbent_step_time_s=None, bound_step_time_s=None, gap=None)
-    assert progress_words(early) == "solving 3 912 of 184 320 · 400 ms"
-    assert progress_words(replace(early, stage="certifying", explored=0, total=0)) == "certifying · 400 ms"
+    assert progress_words(early) == "searching: 3 912 of 184 320 configurations settled · 400 ms"
+    proving = replace(early, stage="certifying", explored=0, total=0)
+    assert progress_words(proving) == "proving the best plan · 400 ms"
+    assert (bar_of(replace(early, explored=92160)), bar_of(proving)) == ("██████────── ", "")
+
+
+def test_a_pipe_gets_a_line_every_few_seconds_of_each_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
+    line = ProgressLine()
+    for elapsed_s in (
+        0.1,
+        4.9,
+        5.0,
+        6.0,
+        9.9,
+        10.0,
+        0.2,
+        5.1,
+        5.3,
+    ):  # the last three: the next point of a sweep
+        line.show(
+            Progress(
+                stage="solving",
+                explored=1,
+                total=2,
+                incumbent_step_time_s=None,
+                bound_step_time_s=None,
+                gap=None,
+                elapsed_s=elapsed_s,
+            )
+        )
+    line.clear()
+    ends = [one.rpartition(" · ")[2] for one in pipe.getvalue().splitlines()]
+    assert ends == ["5.00 s", "10.0 s", "5.30 s"]
 
 
 def test_a_line_of_progress_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +127,7 @@ def test_a_line_of_progress_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None
         elapsed_s=0.4,
     )
     ProgressLine().show(progress)
-    assert terminal.getvalue() == "\r\x1b[2Ksolving 3 912 of 18"  # 19 characters
+    assert terminal.getvalue() == "\r\x1b[2K──────────── search"  # 19 characters
 
 
 def test_what_a_configuration_leaves_out_follows_from_the_rest() -> None:

@@ -77,9 +77,12 @@ def test_no_more_plans_are_kept_than_were_asked_for() -> None:
 
 
 def test_the_whole_is_proved_where_every_point_is() -> None:
-    assert joined(SMALL, LARGE, NOTHING).answer["status"] == "optimal"
-    assert joined(SMALL, LARGE, NOTHING).answer["objective_gap"] == 0.0
-    open_point = point(2, answer=an_answer(plan(30.0), status="feasible"))
+    near = point(4, answer=an_answer(plan(20.0, rate=1100.0)))
+    assert joined(near, NOTHING).answer["status"] == "optimal"
+    whole = joined(SMALL, LARGE, NOTHING).answer  # complete rankings, but 10 % from their bounds
+    assert (whole["status"], whole["objective_gap"]) == ("feasible", 0.0)
+    assert whole["certified_by"] == ["exact-dp", "cp-sat"]
+    open_point = point(2, answer=an_answer(plan(30.0), status="feasible", certified_by=()))
     for other in (open_point, LOST):
         assert joined(SMALL, other).answer["status"] == "feasible"
         assert joined(SMALL, other).answer["certified_by"] == []

@@ -120,6 +120,19 @@ def test_an_answer_carries_the_exact_count_and_warns_beyond_the_models_positions
     assert said not in answered(problem).warnings
 
 
+def test_a_batch_too_small_for_its_gpus_is_named_in_one_sentence() -> None:
+    problem = on_two_nodes()
+
+    def warned(batch: int) -> list[str]:
+        asked = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
+        return [one for one in answered(asked).warnings if "is small for" in one]
+
+    (warning,) = warned(1)
+    assert warning.startswith("batch 1 is small for 16 GPUs: ")
+    assert warning.endswith(" % of #1's step takes as long for a larger one (mostly bubble)")
+    assert warned(512) == []
+
+
 # --------------------------------------------------------------------------------------------------
 # A deadline of placed stages: plans of 30 and 45 s, whose runs take 12 and 18 days, no step under 20 s.
 
