@@ -68,7 +68,7 @@ else
 	@PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu_hour $(ARGS)
 endif
 
-chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases, about 15 minutes (ARGS=--short: one)
+chaos: $(STAMP) ## kill, freeze, crash, flush, upgrade and roll back under load, about 15 minutes (ARGS=--short: two)
 	@$(BIN)/python -m tests.chaos --json out/chaos.json $(ARGS)
 
 fuzz: $(STAMP) ## 10 000 and more hostile requests, twelve times the draws of the tests (ARGS=--quick: few requests)

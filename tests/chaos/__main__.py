@@ -1,7 +1,8 @@
 """``python -m tests.chaos``: break everything for real, and count what was lost or done twice.
 
-Its last line is ``jobs=N kills=N lost=0 double=0``; it exits with 1 when anything was lost, done twice,
-left stuck, answered differently, or refused with anything but 503.
+Storms over SQLite and PostgreSQL, then a rolling upgrade and the way back on PostgreSQL. The last line is
+``jobs=N kills=N lost=0 double=0``. It exits with 1 when anything was lost, done twice, left stuck, answered
+differently, or refused with anything but 503, and when a client of the rolling upgrade saw any error.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from redis import Redis
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from tests.chaos.rolling import roll
 from tests.chaos.storm import LEASE_S, Storm, Weather, rage
 from tests.chaos.witness import Verdict
 from tests.processes import starting
@@ -24,13 +26,15 @@ from tests.processes.servers import RedisServer, Settings, free_port
 
 SHORT = Storm(jobs=16, faults={"kill_worker": 4, "kill_api": 1, "freeze": 1, "database": 1, "redis": 1})
 FULL = Storm(jobs=510, faults={"kill_worker": 122, "kill_api": 8, "freeze": 11, "database": 6, "redis": 11})
+SIGTERMS = {"short": 20, "full": 60}  # to workers in the middle of jobs during the rolling upgrade
 
 
 def main() -> int:
-    """Storm over SQLite, then over PostgreSQL with Redis."""
+    """Storm over SQLite, over PostgreSQL with Redis, then upgrade and roll back."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a minute instead of many")
-    parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--only", choices=["sqlite", "postgresql", "rolling"], help="one part")
+    parser.add_argument("--before", metavar="COMMIT", help="the older release")
     parser.add_argument("--jobs", type=int, help="a storm of so many jobs; faults in proportion")
     parser.add_argument("--starts", type=int, help="only: start so many servers, each ended meanwhile")
     parser.add_argument("--json", type=Path, help="write the figures there too")
@@ -43,9 +47,10 @@ def main() -> int:
         storm = _scaled(storm, arguments.jobs)
     storms = {"sqlite": over_sqlite, "postgresql": over_postgresql}
     total: Counter[str] = Counter()
-    clean, figures = True, {}
+    clean = True
+    figures: dict[str, dict[str, float]] = {}
     for name, run in storms.items():
-        if arguments.database in {name, "both"}:
+        if arguments.only in {name, None}:
             started = time.monotonic()
             verdict, weather, refused = run(storm)
             figures[name] = _figures(storm, verdict, weather, time.monotonic() - started)
@@ -53,6 +58,12 @@ def main() -> int:
             total.update(jobs=storm.jobs, kills=weather.done["kills"])
             total.update(lost=verdict.lost + verdict.stuck, double=verdict.double)
             clean = clean and verdict.is_clean and not refused
+    if arguments.only in {"rolling", None}:
+        rolled = roll(SIGTERMS["short" if arguments.short else "full"], arguments.before)
+        figures["rolling"] = rolled.figures
+        print("rolling", rolled.schemas, json.dumps(rolled.figures), *rolled.faults[:5], flush=True)  # noqa: T201
+        total.update({name: int(rolled.figures[name]) for name in ("jobs", "lost", "double")})
+        clean = clean and not rolled.faults
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")

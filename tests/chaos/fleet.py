@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ import httpx
 
 from meshwright.service.db.database import DATABASE_AWAY
 from tests.processes.servers import SERVE, Settings, environment, freeze
+from tests.processes.warm import Warm
 
-WORKER = [sys.executable, "-m", "meshwright.workers"]
-API = [sys.executable, "-c", SERVE]
+WORKER = ["-m", "meshwright.workers"]
+API = ["-c", SERVE]
 LOOK_S = 0.05
 Found = TypeVar("Found")
 
@@ -27,7 +27,7 @@ class NodeGroups:
         self._settings = settings
         self._commands = commands
         self._processes = [self._start(command) for command in commands]
-        self._thawing: list[tuple[float, subprocess.Popen[bytes]]] = []
+        self._thawing: list[tuple[float, Warm]] = []
 
     def keep_running(self) -> None:
         """Start again what died, and wake what was frozen for long enough."""
@@ -69,18 +69,14 @@ class NodeGroups:
         """A process of the fleet."""
         return draw.choice(self._processes).pid
 
-    def _awake(self, pid: int) -> subprocess.Popen[bytes] | None:
+    def _awake(self, pid: int) -> Warm | None:
         frozen = {process.pid for _, process in self._thawing}
         awake = (p for p in self._processes if p.pid == pid and p.pid not in frozen and p.poll() is None)
         return next(awake, None)
 
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            env=environment(self._settings),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def _start(self, command: list[str]) -> Warm:
+        quiet = subprocess.DEVNULL
+        return Warm(command, env=environment(self._settings), stdout=quiet, stderr=quiet)
 
 
 class Submitter:

@@ -13,6 +13,10 @@ _SQLITE = (
     "CREATE TABLE endings (job_id TEXT, state TEXT)",
     f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs WHEN NEW.state IN {TERMINAL}
         BEGIN INSERT INTO endings VALUES (NEW.id, NEW.state); END""",  # noqa: S608 - constants
+    "CREATE TABLE returns (job_id TEXT)",
+    """CREATE TRIGGER return AFTER UPDATE OF state ON jobs
+        WHEN OLD.state = 'running' AND NEW.state = 'queued'
+        BEGIN INSERT INTO returns VALUES (NEW.id); END""",
 )
 _POSTGRESQL = (
     "CREATE TABLE endings (job_id TEXT, state TEXT)",
@@ -20,6 +24,11 @@ _POSTGRESQL = (
        'BEGIN INSERT INTO endings VALUES (NEW.id, NEW.state); RETURN NEW; END'""",
     f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs FOR EACH ROW
         WHEN (NEW.state IN {TERMINAL}) EXECUTE FUNCTION note()""",
+    "CREATE TABLE returns (job_id TEXT)",
+    """CREATE FUNCTION note_return() RETURNS trigger LANGUAGE plpgsql AS
+       'BEGIN INSERT INTO returns VALUES (NEW.id); RETURN NEW; END'""",
+    """CREATE TRIGGER return AFTER UPDATE OF state ON jobs FOR EACH ROW
+        WHEN (OLD.state = 'running' AND NEW.state = 'queued') EXECUTE FUNCTION note_return()""",
 )
 _ENDED = """SELECT 'all', count(DISTINCT job_id) FROM endings
             WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NULL)"""
@@ -58,6 +67,10 @@ class Witness:
     def ended(self) -> int:
         """How many of the jobs that were submitted have ended."""
         return self._count(_ENDED)["all"]
+
+    def given_back(self) -> int:
+        """How often a worker that left, or lost its lease, made its job wait again."""
+        return self._count("SELECT 'all', count(*) FROM returns")["all"]
 
     def busy_workers(self) -> dict[int, int]:
         """Attempts of the running jobs by the process id of their worker."""

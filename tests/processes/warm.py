@@ -72,13 +72,13 @@ os._exit(code)
 
 
 @cache
-def _socket() -> str:
-    """The address of this process's own process to fork; it ends with this one."""
+def _socket(root: Path = ROOT) -> str:
+    """The address of this process's own process to fork, of the code in ``root``; it ends with this one."""
     folder = tempfile.mkdtemp(prefix="mw-warm-")
     path = f"{folder}/socket"
     command = [sys.executable, "-m", "tests.processes.warm", path]
-    ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}:{ROOT}"}
-    forked = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env=ours)
+    ours = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root / 'client'}:{root}"}
+    forked = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=root, env=ours)
     assert forked.stdin is not None
     stream = forked.stdin
 
@@ -104,7 +104,7 @@ class Warm(subprocess.Popen[str]):
 
     def __init__(
         self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT,
-        stdin: int | None = None, stdout: int | None = None, stderr: int | None = None,
+        stdin: int | None = None, stdout: int | None = None, stderr: int | None = None, root: Path = ROOT,
     ) -> None:  # fmt: skip
         self._child_created = False  # for the destructor of the base: nothing of this process's own to bury
         self.args, self.returncode = list(words), None
@@ -115,7 +115,7 @@ class Warm(subprocess.Popen[str]):
         self.stderr, err = _stream(stderr, 2)
         streams = [given, out, err]
         self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(_socket())
+        self._line.connect(_socket(root))
         asked = json.dumps([list(words), str(cwd), dict(env)]).encode()
         socket.send_fds(self._line, [len(asked).to_bytes(4, "big")], streams)
         self._line.sendall(asked)
@@ -200,7 +200,7 @@ def main(path: str) -> Callable[[], object]:
     """Fork until nobody wants more; in a fork, what it is to do."""
     _load()
     _answer()
-    vars(sys.modules[__name__])["_socket"] = lambda: path  # of forks
+    vars(sys.modules[__name__])["_socket"] = lambda _root=ROOT: path  # of forks
     gc.freeze()  # a fork does not look through what was loaded, neither while it runs nor as it ends
     waker, woken = socket.socketpair()
     for end in (waker, woken):

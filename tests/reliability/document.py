@@ -209,6 +209,7 @@ FAULTS = (
             UPGRADES + "test_f25_a_schema_that_a_newer_release_calls_compatible_is_served",
             UPGRADES + "test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back",
             UPGRADES + "test_f25_the_way_back_is_a_command",
+            "chaos",
         ),
     ),
     Fault(
@@ -302,7 +303,11 @@ def main() -> None:
     figures = measure(ROOT / "out" / "faults.jsonl") if asked.measure else figures_in(text)
     text = written(text, "faults", faults_table(figures))
     if asked.chaos:
-        text = written(text, "chaos", chaos_table(json.loads(asked.chaos.read_text())))
+        figures_of = json.loads(asked.chaos.read_text())
+        if rolling := figures_of.pop("rolling", None):
+            text = written(text, "rolling", chaos_table({"PostgreSQL": rolling}))
+        if figures_of:
+            text = written(text, "chaos", chaos_table(figures_of))
     DOCUMENT.write_text(text, encoding="utf-8")
 
 
