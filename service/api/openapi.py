@@ -91,10 +91,16 @@ def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
 _LAUNCH_FILE: dict[str, Any] = {
     "type": "object",
     "description": "a launch file of any launcher; what it names is looked up in `files`, nowhere else",
-    "required": ["name", "text"],
+    "required": ["text"],
     "additionalProperties": False,
     "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "examples": ["train.sh"]},
+        "name": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_NAME,
+            "examples": ["train.sh"],
+            "description": "its ending states its form; left out: recognised by the text",
+        },
         "text": {"type": "string", "maxLength": MAX_TEXT},
         "launcher": {"enum": list(reader_names()), "description": "found out by its names if left out"},
         "files": _texts_of("files of the same folder, by name", MAX_FILES, MAX_TEXT),

@@ -13,6 +13,7 @@ from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
+from meshwright.service.launchers.reading.documents import looks_like_document
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem
@@ -352,11 +353,12 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
     launcher = raw.get("launcher")
     if launcher is not None and launcher not in reader_names():
         raise UnknownNameError.among(pointer(_AT, "launcher"), str(launcher), reader_names())
-    name, files = _name(raw.get("name"), "name"), _texts(raw, "files", MAX_FILES)
+    files = _texts(raw, "files", MAX_FILES)
     for other in files:
         _name(other, "files", other)
     variables = _texts(raw, "variables", MAX_VARIABLES)
     text = _text(raw.get("text"), "text")
+    name = _name(raw["name"], "name") if "name" in raw else name_of(text)
     if len(text) + sum(map(len, files.values())) > MAX_TEXT:
         message = "the files are too big together"
         raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TEXT} characters")
@@ -368,6 +370,12 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         ignored=_ignored(raw.get("ignore", [])),
         run=_run(raw.get("run")),
     )
+
+
+def name_of(text: str) -> str:
+    """Return a name with the ending of a text's form: JSON, TOML, YAML or a script."""
+    names = (f"launch{suffix}" for suffix in (".json", ".toml", ".yaml"))
+    return next((name for name in names if looks_like_document(Source(name=name, text=text))), "train.sh")
 
 
 def with_launch_file(body: Request) -> Request:

@@ -280,7 +280,12 @@ LAUNCH_FILE = FormField(
 _READERS: Choices = (("", "recognise it"), *((name, name) for name in reader_names()))
 OWN_FILE = (
     LAUNCH_FILE,
-    FormField(name="launch_name", at=("launch_file", "name"), label="Its name", default="train.sh"),
+    FormField(
+        name="launch_name",
+        at=("launch_file", "name"),
+        label="Its name",
+        hint="Only where its form is not recognised, e.g. config.yaml",
+    ),
     FormField(
         name="launch_launcher",
         at=("launch_file", "launcher"),

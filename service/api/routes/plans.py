@@ -81,7 +81,7 @@ def export_plan(
 
 
 @router.get(
-    "/{plan_id}/export/{name:path}",
+    "/{plan_id}/export/{name}",
     dependencies=[READS],
     response_class=PlainTextResponse,
     responses=declared(404),

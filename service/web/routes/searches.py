@@ -10,7 +10,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
 from meshwright.service.api.routes.jobs import submission_of
 from meshwright.service.api.routes.predictions import create_prediction, own_of_body
@@ -65,7 +65,9 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
             return seen_at(request, f"/jobs/{job.id}")
         priced = create_prediction(body, tenant, service)
     except InvalidProblemError as fault:
-        return _own_page(request, service, tenant, faulty(questions.OWN, values, _moved(fault)), status=422)
+        return _own_page(
+            request, service, tenant, faulty(questions.OWN, values, _placed(fault, values)), status=422
+        )
     seen = priced.prediction
     facts = (
         ("Step", step_time(seen)),
@@ -116,10 +118,26 @@ def _with_own(service: Service, tenant: str, body: Mapping[str, object]) -> dict
     return dict(json.loads(json.dumps(problem_to_mapping(replace(own.problem, options=options)))))
 
 
-def _moved(fault: InvalidProblemError) -> InvalidProblemError:
-    return InvalidProblemError(
-        replace(one, pointer=one.pointer.removeprefix("/problem")) for one in fault.errors
-    )
+_IN_FILE = "/launch_file/text"
+_NOT_STATED = "the launch file does not state it: enter it here"
+
+
+def _placed(fault: InvalidProblemError, values: Values) -> InvalidProblemError:
+    """Return the faults with their places in the form; what the file lacks is asked for in its field."""
+    return InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
+
+
+def _in_form(one: FieldError, values: Values) -> FieldError:
+    said = f"{one.message} {one.allowed or ''}"
+    if one.pointer not in (_IN_FILE, "/model"):
+        return replace(one, pointer=one.pointer.removeprefix("/problem"))
+    for field in questions.OWN_REST:
+        name = field.at[-1] if field.at[0] == "workload" else field.at[0]
+        option = name.replace("_", "-")
+        lacks = f"--set {name}=" in said or said.startswith(f"--{option}: is not given")
+        if (lacks or (name == "model" and "--model" in said)) and not any(values.get(field.name, ())):
+            return FieldError(pointer=f"/{'/'.join(field.at)}", message=_NOT_STATED)
+    return one
 
 
 def _question_page(

@@ -211,6 +211,49 @@ def test_a_launch_file_is_searched_against(browser: TestClient, database: Databa
     assert request["search"]["baseline"]["tensor_parallel_size"] == 2
 
 
+DEEPSPEED = (
+    '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+)
+TORCHTITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+[parallelism]
+tensor_parallel_degree = 2
+"""
+LLAMA_FACTORY = """model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+do_train: true
+finetuning_type: full
+per_device_train_batch_size: 1
+"""
+MEGATRON_LM = "torchrun pretrain_gpt.py --bf16 --micro-batch-size 1 --global-batch-size 128"
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        (DEEPSPEED, {"model": "llama-3.1-8b", "batch": "128", "seq_length": "4096"}),
+        (TORCHTITAN, {"seq_length": "4096"}),
+        (LLAMA_FACTORY, {"precision": "bf16"}),
+        (MEGATRON_LM, {"model": "llama-3.1-8b", "seq_length": "4096"}),
+    ],
+    ids=["JSON", "TOML", "YAML", "script"],
+)
+def test_a_pasted_file_without_a_name_is_recognised_and_what_it_lacks_is_asked_for_in_its_field(
+    browser: TestClient, text: str, lacking: dict[str, str]
+) -> None:
+    data = {**OWN, "launch_text": text, "launch_name": "", "num_nodes": "4"}
+    for name, value in lacking.items():
+        asked = browser.post("/own", data=data)
+        assert asked.status_code == 422
+        assert fault_beside(asked.text, name) == "the launch file does not state it: enter it here"
+        data[name] = value
+    answer = browser.post("/own", data=data)
+    assert answer.status_code == 200, Page(answer.text).text
+
+
 def test_a_launch_file_that_cannot_be_read_is_told_beside_it(browser: TestClient) -> None:
     answer = browser.post("/own", data={**OWN, "launch_text": "echo hello"})
     assert answer.status_code == 422
