@@ -10,6 +10,8 @@ COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY src src
 COPY profiles profiles
 COPY solver solver
+COPY shell shell
+COPY launchers launchers
 COPY service service
 COPY workers workers
 COPY migrations migrations

@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.cli.costs import profile_for
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.requests.launch_files import own_of_files
 from meshwright.solver.predict import predict
 

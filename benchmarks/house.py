@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("profiles", "solver", "service", "workers")
+ROOMS = ("profiles", "solver", "shell", "launchers", "service", "workers")
 DIMENSION = "expert_tensor_parallel_size"  # the parallel size that was added last
 ASKS = re.compile(r"\.is_placed\b|\bplaces_stages\b(?! =)")  # for stages on node groups
 PLAN = (
@@ -188,7 +188,7 @@ def files_of_a_dimension() -> list[str]:
         for room in ROOMS
         for path in sorted((ROOT / room).rglob("*"))
         if path.suffix in {".py", ".yaml", ".html", ".js"}
-        and path.parent != ROOT / "profiles" / "catalog" / "flags"
+        and path.name != "flags.yaml"
         and DIMENSION in path.read_text(encoding="utf-8")
     ]
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean
 
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import Target
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.target import Target
 from meshwright.service.verify.priced import rank_bytes
 from meshwright.service.verify.verify import Verification, verify
 from meshwright.solver.accuracy import peak_as_measured

@@ -5,7 +5,7 @@ PlannerError
 │   ├── UnknownNameError    a name that no catalog holds; lists the nearest known ones
 │   └── UnsupportedModelError   a model feature the cost model cannot express
 ├── ProfileError            a profile or catalog file is broken
-├── RefusedExportError      a launcher cannot express the plan (raised by meshwright.service.launchers)
+├── RefusedExportError      a launcher cannot express the plan (raised by meshwright.launchers)
 └── InternalError           two proofs disagree or an invariant broke: a bug, never a choice
 
 Every class has a stable ``code``; HTTP statuses and exit codes are mapped at the edges only.

@@ -23,12 +23,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.launchers.export import PACKAGE_CHECK
+from meshwright.launchers.reading.captured import FORM, VERSION
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import capture_stand_in
 from meshwright.service.capture_stand_in import BEFORE, FOLDER, NAMES
-from meshwright.service.launchers.export import PACKAGE_CHECK
-from meshwright.service.launchers.reading.captured import FORM, VERSION
 
 MAX_SECONDS = 60.0
 MAX_BYTES = 10_000_000  # of what is kept, of what it prints, and of each file that it writes

@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from meshwright.launchers.registry import export as export_plan
+from meshwright.launchers.registry import launcher_of
+from meshwright.launchers.target import ExportBundle, settled_problem
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.profile import Profile
 from meshwright.service.files import save_export, write_text
 from meshwright.service.jobs.answers import answer_document, stored_answer
-from meshwright.service.launchers.registry import export as export_plan
-from meshwright.service.launchers.registry import launcher_of
-from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.report.comparison import ComparedObjective, reading_lines, render_comparison
 from meshwright.service.report.page import render_page

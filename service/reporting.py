@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isclose
 
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.errors import PlannerError, RefusedExportError
 from meshwright.profiles.profile import Profile
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.report.document import Details, Document, Extras, document_of, prediction_document
 from meshwright.service.report.page import render_prediction_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping

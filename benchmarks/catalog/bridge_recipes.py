@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.service.launchers.reading.megatron_core import flag_of
+from meshwright.launchers.megatron_core.read import flag_of
 
 CATALOG = Path(__file__).parents[2] / "profiles" / "catalog" / "recipes" / "megatron_bridge.json"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes, Apache-2.0"

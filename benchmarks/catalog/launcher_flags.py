@@ -4,8 +4,8 @@
 
 FOLDER holds a folder for each release below, by its name: a wheel that is unpacked (``pip download
 --no-deps PACKAGE==VERSION``), or a checkout of the commit. Each program's file in
-``profiles/catalog/flags`` keeps the roles that it has; an argument that is new to it is ``open``. The other
-programs' tables are of their parsers (``tests/launchers/tables.py``).
+``launchers/NAME/flags.yaml`` keeps the roles that it has; an argument that is new to it is ``open``. The
+other programs' tables are of their parsers (``tests/launchers/tables.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.profiles.flags import FLAGS_FOLDER, Flag, flags_of
+from meshwright.launchers.flags import Flag, flags_of, table_path
 
 _MAX_TEXT = 60  # characters of a type or a default
 _HEADER = """\
@@ -227,7 +227,7 @@ def merged(name: str, folder: Path) -> dict[str, Flag]:
         for key, flag in declared(folder / release.name, release).items():
             until = release.name if place else None
             found.setdefault(key, Flag(type=flag.type, default=flag.default, until=until))
-    known = flags_of(name) if (FLAGS_FOLDER / f"{name}.yaml").is_file() else {}
+    known = flags_of(name) if table_path(name).is_file() else {}
     kept = {key: flag for key, flag in known.items() if key not in found}  # of a fork, or written by hand
     return {
         key: Flag(
@@ -258,7 +258,7 @@ def main(words: Sequence[str]) -> None:
     """Write the files of all programs, or of those that are named."""
     folder, *names = words
     for name in names or PROGRAMS:
-        (FLAGS_FOLDER / f"{name}.yaml").write_text(written(name, merged(name, Path(folder))), "utf-8")
+        table_path(name).write_text(written(name, merged(name, Path(folder))), "utf-8")
 
 
 if __name__ == "__main__":

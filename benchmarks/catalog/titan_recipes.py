@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from meshwright.service.launchers.reading.base import Source
-from meshwright.service.launchers.reading.python_values import NOTHING, makers_of, module_values, tree_of
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.python_values import NOTHING, makers_of, module_values, tree_of
 
 CATALOG = Path(__file__).parents[2] / "profiles" / "catalog" / "recipes" / "torchtitan.json"
 SOURCE = "pytorch/torchtitan 0.3.0, torchtitan/models/*/config_registry.py, BSD-3-Clause"

@@ -37,7 +37,7 @@ AREAS = {
     "cost": ("solver/cost",),
     "rules": ("solver/space", "solver/check.py"),
     "bounds": ("solver/search",),
-    "readers": ("service/launchers/reading", "service/shell", "service/requests"),
+    "readers": ("launchers", "shell", "service/requests"),
     "importers": ("profiles/importers",),
 }
 BITWISE = re.compile(r"BinaryOperator_\w+_(RShift|LShift|BitAnd|BitOr|BitXor)$")
@@ -104,7 +104,7 @@ def clone(to: Path) -> None:
 
 def measure(where: Path, database: Path) -> None:
     """Record which test executes which line with pytest-cov."""
-    rooms = [f"--cov={room}" for room in ("solver", "profiles", "service")]
+    rooms = [f"--cov={room}" for room in ("solver", "profiles", "shell", "launchers", "service")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not alone"]
     command += [*rooms, "--cov-context=test", "--cov-report=", *TESTS]
     code = subprocess.run(command, cwd=where, env=_environment(where), check=False).returncode

@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from meshwright.launchers.reading.registry import reader_names
 from meshwright.profiles.calibration import FORMAT as CALIBRATION
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.service.api.schemas import EventView
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
-from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN

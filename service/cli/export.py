@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from meshwright.launchers.registry import export, launcher_of
+from meshwright.launchers.target import ExportBundle
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import say_warnings, write_bytes
 from meshwright.service.files import check_folder, save_export, zipped
-from meshwright.service.launchers.registry import export, launcher_of
-from meshwright.service.launchers.target import ExportBundle
 
 
 def export_command(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
@@ -26,7 +27,6 @@ from meshwright.service.cli.options import (
 )
 from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, print_json, screen
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import seconds, wrapped

@@ -45,8 +45,8 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.certify.judge import kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
+    from meshwright.launchers.reading.base import LaunchFile
     from meshwright.service.jobs.joining import SolvedPoint
-    from meshwright.service.launchers.reading.base import LaunchFile
     from meshwright.service.requests.jobs import Sweep
 
 # --------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _save(
     }
     warnings: Sequence[str] = ()
     if answer.plans and problem.launcher != "none":
-        from meshwright.service.launchers.registry import export  # noqa: PLC0415 - only for a folder
+        from meshwright.launchers.registry import export  # noqa: PLC0415 - only for a folder
 
         bundle = export(answer.plans[0], problem, problem.launcher)
         files |= bundle.files

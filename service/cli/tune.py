@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.launchers.registry import export, launcher_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
@@ -24,7 +25,6 @@ from meshwright.service.cli.terminal import (
     say_warnings,
 )
 from meshwright.service.files import write_text
-from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.tuning.decide import (
     Begun,

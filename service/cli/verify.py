@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.launchers.registry import launcher_of
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.export import chosen_plan
@@ -22,8 +24,6 @@ from meshwright.service.cli.terminal import (
     say_error,
     say_warnings,
 )
-from meshwright.service.launchers.registry import launcher_of
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S, make
 from meshwright.service.verify.verify import BUILDERS, Verification, VerifiedQuantity, verify

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from meshwright.launchers.registry import export
+from meshwright.launchers.resume import with_resume_files
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.resume import with_resume_files
-from meshwright.service.launchers.target import ExportBundle
+from meshwright.profiles.figures import figure, tied
 from meshwright.service.replan.finish import FinishOption, Kind, Layout, Replan
 from meshwright.service.replan.request import Changed
 from meshwright.service.report import formatting as figures
@@ -175,7 +176,7 @@ def _in_a_line(row: tuple[str, ...], width: int) -> str:
     rank, way, layout, gpus, *spans, place = row
     named = [f"{head} {span}" for head, span in zip(_HEADS[4:-1], spans, strict=True)]
     later = [f"{place[1:]} later"] if place.startswith("+") else []
-    parts = map(figures.tied, (f"{gpus} GPUs", *named, *later))
+    parts = map(tied, (f"{gpus} GPUs", *named, *later))
     words = ", ".join([figures.pieces(layout, "·"), *parts])
     return figures.wrapped(f"{rank}. {way}: {words}", width, hang=3).plain
 
@@ -203,5 +204,5 @@ def _span(seconds: float) -> str:
     """Return ``52.9 days``, ``3.2 h``, ``10 min``, ``4 s``."""
     for unit_s, name in ((_DAY_S, "days"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if seconds >= (_FEW_DAYS * unit_s if unit_s == _DAY_S else unit_s):
-            return f"{figures.figure(seconds / unit_s)} {name}"
+            return f"{figure(seconds / unit_s)} {name}"
     return f"{seconds:.0f} s"

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from meshwright.launchers.megatron_lm.flags import reshards_states
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.megatron_flags import reshards_states
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parts import Part
 from meshwright.service.requests.schema import field_errors
 from meshwright.solver.answer import Plan

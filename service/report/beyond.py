@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.service.report.ranking import changes_of
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
@@ -77,7 +78,7 @@ def _objective(claim: ObjectiveClaim) -> str:
 
 def _run(plan: Plan, outlook: Outlook) -> str:
     every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
-    parts = [f"goodput {tied(figures.percent(outlook.goodput))} with a checkpoint every {every}"]
+    parts = [f"goodput {tied(percent(outlook.goodput))} with a checkpoint every {every}"]
     if outlook.days is not None:
         parts.insert(0, tied(f"{outlook.days:.1f} days"))
     if outlook.cost is not None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, signed, tied, words, wrapped
+from meshwright.service.report.formatting import pieces, signed, words, wrapped
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import Configuration
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.profiles.figures import percent
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
@@ -205,7 +206,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             label="Step", value=figures.step_time(seen), hint="one optimizer step, with its 80 % interval"
         ),
         Fact(label="Tokens/s/GPU", value=figures.count(round(seen.tokens_per_s_per_gpu)), hint=""),
-        Fact(label="MFU", value=figures.percent(seen.mfu), hint=peak),
+        Fact(label="MFU", value=percent(seen.mfu), hint=peak),
         Fact(label="Peak memory", value=_peak(seen), hint="of the heaviest stage"),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
@@ -240,7 +241,7 @@ def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:
             figures.seconds(point.seconds),
             f"{point.intensity:.0f}",
             figures.tera(point.rate_flops),
-            figures.percent(point.rate_flops / roof.roof_flops(point)),
+            percent(point.rate_flops / roof.roof_flops(point)),
         )
         for number, point in enumerate(roof.points, start=1)
     ]

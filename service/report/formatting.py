@@ -9,6 +9,7 @@ from itertools import groupby
 
 from rich.text import Text
 
+from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
 from meshwright.profiles.units import GIB, TERA
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
@@ -100,7 +101,6 @@ LONG_NAMES = {
 }
 _USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # implied by pp and vpp
 _SMALL_RISK = 0.001
-_TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
 
 
 def count(number: int) -> str:
@@ -108,27 +108,9 @@ def count(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def figure(value: float) -> str:
-    """Return three significant digits: 3.28, 32.8, 328."""
-    decimals = 2 if value < _TENTHS_FROM else 1 if value < _WHOLE_FROM else 0
-    return f"{value:.{decimals}f}"
-
-
 def seconds(value_s: float) -> str:
     """Return ``32.8 s`` or ``328 ms``."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
-
-
-def scale_of(whole_s: float) -> tuple[float, str, int]:
-    """Return factor, unit and decimals of seconds that are written like ``whole_s``."""
-    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
-    return factor, unit, len(figure(whole_s * factor).partition(".")[2])
-
-
-def seconds_like(value_s: float, whole_s: float) -> str:
-    """Return ``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
-    factor, unit, digits = scale_of(whole_s)
-    return f"{value_s * factor:.{digits}f} {unit}"
 
 
 def signed(value_s: float, whole_s: float) -> str:
@@ -140,11 +122,6 @@ def signed(value_s: float, whole_s: float) -> str:
 def gib(value_bytes: float) -> str:
     """Return bytes in GiB with one decimal, the unit left to the reader's line."""
     return f"{value_bytes / GIB:.1f}"
-
-
-def percent(share: float) -> str:
-    """Return ``46 %``."""
-    return f"{share * 100:.0f} %"
 
 
 def risk(probability: float) -> str:
@@ -305,7 +282,6 @@ def tera(flops: float) -> str:
 # Lines that break between their pieces, and go on further to the right.
 
 
-_TIE = "\N{NO-BREAK SPACE}"
 _HANG = 2
 _LEAST_ROOM = 20  # columns of text that a continued line keeps
 
@@ -319,12 +295,7 @@ _SIZE = re.compile(
 
 def with_ties(text: str) -> str:
     """Return a sentence that is not broken between a figure and its unit, or in a size."""
-    return _SIZE.sub(rf"\1{_TIE}", _UNIT.sub(_TIE, text))
-
-
-def tied(piece: str) -> str:
-    """Return a piece that is not broken: its blanks hold."""
-    return piece.replace(" ", _TIE)
+    return _SIZE.sub(rf"\1{NO_BREAK}", _UNIT.sub(NO_BREAK, text))
 
 
 def pieces(text: str, separator: str) -> str:
@@ -347,4 +318,4 @@ def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return Text("\n".join(lines).replace(_TIE, " "), style=style)
+    return Text("\n".join(lines).replace(NO_BREAK, " "), style=style)

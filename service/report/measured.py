@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.documents import shown
+from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.answer import Plan
 from meshwright.solver.calibration.measured import Compared, TimedPrediction
 

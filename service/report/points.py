@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.profiles.figures import percent
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.configuration import Configuration, configuration_from_json
@@ -103,6 +104,6 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     found = sum(row["plan_id"] is not None for row in rows)
     words = f"{found} of {len(rows)} points have a plan · {answer['status']}"
     if answer["gap"] is not None:
-        words += f" · gap {figures.percent(answer['gap'])}"
+        words += f" · gap {percent(answer['gap'])}"
     effort = f"{figures.count(answer['explored'])} configurations · {figures.seconds(answer['elapsed_s'])}"
     return pieces(f"{words} · {effort}", "·")

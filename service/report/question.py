@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from meshwright.profiles.figures import tied
 from meshwright.profiles.frameworks import FORMATS
-from meshwright.service.report.formatting import count, tied, wrapped
+from meshwright.service.report.formatting import count, wrapped
 from meshwright.solver.problem import Problem, Workload
 
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.answer import Plan, ranked_plans
 from meshwright.solver.configuration import mesh_of
 
@@ -124,7 +125,7 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: _step(plan, equal), left=True),
         Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=2),
-        Column(title=_MFU, cell=lambda plan: figures.percent(plan.prediction.mfu), leaves=3),
+        Column(title=_MFU, cell=lambda plan: percent(plan.prediction.mfu), leaves=3),
         Column(
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),

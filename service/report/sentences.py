@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.figures import percent, seconds_like, tied
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.service.report.formatting import seconds_like, signed, tied, words, wrapped
-from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why
+from meshwright.service.report.formatting import signed, words, wrapped
+from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
+from meshwright.solver.explain.sentences import limit_sentence, time_sentence
 from meshwright.solver.problem import Problem, searched_switches
 
 # --------------------------------------------------------------------------------------------------
@@ -113,9 +115,7 @@ def spent_s(why: Why) -> dict[str, float]:
 
 def _loss(loss: Loss, step_s: float) -> str:
     """Return ``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
-    size = tied(
-        f"{words(loss.term)} {seconds_like(abs(loss.seconds), step_s)} ({formatting.percent(loss.share)})"
-    )
+    size = tied(f"{words(loss.term)} {seconds_like(abs(loss.seconds), step_s)} ({percent(loss.share)})")
     line = f"costs: {size}" + (f"; lower: {loss.lowered_by}" if loss.lowered_by else "")
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
         return line
@@ -137,75 +137,7 @@ def remedy_words(remedy: Remedy) -> tuple[str, str]:
     return remedy.change, f"{step} on {remedy.num_gpus} GPUs, {words}, {peak} GiB"
 
 
-_NAMED = 3  # losses
-_LOSSES: Mapping[str, str] = {
-    "gemm_efficiency": "matrix products below the peak",
-    "attention_efficiency": "attention below the peak",
-    "memory_bound": "memory-bound operators",
-    "launch_floor": "waiting for the CPU to launch",
-    "offload": "offloading",
-    "recompute": "recomputing",
-    "tensor_parallel": "tensor-parallel collectives",
-    "context_parallel": "context-parallel exchange",
-    "expert_parallel": "expert all-to-alls",
-    "pipeline_transfer": "transfers between stages",
-    "unequal_lengths": "waiting for longer documents",
-    "imbalance": "unequal stages",
-    "bubble": "the pipeline's bubble",
-    "data_parallel": "data-parallel collectives",
-    "straggler": "waiting for the slowest node",
-    "fixed": "a step's fixed costs",
-}
-
-
 def sentences(best: Plan, width: int) -> list[Text]:
     """Return where the time of a plan goes and what binds; nothing where it has no reasons."""
     lines = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
     return [wrapped(line, width, indent=2) for line in lines]
-
-
-def time_sentence(why: Why) -> str:
-    """Return how much of the step is the model's own work, and the largest of what is not."""
-    step_s = sum(why.waterfall_s.values())
-    share = tied(formatting.percent(why.waterfall_s["ideal"] / step_s))
-    ideal = f"{share} of the step is the model's own work at the peak"
-    lost = [f"{_loss_words(loss.term)} ({_seconds(loss.seconds, step_s)})" for loss in why.losses[:_NAMED]]
-    if not lost:
-        return f"Time: {ideal}."
-    return f"Time: {ideal}; most of the rest is {listed(lost)}."
-
-
-def limit_sentence(why: Why) -> str:
-    """Return the one limit that stops the best change; if there is none, what a change costs or gains."""
-    step_s = sum(why.waterfall_s.values())
-    if why.limits:
-        return f"Binds: {limit_words(why.limits[0], step_s)}"
-    changes = [
-        (one, one.change, one.step_change_s) for one in why.losses if one.change and one.step_change_s
-    ]
-    if not changes:
-        return "Binds: no limit; no single change of a size lowers these losses."
-    loss, change, longer_s = next((one for one in changes if one[2] < 0), changes[0])
-    words, cost = _loss_words(loss.term), _seconds(longer_s, step_s)
-    longer = f"{cost} {'longer' if longer_s > 0 else 'shorter'}"
-    return f"Binds: no limit; {tied(change)}, which lowers {words} most, makes a step {longer}."
-
-
-def limit_words(limit: Limit, step_s: float) -> str:
-    """Return a limit: ``tp 4 would be 0.15 s faster but for memory (activations of stage 1, …)``."""
-    kind, colon, detail = limit.name.partition(": ")
-    by = f"{kind} ({detail})" if colon else f"this limit: {limit.name}"
-    return f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster but for {by}."
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return ``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-
-
-def _loss_words(term: str) -> str:
-    return _LOSSES.get(term, term.replace("_", " "))
-
-
-def _seconds(value_s: float, step_s: float) -> str:
-    return tied(seconds_like(abs(value_s), step_s))

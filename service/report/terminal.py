@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.profiles.capabilities import launchers_of
+from meshwright.profiles.figures import tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import beyond_lines
-from meshwright.service.report.formatting import pieces, tied, with_ties, wrapped
+from meshwright.service.report.formatting import pieces, with_ties, wrapped
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking

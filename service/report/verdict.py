@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import StackedBar, memory_bar, step_bar
-from meshwright.service.report.formatting import COLUMNS, seconds_like, sentence_case, words
+from meshwright.service.report.formatting import COLUMNS, sentence_case, words
 from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
-    limit_words,
     odds_words,
     remedy_words,
 )
 from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Plan, Prediction, Shortfall
+from meshwright.solver.explain.sentences import limit_words
 from meshwright.solver.problem import Problem
 
 _FEWER = (
@@ -141,7 +142,7 @@ def _ranked(plan: Plan) -> Verdict:
 
 def _takes(seen: Prediction) -> str:
     return (
-        f"a step takes {figures.step_time(seen)}, {figures.percent(seen.mfu)} MFU, "
+        f"a step takes {figures.step_time(seen)}, {percent(seen.mfu)} MFU, "
         f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB "
         "of a GPU's memory."
     )
@@ -203,7 +204,7 @@ def card_of(plan: Plan) -> Card:
                 hint="one optimizer step, with its 80 % interval",
             ),
             Fact(label="Peak memory", value=of, hint="of the heaviest stage, of what a GPU has"),
-            Fact(label="MFU", value=figures.percent(seen.mfu), hint=COLUMNS["MFU"]),
+            Fact(label="MFU", value=percent(seen.mfu), hint=COLUMNS["MFU"]),
             Fact(
                 label="Tokens/s/GPU",
                 value=figures.count(round(seen.tokens_per_s_per_gpu)),
@@ -223,7 +224,7 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     step_s = plan.prediction.step_time_s
     losses = []
     for loss in why.losses:
-        cost, share = seconds_like(loss.seconds, step_s), figures.percent(loss.share)
+        cost, share = seconds_like(loss.seconds, step_s), percent(loss.share)
         head = f"{sentence_case(words(loss.term))} costs {cost} ({share} of the step)"
         body = f"Lower with: {loss.lowered_by}." if loss.lowered_by else ""
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:

@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.service.launchers.rules import near_divisors
 from meshwright.service.requests.parts import as_written, written_out
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,

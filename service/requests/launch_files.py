@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
+from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import looks_like_document
+from meshwright.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.documents import looks_like_document
-from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Configuration

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Plan
 from meshwright.solver.calibration.observations import require_equal_nodes

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile, framework_of
@@ -19,7 +20,6 @@ from meshwright.service.db.plan_records import note_measured
 from meshwright.service.db.profile_records import MeasurementRecord
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of

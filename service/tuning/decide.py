@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.tuning.runs import LOG_FILE, OUT, RunResult, end_leftovers
 from meshwright.solver.answer import Odds, Plan, ranked_plans
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.launchers.megatron_lm.flags import FRAMEWORK
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.launchers.megatron_flags import FRAMEWORK
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms, replayed_products
 from meshwright.solver.cost.context import Context, context_of

@@ -19,11 +19,11 @@ from math import isclose
 from pathlib import Path
 from typing import Any, Literal
 
+from meshwright.launchers.registry import export, launcher_of
+from meshwright.launchers.target import Target, settled_problem, target_of
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.registry import export, launcher_of
-from meshwright.service.launchers.target import Target, settled_problem, target_of
 from meshwright.service.verify.environments import (
     ACCELERATE,
     DEEPSPEED,

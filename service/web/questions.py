@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
+from meshwright.launchers.reading.registry import reader_names
+from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.sequences import BATCHINGS
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
-from meshwright.service.launchers.reading.registry import reader_names
-from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.service.web.fields import FormField

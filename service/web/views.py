@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
-from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
 from meshwright.service.report.formatting import seconds
 from meshwright.service.report.sides import ComparisonTable, comparison_of

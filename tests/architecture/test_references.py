@@ -35,9 +35,9 @@ CODE = [name for name in FILES if name.endswith(".py") and ROOT / name != Path(_
 # The changelog is history, and ``make reference`` writes the reference from the code.
 LEFT_OUT = ("CHANGELOG.md", "docs/reference/", "tests/")
 PAGES = [name for name in FILES if name.endswith(".md") and not name.startswith(LEFT_OUT)]
-PACKAGE = ("profiles/", "solver/", "service/", "workers/", "migrations/")
+PACKAGE = ("profiles/", "solver/", "shell/", "launchers/", "service/", "workers/", "migrations/")
 OURS = (*PACKAGE, "benchmarks/", "tests/")
-CATALOG = ("flags/*.yaml", "frameworks/*.yaml", "models/*.yaml", "*.yaml", "*.json")
+CATALOG = ("frameworks/*.yaml", "models/*.yaml", "*.yaml", "*.json")
 PROGRAMS = re.compile(
     r"\b(?:accelerate|aiconfigurator|automodel|axolotl|bitsandbytes|calculon|cutlass|deepspeed|fastapi|git\b|"
     r"galvatron|hugging ?face|jax|llama-factory|maxtext|megatron|metis|nanotron|nccl|nemo|or-tools|peft|"
@@ -144,7 +144,8 @@ def keys() -> frozenset[str]:
     words |= {f"MESHWRIGHT_{name.upper()}" for name in settings}
     for path in (ROOT / "profiles/catalog/runs").glob("*.csv"):
         words |= set(path.read_text(encoding="utf-8").partition("\n")[0].split(","))
-    for path in (path for kind in CATALOG for path in (ROOT / "profiles/catalog").glob(kind)):
+    files = (path for kind in CATALOG for path in (ROOT / "profiles/catalog").glob(kind))
+    for path in (*files, *(ROOT / "launchers").glob("*/flags.yaml")):
         words |= set(re.findall(r"\w+", re.sub(r"(?m)(^|\s)#.*$", "", path.read_text(encoding="utf-8"))))
     return frozenset(words)
 

@@ -7,6 +7,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     "profiles",
     "solver",
+    "shell",
+    "launchers",
     "service",
     "workers",
     "migrations",

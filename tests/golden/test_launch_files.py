@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshwright.launchers.registry import export, launcher_names
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.launch_files import source_of
-from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.requests.launch_files import own_of_files
 from meshwright.solver.predict import predict
 from tests.launchers.cases import CASES as MEGATRON

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.service.launchers.registry import export
+from meshwright.launchers.registry import export
 from tests.launchers.cases import CASES
 from tests.launchers.megatron_arguments import parser, words, words_by_bash
 

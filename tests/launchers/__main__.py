@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from meshwright.launchers.nanotron.export import nanotron_file
+from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.target import Target
+from meshwright.launchers.torchtitan.export import is_stated_by_0_2
 from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.service.launchers.nanotron import nanotron_file
-from meshwright.service.launchers.registry import export, launcher_names
-from meshwright.service.launchers.target import Target
-from meshwright.service.launchers.torchtitan import is_stated_by_0_2
 from meshwright.service.verify.environments import FOLDER_VARIABLE, Environment
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -370,8 +370,8 @@ def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     """What our exporter would write if it had no rules."""
     found = mutant.target
     with (
-        patch("meshwright.service.launchers.megatron_lm.refuse"),
-        patch("meshwright.service.launchers.common_rules.refuse"),
+        patch("meshwright.launchers.megatron_lm.export.refuse"),
+        patch("meshwright.launchers.common_rules.refuse"),
     ):
         files = export(found.plan, found.problem, launcher).files
     if mutant.edit:

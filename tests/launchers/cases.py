@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.launchers.target import Target
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.target import Target
 from meshwright.solver.answer import Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem, Workload

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.launchers.target import Target
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.service.launchers.target import Target
 from meshwright.service.verify.priced import rank_kinds, rank_layers, rank_matrices, rank_weights
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, DEEPSEEK_V3, GPT3_175B, MIXTRAL, target

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from meshwright.launchers.reading.base import LaunchFile, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import Target
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source
-from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import MIXTRAL, MIXTRAL_EXPERTS, target
 from tests.launchers.mutants import CHUNKS, LLAMA, PLAIN, SHARDED, STAGES, TENSOR

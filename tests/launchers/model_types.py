@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from benchmarks.reference.models import STATED
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import BUILT_MODELS as RECORD
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
@@ -26,7 +27,6 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_remote import REMOTE
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.launchers.cases import plan

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from meshwright.launchers.target import Target
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import target

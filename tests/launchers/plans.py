@@ -9,6 +9,7 @@ from itertools import combinations, product
 
 import numpy as np
 
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -16,7 +17,6 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space

@@ -1,7 +1,7 @@
 """Tables of arguments before the launchers' own parsers: ``make launchers ARGS="--update --only NAME"``.
 
 The parser gives the type, the default and the choices; the roles are people's. An argument that is new has
-no role, which ``tests/unit/profiles/test_flags.py`` refuses; one that is gone stays, as forks may have it.
+no role, which ``tests/unit/launchers/test_flags.py`` refuses; one that is gone stays, as forks may have it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.profiles.flags import FLAGS_FOLDER
+from meshwright.launchers.flags import table_path
 from meshwright.service.verify.environments import Environment
 
 # Scripts that print a parser, by program.
@@ -73,7 +73,7 @@ def text_of(rows: Mapping[str, Row], head: str) -> str:
 
 def renewed(program: str, environment: Environment) -> tuple[Path, str]:
     """The file of a program's table, and its text by the parser at hand."""
-    path = FLAGS_FOLDER / f"{program}.yaml"
+    path = table_path(program)
     text = path.read_text("utf-8")
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return path, text_of(merged(yaml.safe_load(text), declared(program, environment)), head)

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from meshwright.service.launchers.registry import export
+from meshwright.launchers.registry import export
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.runs import RunOptions, RunResult, run_plan
 from meshwright.solver.answer import plan_from_json

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.target import Target
 from meshwright.service.verify.verify import verify
 from meshwright.solver.configuration import SHORT_NAMES, Columns, IntArray
 from meshwright.solver.space.enumerate import enumerate_space

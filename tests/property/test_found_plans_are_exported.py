@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.launchers.registry import export, launcher_names
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import OPTION_WORDS
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import default_profile
-from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.solver.configuration import (
     CONTEXT_MODES,
     HIERARCHICAL,

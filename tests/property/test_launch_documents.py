@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import looks_like_document
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flag_names
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.documents import looks_like_document
-from meshwright.service.launchers.reading.registry import read_launch_files
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # A launcher's documents, and the programs with tables of their arguments.

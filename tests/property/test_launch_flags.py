@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.flags import flags_of, plain_name
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.flags import flags_of, plain_name
-from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.service.launchers.reading.registry import read_launch_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_lm"
 TABLE = flags_of("megatron-lm")

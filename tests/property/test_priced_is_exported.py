@@ -13,6 +13,10 @@ from random import Random
 
 import pytest
 
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.frameworks import (
@@ -26,10 +30,6 @@ from meshwright.profiles.frameworks import (
 from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
-from meshwright.service.launchers.reading.base import Source
-from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.registry import export, launcher_names
-from meshwright.service.launchers.target import Target
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.draws import draws

@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files, reader_names
+from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
-from meshwright.service.launchers.reading.base import Source
-from meshwright.service.launchers.reading.registry import read_launch_files, reader_names
-from meshwright.service.launchers.registry import export, launcher_names
-from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.resume import with_resume_files
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.resume import with_resume_files
-from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.replan.request import changed_job, read_replan_request
 from tests.builders import a_plan, a_problem

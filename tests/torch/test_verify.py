@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.verify import verify as module
 from meshwright.service.verify.environments import (
     ACCELERATE,

@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
 
+from meshwright.launchers.registry import export, launcher_of
+from meshwright.launchers.target import ExportBundle, settled_problem
 from meshwright.service.api.deps import (
     NO_FIELDS,
     READS,
@@ -33,8 +35,6 @@ from meshwright.service.api.schemas import (
 )
 from meshwright.service.errors import MissingExtraError, NotFoundError
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.launchers.registry import export, launcher_of
-from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter
 
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.profile import Profile
@@ -13,7 +14,6 @@ from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, T
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.launch_files import (
     Own,

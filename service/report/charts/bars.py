@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 
+from meshwright.profiles.figures import scale_of, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
 from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS, sentence_case, words
@@ -77,7 +78,7 @@ def step_bar(plan: Plan) -> StackedBar:
     rest = step_s - sum(shown.values())
     if rest >= _LEAST_SHOWN * step_s / 10:
         shown["rest"] = shown.get("rest", 0.0) + rest
-    texts = {name: figures.seconds_like(value, step_s) for name, value in shown.items()}
+    texts = {name: seconds_like(value, step_s) for name, value in shown.items()}
     title = f"Time of a step: {figures.seconds(step_s)}"
     return _stacked(title, shown, texts, WIDTH / sum(shown.values()), TIME_COLORS)
 
@@ -239,16 +240,16 @@ def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], 
 
 def _like(value_s: float, step_s: float) -> str:
     """Return seconds in the step's unit, with one more digit than it: ``5.06 s`` of ``29.0 s``."""
-    factor, unit, digits = figures.scale_of(step_s)
+    factor, unit, digits = scale_of(step_s)
     return f"{value_s * factor:.{digits + 1}f} {unit}".replace("-", "−")
 
 
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
     first, *others = shown
-    ideal = figures.seconds_like(shown[first], step_s)
+    ideal = seconds_like(shown[first], step_s)
     said = f"{sentence_case(words(first))} takes {ideal} of {figures.seconds(step_s)}"
     lost = sorted((name for name in others if shown[name] > 0), key=lambda name: -shown[name])[:2]
     if not lost:
         return f"{said}."
-    named = " and ".join(f"{words(name)} ({figures.seconds_like(shown[name], step_s)})" for name in lost)
+    named = " and ".join(f"{words(name)} ({seconds_like(shown[name], step_s)})" for name in lost)
     return f"{said}; most of the rest is {named}."

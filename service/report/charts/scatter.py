@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.profiles.figures import percent, scale_of
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting
 from meshwright.solver.answer import Answer, Plan, Roofline
@@ -158,7 +159,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
             _of(seen.step_time_s, seen.peak_memory_bytes, "yours", "your configuration", "baseline")
         )
     best = answer.plans[0].prediction
-    factor, unit, _ = formatting.scale_of(best.step_time_s)
+    factor, unit, _ = scale_of(best.step_time_s)
     limit = best.memory_limit_bytes / GIB
     x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
     y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)
@@ -302,4 +303,4 @@ def _roof_summary(roof: Roofline) -> str:
     share = sum(point.seconds * point.layers for point in bound) / total
     if not bound:
         return "Arithmetic limits all of these operators; none waits for memory."
-    return f"Memory bandwidth limits {len(bound)} of them, {formatting.percent(share)} of their time."
+    return f"Memory bandwidth limits {len(bound)} of them, {percent(share)} of their time."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import words
 from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
@@ -87,7 +88,7 @@ class _Places:
             time_s = place / self.unit
             if self.gap_s is not None and self.gap is not None and place > self.gap[0]:
                 time_s = self.end_s - (WIDTH - place) / self.unit
-            found.append("0" if number == 0 else figures.seconds_like(time_s, self.end_s))
+            found.append("0" if number == 0 else seconds_like(time_s, self.end_s))
         return tuple(found)
 
 
@@ -146,7 +147,7 @@ def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Pl
             strokes.append(Stroke(kind=kind, shade=0, path=_path(edges[:1], edges[1:])))
         at_s += seconds
     share = full.busy_s / timeline.step_time_s if timeline.simulated == timeline.num_microbatches else None
-    busy = "–" if share is None else figures.percent(share)
+    busy = "–" if share is None else percent(share)
     label = f"Rank {rank.rank}: {len(full.start_s)} passes, busy {busy} of the step"
     return Row(rank=rank.rank, strokes=tuple(strokes), busy=busy, label=label)
 

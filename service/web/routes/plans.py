@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
 from meshwright.service.api.routes.reports import profile_for
@@ -15,8 +17,6 @@ from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.launchers.registry import export, launcher_names
-from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of

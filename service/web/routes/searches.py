@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.figures import percent
 from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
 from meshwright.service.api.routes.jobs import submission_of
 from meshwright.service.api.routes.predictions import create_prediction, own_of_body
 from meshwright.service.db.records import JobRecord
 from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
-from meshwright.service.report.formatting import configuration_words, gib, percent, risk, step_time
+from meshwright.service.report.formatting import configuration_words, gib, risk, step_time
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import questions
 from meshwright.service.web.callers import SUBMITS, FormDep

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.capture import MAX_SECONDS, Captured, capture
 from meshwright.service.cli.main import app
-from meshwright.service.launchers.reading.base import Overrides, Source
-from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.registry import export
 from tests.launchers.plans import CASES
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from meshwright.launchers.registry import export
 from meshwright.service.capture import capture
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.launchers.registry import export
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_TEXT
 from meshwright.workers.outcome import outcome_of
 from tests.builders import a_plan, an_answer
 from tests.launchers.plans import CASES
 from tests.served.api_client import BODY, submit
 from tests.served.job_records import claimed
-from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
+from tests.unit.launchers.reading.test_megatron_lm import SCRIPT
 
 CLUSTER = {"cluster": {"name": "dgx-h100"}}
 

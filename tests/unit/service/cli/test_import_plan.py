@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli import saved_plans as kept
@@ -20,8 +22,6 @@ from meshwright.service.cli.import_file import ImportRequest, run_import
 from meshwright.service.cli.predict import run_predict_plan
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.launchers.registry import export
-from meshwright.service.launchers.target import settled_problem
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.measured_runs import shape_of_plan

@@ -62,8 +62,8 @@ def test_a_search_from_options_loads_no_reader_exporter_page_or_calibration() ->
         "--seq-length 1024 --certify none"
     )
     unwanted = (
-        "meshwright.service.launchers.reading.",
-        "meshwright.service.launchers.megatron",
+        "meshwright.launchers.reading.",
+        "meshwright.launchers.megatron",
         "meshwright.service.library",
         "meshwright.service.report.page",
         "meshwright.service.requests.profiles",

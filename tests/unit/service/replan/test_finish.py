@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
+from meshwright.launchers.resume import with_resume_files
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.launchers.resume import with_resume_files
-from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.replan.finish import FinishOption, Replan, replanned
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
 from meshwright.service.requests.parse import parse_problem

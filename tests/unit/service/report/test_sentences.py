@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from meshwright.service.report.formatting import signed
 from meshwright.service.report.sentences import (
-    limit_sentence,
     measure_line,
     proof_lines,
     reason_lines,
     sentences,
 )
 from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Why
+from meshwright.solver.explain.sentences import limit_sentence
 from meshwright.solver.problem import Problem, SearchOptions
 from tests.builders import a_plan, a_problem, an_answer
 

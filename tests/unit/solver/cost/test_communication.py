@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_to_all_s
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model_parts import StreamsSpec
 from meshwright.profiles.profile import default_profile
-from meshwright.service.launchers.reading.base import Source
-from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.registry import export
 from meshwright.solver.configuration import CONTEXT_MODES, HIERARCHICAL, Columns
 from meshwright.solver.cost.communication import (
     context_parallel,

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
 from meshwright.profiles.cluster import Host, host_of
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
-from meshwright.service.launchers.reading.base import Source
-from meshwright.service.launchers.reading.registry import read_launch_files
-from meshwright.service.launchers.registry import export
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import Context, context_of, is_offloaded

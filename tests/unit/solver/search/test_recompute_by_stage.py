@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.registry import export
 from meshwright.service.report.formatting import recompute
 from meshwright.service.requests.configuration import completed
 from meshwright.solver.answer import Answer

@@ -1,0 +1,276 @@
+"""Exporter of accelerate: a plan becomes a YAML file (FSDP2 and its mesh) and the scripts that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import yaml
+
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    StartCommand,
+    bundled,
+    common_warnings,
+    compiled_facts,
+    model_is_in_the_script,
+    sequences_in_the_script,
+)
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.requirements import (
+    OLDER_TRANSFORMERS,
+    PEFT,
+    QUANTIZED_ADAM,
+    QUANTIZED_WEIGHTS,
+    SHARDED_QUANTIZED_ADAM,
+    Requirement,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The configuration files of ``accelerate launch``: FSDP2 with a mesh, plain replicas, or DeepSpeed.
+#
+# Keys: accelerate 1.15.0, commands/config/config_args.py, utils/dataclasses.py, parallelism_config.py.
+
+
+CONFIG_FILE = "accelerate.yaml"
+# Attention kernels by transformers' names (AttentionInterface).
+ATTENTION = {
+    "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
+    "flash4": "flash_attention_4",
+    "cudnn": "sdpa", "torch": "eager", "megatron-fused": "eager", "triton": "flex_attention",
+}  # fmt: skip
+_PREFIX = "parallelism_config_"
+
+
+def attention(target: Target) -> str:
+    """Return the priced attention kernel, by transformers' name."""
+    known = with_options(framework_facts("accelerate"), target.workload.framework_options)
+    return ATTENTION[known.attention_kernel]
+
+
+def attention_is_in_the_script(target: Target) -> str:
+    """Return how the user's script has to load the model's attention."""
+    name = ATTENTION[target.facts.attention_kernel]
+    torchs = " (or sdpa, where torch takes its flash kernel)" if name == "flash_attention_2" else ""
+    return f"the script must load the model with attn_implementation {name}{torchs}, which was priced"
+
+
+def mesh(target: Target) -> dict[str, int]:
+    """Return the sizes of the mesh, outer to inner: replicas, shards, rings, tensor ranks."""
+    config = target.config
+    shards = config.zero_shard_size // config.context_parallel_size
+    return {
+        "dp_replicate_size": config.data_parallel_size // shards,
+        "dp_shard_size": shards,
+        "cp_size": config.context_parallel_size,
+        "tp_size": config.tensor_parallel_size,
+    }
+
+
+def accelerate_file(head: str, target: Target) -> str:
+    """Return the file of FSDP2 for ZeRO 2 and 3, or plain data parallelism for 0; header as comments."""
+    config = target.config
+    values = _machines(target)
+    if config.zero_stage == 0:
+        values["distributed_type"] = "MULTI_GPU" if config.num_gpus > 1 else "NO"
+    else:
+        values["distributed_type"] = "FSDP"
+        values["fsdp_config"] = {
+            "fsdp_version": 2,  # absent means 1
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": config.zero_stage == 3,  # noqa: PLR2004 - ZeRO-3
+            "fsdp_activation_checkpointing": config.recompute_granularity == "full",
+            "fsdp_offload_params": "parameters" in config.offload,
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+        sizes: dict[str, object] = {_PREFIX + name: size for name, size in mesh(target).items()}
+        if config.context_parallel_size > 1:
+            sizes[_PREFIX + "cp_comm_strategy"] = "alltoall"  # slices go round, as was priced
+        values["parallelism_config"] = sizes
+    if target.facts.elementwise_fused:  # accelerate 1.15.0 accelerator.py:1701: blocks FSDP2 wraps
+        values["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+    return head + yaml.safe_dump(values, sort_keys=True)
+
+
+def deepspeed_plugin_file(head: str, target: Target, json_file: str) -> str:
+    """Return the file of accelerate's DeepSpeed plugin, which refers to DeepSpeed's own file."""
+    values = _machines(target)
+    del values["mixed_precision"]  # DeepSpeed's file sets it; accelerate refuses both
+    values["distributed_type"] = "DEEPSPEED"
+    values["deepspeed_config"] = {
+        "deepspeed_config_file": json_file,
+        "zero3_init_flag": target.config.zero_stage == 3,  # noqa: PLR2004 - ZeRO-3
+    }
+    return head + yaml.safe_dump(values, sort_keys=True)
+
+
+def _machines(target: Target) -> dict[str, object]:
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": target.workload.precision,
+        "num_machines": target.num_nodes,
+        "num_processes": target.config.num_gpus,
+        "rdzv_backend": "static",
+        "use_cpu": False,
+    }
+
+
+PRODUCT = "accelerate 1.15.0"
+NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
+
+
+# Names of transformers' TrainingArguments; accelerate's own arguments come before the script.
+DECIDED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16",
+    "fsdp", "fsdp_config", "parallelism_config", "deepspeed", "per_gpu_train_batch_size", "torch_compile",
+    "optim",
+)  # fmt: skip
+
+
+class Accelerate:
+    """Exporter to ``accelerate launch``."""
+
+    name = "accelerate"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the configuration file and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: accelerate cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=StartCommand(
+                program=accelerate_command(target),
+                needs=NEEDS,
+                packages=(*trainer_packages(target), *tensor_packages(target)),
+                takes=(
+                    ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
+                ),
+                command=True,
+                decides=DECIDED,
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
+        )
+
+
+def recomputes_in_script(target: Target) -> bool:
+    """Return whether the trainer recomputes every layer; with FSDP its own wrapper does."""
+    return target.config.recompute_granularity == "full" and target.config.zero_stage == 0
+
+
+def optimizer(target: Target) -> str:
+    """Return the priced optimizer, by transformers' name.
+
+    bitsandbytes' operators refuse DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
+    shards are updated by torchao's 8-bit Adam, with blocks of equal length.
+    """
+    if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
+        return "adamw_torch_fused"
+    return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
+
+
+def trainer_packages(target: Target) -> tuple[Requirement, ...]:
+    """Return the packages for adapters, frozen weights and the optimizer of a plan."""
+    workload = target.workload
+    needed = {
+        PEFT: workload.lora_rank > 0,
+        QUANTIZED_WEIGHTS: workload.lora_rank > 0 and workload.base_precision not in WHOLE_PRECISIONS,
+        QUANTIZED_ADAM: optimizer(target) == "adamw_bnb_8bit",
+        SHARDED_QUANTIZED_ADAM: optimizer(target) == "adamw_torch_8bit",
+    }
+    return tuple(one for one, is_needed in needed.items() if is_needed)
+
+
+def tensor_packages(target: Target) -> tuple[Requirement, ...]:
+    """Return the release of transformers with which accelerate prepares tensor ranks next to FSDP2."""
+    config = target.config
+    return (OLDER_TRANSFORMERS,) if config.tensor_parallel_size > 1 and config.zero_stage > 0 else ()
+
+
+def accelerate_launch(target: Target) -> list[str]:
+    """Return the lines of ``accelerate launch`` before the program."""
+    return [
+        f'exec accelerate launch --config_file "${{here}}/{CONFIG_FILE}" \\',
+        '    --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \\',
+        '    --main_process_port "${MASTER_PORT}" \\',
+        f"    --gradient_accumulation_steps {target.config.num_microbatches} \\",
+    ]
+
+
+def accelerate_command(target: Target) -> str:
+    """Return ``accelerate launch`` with the file, this node's rank, and the batch, which no file has."""
+    config = target.config
+    checkpointing = recomputes_in_script(target)
+    lines = [
+        *accelerate_launch(target),
+        '    "${TRAIN_SCRIPT}" \\',
+        f"    --per_device_train_batch_size {config.micro_batch_size} \\",
+        f"    --gradient_accumulation_steps {config.num_microbatches} \\",
+        f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
+        *([f"    --optim {optimizer(target)} \\"] if target.workload.optimizer != "adamw" else []),
+        f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
+        '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',
+    ]
+    return "\n".join(lines)
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
+    yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
+    yield model_is_in_the_script(target)
+    if target.config.context_parallel_size == 1:  # rings require SDPA
+        yield attention_is_in_the_script(target)
+    yield from _adapters_are_in_the_script(target)
+    yield sequences_in_the_script(target)
+    if target.config.context_parallel_size > 1:
+        yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
+
+
+_LOADED = {  # transformers' names for the types of a frozen model
+    "bf16": "dtype bfloat16", "fp32": "dtype float32", "int8": "BitsAndBytesConfig(load_in_8bit=True)",
+    "nf4": "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')",
+    "nf4-double": (
+        "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True)"
+    ),
+}  # fmt: skip
+
+
+def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
+    """Yield peft's settings for a plan's adapters, which are not arguments of the trainer."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return
+    every = names_every(workload.lora_targets)
+    targets = "'all-linear'" if every else str(list(workload.lora_targets))
+    whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
+    yield (
+        f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "
+        f"target_modules={targets}{whole}) beside the model, frozen and loaded with "
+        f"{_LOADED[workload.base_precision]}"
+    )
+
+
+def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
+    """Yield the differences of every trainer over accelerate from the plan."""
+    yield from common_warnings(target, written)
+    if target.workload.lora_rank and target.problem.model.moe:
+        count = target.problem.model_figures["num_trainable_parameters"]
+        yield (
+            f"{count} weights of adapters were priced, as peft 0.21 counts them beside transformers 5.23; "
+            "other versions adapt other layers of experts: compare what print_trainable_parameters() says"
+        )
+    if target.config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
+        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    if target.config.tensor_parallel_size > 1:
+        yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'
+        yield from filter(None, [launcher_capabilities(target.problem.launcher).tensor_note])

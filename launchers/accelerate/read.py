@@ -1,0 +1,568 @@
+"""Reader of accelerate's YAML: FSDP2 with its mesh, plain replicas, or the DeepSpeed plugin.
+
+Keys and defaults: accelerate 1.15.0, commands/config/config_args.py, utils/dataclasses.py (FSDP),
+parallelism_config.py; the batch is in the command of the training script (transformers' arguments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from meshwright.launchers.deepspeed.export import OFFLOADED
+from meshwright.launchers.deepspeed.read import DeepSpeedReader, read_offload
+from meshwright.launchers.flags import flags_of
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import script_of
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
+from meshwright.shell.values import Word, unknown_fault
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+# --------------------------------------------------------------------------------------------------
+# Values of the command next to accelerate's YAML: the training script's batch, and machine 0's address.
+
+
+MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingArguments
+ACCUMULATION = "gradient_accumulation_steps"
+CHECKPOINTING = "gradient_checkpointing"
+ENGINE = "distributed_type"
+NO_LENGTH = "no field of it holds the sequence: --seq-length"
+_ADDRESS = "main_process_ip"
+_COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
+_ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS, "dynamo_backend", "torch_compile")
+_OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
+_MAX_DIGITS = 7
+
+
+Arguments = dict[str, Word]
+
+
+def optimizers() -> Mapping[str, str]:
+    """Return the priced optimizers by their names in transformers."""
+    return flags_of("transformers")["optim"].priced_as
+
+
+def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
+    """Return the arguments that affect the run, from the scripts next to the file; the last one counts."""
+    found: Arguments = {}
+    for source in known.source.scripts():
+        for words in script_of(source, known.overrides).commands:
+            found |= dict(_given(words, names))
+    return found
+
+
+def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, Word]]:
+    for at, word in enumerate(words):
+        name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
+        following = words[at + 1].text if at + 1 < len(words) else ""
+        if word.text.startswith("--") and name in names:
+            text = value if equals else "true" if following[:2] == "--" else following
+            yield name, Word(text, word.line)
+
+
+def said(given: Arguments, name: str) -> str | None:
+    """Return the text of an argument; None if it is not given.
+
+    Raises:
+        InvalidProblemError: the value is known only to a running shell.
+    """
+    word = given.get(name)
+    if word is not None and word.unknown is not None:
+        raise InvalidProblemError([unknown_fault(f"--{name}", word.unknown, word.line)])
+    return None if word is None else word.text
+
+
+def number(given: Arguments, name: str) -> int | None:
+    """Return a whole number of the command; None if it is not given.
+
+    Raises:
+        InvalidProblemError: it is not a whole number.
+    """
+    text = said(given, name)
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text):
+        return int(text)
+    raise InvalidProblemError.of(
+        f"--{name}",
+        f'line {given[name].line}: "{shown(text)}" is not a whole number in range',
+        allowed=f"1 to {10**_MAX_DIGITS - 1}",
+    )
+
+
+def recomputes(given: Arguments, known: Known) -> bool:
+    """Return whether the training script recomputes every layer."""
+    own = said(given, CHECKPOINTING)
+    replays = known.word("recompute_granularity", "") if own is None else own
+    return replays.lower() in ("true", "full", "1")
+
+
+def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
+    """Return whether FSDP recomputes every layer; refused if the trainer recomputes, too (``beside``).
+
+    transformers 5.23 trainer.py:879 (4.57: 5530) raises if both are true.
+    """
+    own = fields.flag(name, default=False)
+    if own and beside:
+        why = f"true, and so is {CHECKPOINTING}: transformers' Trainer starts with one of them alone"
+        fields.fault(name, why, allowed=f"false, or {CHECKPOINTING}: false", nearest="false")
+    return own
+
+
+def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:
+    """Return all ranks: the supplied number, the started processes, or accelerate's file.
+
+    Raises:
+        InvalidProblemError: none of these is given.
+    """
+    world = known.overrides.num_gpus or known.world.num_gpus
+    processes = mesh.optional("num_processes") if mesh is not None and world is None else None
+    if mesh is not None:
+        mesh.stop()
+    world = world or known.num_gpus() or processes or started
+    if world is None:
+        known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
+    return world
+
+
+def require_address(fields: Fields, known: Known, given: Arguments) -> None:
+    """Refuse several machines without machine 0's address; accelerate would not notice.
+
+    An exported file is started by its own script, which sets the address.
+    """
+    machines = fields.integer("num_machines", 1)
+    elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
+    exported = known.header.plan_id is not None and not _starts_here(known)
+    if machines == 1 or fields.has(_ADDRESS) or _ADDRESS in given or elsewhere or exported:
+        return
+    fields.fault(
+        "num_machines",
+        f"{machines}, but no {_ADDRESS}: every machine would wait for others at its own address",
+        allowed=f"{_ADDRESS} in the file, or --{_ADDRESS} of the command, given next to it",
+        nearest=_ADDRESS,
+    )
+
+
+def _starts_here(known: Known) -> bool:
+    return any(
+        word.text == "accelerate"
+        for source in known.source.scripts()
+        for words in script_of(source, known.overrides).commands
+        for word in words
+    )
+
+
+def require_same_machines(fields: Fields, known: Known) -> None:
+    """Refuse a file for another number of machines than the scripts next to it start."""
+    machines, started = fields.optional("num_machines"), known.world.num_nodes
+    if machines and started and machines != started:
+        fields.fault(
+            "num_machines", f"{machines}, but the script starts {started} nodes", nearest=str(started)
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# accelerate's DeepSpeed plugin: DeepSpeed's own file, or the few values that accelerate passes on.
+#
+# Keys and defaults: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin), commands/launch.py.
+
+
+AT = "deepspeed_config."
+PLUGIN_FILE = f"{AT}deepspeed_config_file"
+PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
+_PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
+_MAX_STAGE, _DEFAULT_STAGE = 3, 2
+# Values that accelerate refuses next to DeepSpeed's own file, which sets them.
+_OF_THE_FILE = (
+    PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage",
+    f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
+    "mixed_precision",
+)  # fmt: skip
+
+
+def plugin_run(
+    fields: Fields, source: Source, overrides: Overrides, given: Arguments | None = None
+) -> LaunchFile:
+    """Return the run of a file with ``distributed_type`` DEEPSPEED.
+
+    ``given``: the trainer's batch and checkpointing; None: those of the scripts next to the file.
+
+    Raises:
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+    """
+    known = known_of(source, overrides)
+    given = arguments(known) if given is None else given
+    fields.raw(ENGINE)
+    require_address(fields, known, given)
+    fields.stop()
+    if fields.has(PLUGIN_FILE):
+        return _of_its_file(fields, source, overrides)
+    return _of_values(fields, known, given)
+
+
+def contradictions(fields: Fields) -> None:
+    """Record a fault for each value of accelerate's file that DeepSpeed's own also sets."""
+    for key in _OF_THE_FILE:
+        if fields.has(key):
+            fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
+
+
+def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> LaunchFile:
+    contradictions(fields)
+    name = fields.word(PLUGIN_FILE)
+    text = source.other(name) if name else None
+    if text is None:
+        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not next to the file; give it too')
+    machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
+    fields.stop()
+    base = name.rsplit("/", 1)[-1]
+    files = {**source.files, base: text or ""}
+    other = Source(name=base, text=text or "", files=files, include=source.include)
+    found = DeepSpeedReader().read(other, replace(overrides, num_gpus=processes or overrides.num_gpus))
+    if processes and found.configuration.num_gpus != processes:
+        fields.fault(
+            "num_processes",
+            f"{processes}, but DeepSpeed's file makes {found.configuration.num_gpus} ranks",
+            nearest=str(found.configuration.num_gpus),
+        )
+        fields.stop()
+    per_node = processes // machines if processes and machines and processes % machines == 0 else None
+    unread = fields.unread("accelerate")
+    return replace(
+        found,
+        num_nodes=machines or found.num_nodes,
+        gpus_per_node=per_node or found.gpus_per_node,
+        unread=(*found.unread, *unread),
+    )
+
+
+def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
+    """Return plain data parallelism with a ZeRO stage, and states on the host."""
+    zero = _deepspeed_zero(fields)
+    offload = read_offload(fields, zero, _PLACES)
+    machines = fields.integer("num_machines", 1)
+    processes = fields.optional("num_processes")
+    precision = fields.word("mixed_precision", "no", allowed=("no", "bf16", "fp16", "fp8"))
+    if precision in ("no", "fp8"):
+        fields.fault("mixed_precision", f"{precision} is not priced under DeepSpeed", allowed="bf16, fp16")
+    fields.slip_for(f"{AT}zero_stage")
+    fields.stop()
+    world = known.required("num_gpus", processes or known.num_gpus(), "num_processes")
+    configuration = _deepspeed_configuration(fields, known, given, world, (zero, offload))
+    fields.note("DeepSpeed's own values are the plugin's: buckets and overlap by its defaults")
+    return LaunchFile(
+        launcher=DeepSpeedReader.name,
+        model=known.model(),
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=known.required("seq_length", None, NO_LENGTH),
+            precision=precision,
+        ),
+        configuration=configuration,
+        num_nodes=machines,
+        gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
+        notes=tuple(fields.notes),
+        unread=fields.unread("accelerate"),
+    )
+
+
+def _deepspeed_configuration(
+    fields: Fields, known: Known, given: Arguments, world: int, kept: tuple[int, str]
+) -> Configuration:
+    layers = known.model().num_layers
+    (zero, offload), recompute = kept, recomputes(given, known)
+    micro = known.required(
+        "micro_batch_size",
+        number(given, MICRO_BATCH),
+        f"--{MICRO_BATCH} of the training script, next to it",
+    )
+    count = number(given, ACCUMULATION)
+    own = None if fields.raw(PLUGIN_COUNT) == "auto" else fields.optional(PLUGIN_COUNT)
+    if (
+        own and count and own != count
+    ):  # transformers stops (HfTrainerDeepSpeedConfig), accelerate takes own
+        fields.fault(PLUGIN_COUNT, f"{own}, but the trainer accumulates {count}", nearest=str(count))
+    count = count or own or 1
+    fields.stop()
+    zero = zero if world > 1 else 0
+    return Configuration(
+        data_parallel_size=world,
+        zero_stage=zero,
+        zero_shard_size=world if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=known.number("num_microbatches", None, count),
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        offload=offload,
+        stage_layers=(layers,),
+    )
+
+
+def _deepspeed_zero(fields: Fields) -> int:
+    """Return the ZeRO stage; accelerate accepts any number, and takes 2 by default."""
+    name = f"{AT}zero_stage"
+    stage = fields.integer(name, _DEFAULT_STAGE, low=0)
+    if stage > _MAX_STAGE:
+        fields.fault(
+            name, f"unknown stage {stage}; accelerate would not notice", allowed="0 to 3", nearest="3"
+        )
+    elif not fields.has(name):
+        fields.note(f"zero_stage is not given: {_DEFAULT_STAGE} is accelerate's default")
+    return min(stage, _MAX_STAGE)
+
+
+_OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
+TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+_PRECISIONS = ("no", "bf16", "fp16", "fp8")
+_MESH = "parallelism_config.parallelism_config_"
+_FSDP = "fsdp_config."
+_FSDP2 = 2
+
+
+class AccelerateReader:
+    """Reader of the configuration of ``accelerate launch``."""
+
+    name = "accelerate"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a YAML has accelerate's own names."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run of ``accelerate launch`` with this file.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+        """
+        fields = Fields(source.name, values_of_file(source), overrides)
+        if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
+            return plugin_run(fields, source, overrides)
+        known = known_of(source, overrides)
+        found = mesh_run(self.name, fields, known, arguments(known))
+        given = arguments(known, ("optim",))
+        name = said(given, "optim")
+        if name is not None and name not in optimizers():
+            why = f"line {given['optim'].line}: {shown(name)} is not priced"
+            raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
+        optimizer = optimizers()[name] if name is not None else "adamw"
+        adapters = known.header.adapters  # accelerate's file has no place for them
+        return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
+
+
+def values_of_file(source: Source) -> dict[str, LocatedValue]:
+    """Return accelerate's file; names in its ``fsdp_config`` may lack their prefix (launch.py:1270)."""
+    return {
+        f"{_FSDP}fsdp_{name.removeprefix(_FSDP)}"
+        if name.startswith(_FSDP) and not name.startswith(f"{_FSDP}fsdp")
+        else name: found
+        for name, found in document_of(source).items()
+    }
+
+
+def mesh_run(
+    launcher: str,
+    fields: Fields,
+    known: Known,
+    given: Arguments,
+    *,
+    seq_length: int | None = None,
+    precision: str | None = None,
+) -> LaunchFile:
+    """Return the run of FSDP2 with its mesh, or of plain replicas.
+
+    Args:
+        launcher: launcher of the run.
+        fields: accelerate's file.
+        known: values given next to it.
+        given: the trainer's batch and checkpointing.
+        seq_length: tokens per sequence, if the trainer sets it.
+        precision: compute type, if the trainer sets it; otherwise accelerate's own.
+
+    Raises:
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+    """
+    kind = fields.word("distributed_type", "NO", allowed=TYPES)
+    for name in ("distributed_type", "num_processes", "mixed_precision"):
+        fields.slip_for(name)
+    require_address(fields, known, given)
+    require_same_machines(fields, known)
+    fields.stop()
+    model = known.model()
+    if kind == "NO" and fields.integer("num_processes", 1) > 1:
+        fields.note("distributed_type NO starts one process, whatever num_processes says")
+    configuration = _configuration(fields, known, model, given, kind)
+    precision = precision or _precision(fields)
+    options = _as_compiled(fields, given, launcher)
+    fields.stop()
+    machines = fields.integer("num_machines", 1)
+    world = configuration.num_gpus
+    return LaunchFile(
+        launcher=launcher,
+        model=model,
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=known.required("seq_length", seq_length, NO_LENGTH),
+            precision=precision,
+            framework_options=options,
+        ),
+        configuration=configuration,
+        num_nodes=machines,
+        gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
+        notes=tuple(fields.notes),
+        unread=_unread(fields),
+        places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
+    )
+
+
+def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
+    """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
+    backends = [fields.word(name, "no") for name in _COMPILED]
+    backends += [said(given, name) or "no" for name in ("dynamo_backend", "torch_compile")]
+    compiled = any(word.lower() not in ("no", "false") for word in backends)
+    if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
+        return {}
+    fields.note("no dynamo_backend is named: nothing is compiled, operators run one by one")
+    return {"elementwise_fused": False, "norm_fused": False}
+
+
+def _unread(fields: Fields) -> tuple[str, ...]:
+    """Return unread names; refuse a mesh size that accelerate does not have."""
+    found = fields.unread("accelerate")
+    for name in found:
+        if name.startswith(_MESH) and name.endswith("_size"):
+            why = "is not a size of accelerate's mesh, which would not notice"
+            fields.fault(name, why, allowed="dp_replicate, dp_shard, cp, sp, tp")
+    fields.stop()
+    return found
+
+
+def _configuration(
+    fields: Fields, known: Known, model: ModelSpec, given: Arguments, kind: str
+) -> Configuration:
+    """Return the mesh, plain replicas or one process (``simple_launcher`` of accelerate's launch.py)."""
+    sharded = kind == "FSDP"
+    stated = 1 if kind == "NO" else fields.optional("num_processes")
+    world = stated or known.required("num_gpus", None, "num_processes")
+    tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
+    hybrid = _hybrid(fields, known, world) if sharded else None
+    shard, replicas = hybrid or (shard, replicas)
+    micro, count = (
+        known.required(name, number(given, key), f"--{key} of the training script, next to it")
+        for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
+    )
+    zero = _zero(fields) if sharded and world > 1 else 0
+    again = (said(given, CHECKPOINTING) or "").lower() in ("true", "1")
+    recompute = checkpoints(fields, f"{_FSDP}fsdp_activation_checkpointing", beside=again)
+    recompute = recompute or recomputes(given, known)
+    offload = _offload(fields, zero) if sharded else "none"
+    fields.stop()
+    layers = model.num_layers
+    return Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=replicas * shard,
+        zero_stage=zero,
+        zero_shard_size=shard * cp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        offload=offload,
+        stage_layers=(layers,),
+    )
+
+
+def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
+    """Return tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
+    tp, cp = (fields.integer(f"{_MESH}{name}_size", 1) for name in ("tp", "cp"))
+    fields.refuse_unpriced("accelerate")
+    replicas = fields.optional(f"{_MESH}dp_replicate_size")
+    shard = fields.optional(f"{_MESH}dp_shard_size")
+    for name in ("tp", "cp", "dp_replicate", "dp_shard"):
+        fields.slip_for(f"{_MESH}{name}_size")
+    fields.stop()
+    if not sharded:
+        if tp * cp > 1:
+            fields.fault(
+                f"{_MESH}{'tp' if tp > 1 else 'cp'}_size", "plain replicas have no mesh", allowed="1"
+            )
+        return 1, 1, 1, world
+    if replicas is None and shard is None:
+        whole = divided(world, tp * cp, field="num_processes", what="tp × cp")
+        return tp, cp, whole, 1
+    shard, replicas = shard or 1, replicas or 1
+    if tp > 1 and replicas > 1 and shard == 1:
+        why = "tensor ranks next to replicas that share nothing: accelerate refuses them"
+        fields.fault(f"{_MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
+    if tp * cp * shard * replicas != world:
+        fields.fault(
+            "num_processes",
+            f"{world}, but the mesh has replicate {replicas} × shard {shard} × cp {cp} × tp {tp} ranks; "
+            "accelerate would not notice",
+            nearest=str(tp * cp * shard * replicas),
+        )
+    return tp, cp, shard, replicas
+
+
+_HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+_STRATEGY = f"{_FSDP}fsdp_sharding_strategy"
+
+
+def _strategy(fields: Fields) -> str:
+    """Return FSDP1's strategy; configurations of older versions of accelerate number them."""
+    return str(fields.raw(_STRATEGY) or "FULL_SHARD").upper()
+
+
+def _zero(fields: Fields) -> int:
+    """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
+    wrap = f"{_FSDP}fsdp_auto_wrap_policy"
+    fields.word(wrap, allowed=flags_of("accelerate")[wrap].words)
+    version = fields.integer(f"{_FSDP}fsdp_version", 1)
+    if version == 1:
+        strategy = _strategy(fields)
+        fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
+        stages: Mapping[str, int] = flags_of("accelerate")[_STRATEGY].priced_as
+        if strategy not in stages:
+            fields.fault(_STRATEGY, f"{shown(strategy)} is unknown", allowed=", ".join(stages))
+        return stages.get(strategy, 3)
+    if version > _FSDP2:
+        fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
+    return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
+
+
+def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
+    """Return shards and replicas of FSDP1's hybrid strategies (a node shards, nodes replicate), or None."""
+    if fields.integer(f"{_FSDP}fsdp_version", 1) != 1 or _strategy(fields) not in _HYBRID:
+        return None
+    machines = fields.optional("num_machines") or known.world.num_nodes
+    if machines is None:
+        why = "a node's GPUs shard, nodes replicate: how many there are is not said"
+        fields.fault(_STRATEGY, why, allowed="num_machines, or --num_machines of the command")
+        fields.stop()
+    each = divided(world, machines or 1, field="num_processes", what="num_machines")
+    return each, machines or 1
+
+
+def _offload(fields: Fields, zero: int) -> str:
+    name = f"{_FSDP}fsdp_offload_params"
+    away = fields.flag(name, default=False)
+    if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
+        fields.fault(name, "weights on the host are priced where they are resharded", allowed="false")
+    return "optimizer+parameters" if away else "none"
+
+
+def _precision(fields: Fields) -> str:
+    precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
+    fields.stop()
+    if precision == "no":
+        fields.fault("mixed_precision", "training in fp32 is not priced", allowed="bf16, fp16")
+    return precision

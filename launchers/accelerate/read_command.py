@@ -1,0 +1,198 @@
+"""Sharding set by ``accelerate launch``: by its YAML, and by options that override it.
+
+Names and precedence: accelerate 1.15.0, commands/launch.py (_validate_launch_command).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from meshwright.launchers.accelerate.read import (
+    AT,
+    ENGINE,
+    PLUGIN_FILE,
+    TYPES,
+    AccelerateReader,
+    values_of_file,
+)
+from meshwright.launchers.flags import flag_names, flags_of
+from meshwright.launchers.reading.base import Source, refused
+from meshwright.launchers.reading.documents import LocatedValue, Values
+from meshwright.launchers.reading.fields import Fields, meant
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.shell.values import Word, unknown_fault, unknown_in
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Accelerate's file with the options of ``accelerate launch``, which override it."""
+
+    source: Source  # with the script next to it
+    values: Values
+    fields: Fields
+
+    @classmethod
+    def of(cls, source: Source, values: Values) -> Self:
+        """Return the file of ``source`` with these values."""
+        return cls(source, values, Fields(source.name, values))
+
+    def kind(self) -> str:
+        """The kind of sharding, one of ``TYPES``."""
+        return self.fields.word(ENGINE, "MULTI_GPU", allowed=TYPES)
+
+
+def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
+    """Return the sharding of ``accelerate launch``, from its file or options; None if it sets none.
+
+    Args:
+        words: words of the command before its program.
+        source: the script, with the files given with it.
+
+    Raises:
+        InvalidProblemError: a named file is missing, or an option is not read.
+    """
+    if not any(word.text.rpartition("/")[2] in ("accelerate", "trl") for word in words):
+        return None
+    _require_one_engine(words, source.name)
+    path, options = None, dict(_options(words, source.name))
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if name in ("--config_file", "--config-file", _BUILT_IN):
+            following = words[at + 1].text if at + 1 < len(words) else ""
+            path = Word(value if equals else following, word.line)
+    if path is None:
+        return Shares.of(source, {ENGINE: LocatedValue("MULTI_GPU", 0), **options}) if options else None
+    if path.text in _TRLS:
+        built_in = {name: LocatedValue(value, path.line) for name, value in _TRLS[path.text].items()}
+        return Shares.of(source, {"num_processes": LocatedValue(8, path.line), **built_in, **options})
+    text = source.other(path.text)
+    if text is None or not path.text.endswith((".yaml", ".yml", ".json")):
+        raise refused(
+            f"line {path.line} of {shown(source.name)}: {shown(path.text)} is not next to it",
+            allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
+        )
+    base = path.text.replace("\\", "/").rsplit("/", 1)[-1]
+    file = replace(source, name=base, text=text, files={**source.files, source.name: source.text})
+    return Shares.of(file, values_of_file(file) | options)
+
+
+def shares_beside(
+    starts: Iterable[tuple[Source, Sequence[Word]]], files: Iterable[Source]
+) -> Shares | None:
+    """Return the sharding of commands that start a trainer, else of accelerate's file; None without either.
+
+    Args:
+        starts: scripts, each with the words before the program that it starts.
+        files: the files given with the trainer's own file.
+
+    Raises:
+        InvalidProblemError: as ``shares_of``.
+    """
+    for script, words in starts:
+        if (found := shares_of(words, script)) is not None:
+            return found
+    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
+
+
+def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Source) -> Shares | None:
+    """Return the sharding in the environment of a script that ``torchrun`` starts; None without any.
+
+    Names: utils/dataclasses.py (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
+
+    Raises:
+        InvalidProblemError: a value depends on an unknown one.
+    """
+    said = {name: "".join(parts) for name, parts in variables.items()}
+    engine = next((kind for name, kind in _USED.items() if said.get(name, "").lower() in _ON), None)
+    if engine is None:
+        return None
+    values: dict[str, LocatedValue] = {ENGINE: LocatedValue(engine, 0)}
+    for name, text in said.items():
+        if not name.startswith(_BEGINNINGS[engine]):
+            continue
+        if (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault(name, unknown, 0)])
+        key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
+        place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
+        values[f"fsdp_config.{key}" if engine == "FSDP" else place] = LocatedValue(text, 0)
+    return Shares.of(source, values)
+
+
+# TRL's own option next to accelerate's (trl/accelerate_configs; each for 8 processes).
+_BUILT_IN = "--accelerate_config"
+_TRLS: Mapping[str, Mapping[str, object]] = {
+    "single_gpu": {ENGINE: "NO", "num_processes": 1},
+    "multi_gpu": {ENGINE: "MULTI_GPU"},
+    **{f"zero{stage}": {ENGINE: "DEEPSPEED", f"{AT}zero_stage": stage} for stage in (1, 2, 3)},
+    "fsdp1": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 1},
+    "fsdp2": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 2},
+}
+
+_ON = ("1", "true", "yes", "on", "y", "t")
+_USED = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}
+_BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
+
+# Options of ``accelerate launch`` by their place in its file (commands/launch.py).
+_ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
+_OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip", "dynamo_backend")
+_OF_TRAINERS = ("gradient_accumulation_steps", "gradient_clipping")  # the trainer's values override these
+_UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
+
+
+def _require_one_engine(words: Sequence[Word], script: str) -> None:
+    """Refuse several sharding engines at once, as accelerate does, and training on CPUs."""
+    options = [word for word in words if word.text.startswith("--")]
+    said = {word.text.removeprefix("--").replace("-", "_"): word for word in options}
+    engines = [said[name] for name in (*_ENGINES, "tpu", "cpu") if name in said]
+    if not engines:
+        return
+    first, where = engines[0], f"line {engines[0].line} of {shown(script)}"
+    if len(engines) > 1:
+        raise refused(f"{where}: {first.text} contradicts {engines[1].text}", allowed="one of them")
+    if first.text in ("--cpu", "--tpu"):
+        raise refused(f"{where}: {first.text} runs on no GPU", allowed="the command without it")
+
+
+def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedValue]]:
+    """Yield the options that set the sharding, by their names in accelerate's file."""
+    own = next((at for at, word in enumerate(words) if word.text == "launch"), len(words))
+    for at, word in enumerate(words):
+        name, equals, value = word.text.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not word.text.startswith("--"):
+            continue
+        if name.startswith(_UNREAD_ENGINES):
+            raise refused(
+                f"line {word.line} of {shown(script)}: --{shown(name)} hands the run to Megatron-LM inside "
+                "accelerate, which is not read",
+                allowed="a Megatron-LM command of its own",
+            )
+        if name in _ENGINES:
+            yield ENGINE, LocatedValue(_ENGINES[name], word.line)
+            continue
+        key = _key_of(name)
+        if at > own and name and key is None and name not in flag_names(AccelerateReader.name):
+            near = meant(name, flags_of(AccelerateReader.name))
+            where = f"line {word.line} of {shown(script)}"
+            raise refused(
+                f"{where}: --{shown(name)} is not an option of accelerate launch",
+                allowed=f"--{near}" if near else "its options (accelerate launch --help)",
+            )
+        following = words[at + 1] if at + 1 < len(words) else Word("--", 0)
+        said = value if equals else "true" if following.text.startswith("--") else following.text
+        if key is not None:
+            yield key, LocatedValue(said, word.line)
+
+
+def _key_of(name: str) -> str | None:
+    """Return the place of an option in accelerate's file; None if it has no effect."""
+    if name in _OF_ALL:
+        return name
+    keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{AT}{name}")
+    return next(
+        (key for key in keys if key in flag_names(AccelerateReader.name) and name not in _OF_TRAINERS), None
+    )

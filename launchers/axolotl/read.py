@@ -1,0 +1,448 @@
+"""Reader of Axolotl's YAML: a trainer over accelerate's mesh, or on DeepSpeed.
+
+Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py), utils/config, and
+utils/distributed.py (_get_parallel_config_kwargs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.launchers.accelerate.read import (
+    ACCUMULATION,
+    AccelerateReader,
+    checkpoints,
+)
+from meshwright.launchers.reading.adapters import (
+    adapted,
+    base_of,
+    of_trainer,
+    refuse_uncounted,
+    require_whole_weights,
+    trained_whole,
+)
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import commands_beside
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.transformers.read import (
+    PADDED,
+    WITHOUT_COPY,
+    optimizer_of,
+    values_of,
+)
+from meshwright.launchers.transformers.read_ranks import (
+    chunked_loss,
+    kernel_of,
+    run_of_deepspeeds_file,
+)
+from meshwright.launchers.trl.read import (
+    TrlReader,
+    take_model,
+)
+from meshwright.profiles.adapters import SINGLE_TARGETS
+from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+_OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
+_REFUSED = {
+    "rl": "training on preferences or rewards is not priced",
+    "reward_model": "training on preferences or rewards is not priced",
+    "processor_type": "models that see or hear are not priced",
+    "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
+    "unfrozen_parameters": "decides which weights are trained",
+    "gptq": "weights that are stored quantised are not priced",
+    "activation_offloading": "activations on the host are not priced under Axolotl",
+    "fp8": "training in 8 bits under Axolotl is not priced",
+    "layer_offloading": "weights on the host are not priced",
+}  # fmt: skip
+_SHARDED = 3  # ZeRO-3
+_FSDP2 = 2
+_FSDP = "fsdp_config."
+_ADAPTERS = ("lora", "qlora")
+
+
+class AxolotlReader:
+    """Reader of the YAML of ``axolotl train``."""
+
+    name = "axolotl"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a YAML has Axolotl's own names."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that the file configures.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+        """
+        over = _of_command(source, overrides)
+        values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
+        fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
+        fields.note_commands(over)
+        for name, why in _REFUSED.items():
+            if fields.raw(name):
+                fields.fault(name, f"cannot be read: {why}")
+        for section in ("overrides_of_model_config", "model_config"):
+            for name in fields.section(section):
+                if not name.startswith("rope"):
+                    fields.fault(f"{section}.{name}", "another model than the one named is not read")
+        fields.stop()
+        take_model(fields, known, "base_model")
+        tuned = _tuned(fields, known)
+        if "base_precision" in tuned and known.model().moe is not None:
+            name = next(name for name in _QUANTISED.values() if fields.raw(name))
+            fields.fault(name, "experts of fewer bits under Axolotl are not priced", allowed="false")
+        precision = _precision(fields)
+        for name in ("micro_batch_size", "sequence_len"):
+            fields.expect(name)
+        if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
+            fields.note(PADDED.format("sequence_len"))
+        if fields.has("deepspeed"):
+            return _by_deepspeed(fields, known, precision, tuned)
+        configuration = _configuration(fields, known)
+        world, nodes = configuration.num_gpus, known.world.num_nodes
+        each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
+        return LaunchFile(
+            launcher=_priced_as(fields, tuned),
+            model=known.model(),
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=fields.integer("sequence_len", 1),
+                precision=precision,
+                framework_options={
+                    **kernel_of(fields, self.name, configuration),
+                    **_kernels(fields, known.model(), configuration.micro_batch_size),
+                },
+                **tuned,
+            ),
+            configuration=configuration,
+            num_nodes=nodes,
+            gpus_per_node=each,
+            notes=tuple(fields.notes),
+            unread=fields.unread("axolotl"),
+            places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
+        )
+
+
+def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+    found: dict[str, LocatedValue] = {}
+    for _, words in commands_beside(source, overrides):
+        texts = [word.text for word in words]
+        starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
+        if starts and any(text.rpartition("/")[2] == source.name for text in texts):
+            at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
+            end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
+            found |= values_of(words[at:end], overrides)
+    for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
+        one = found.pop(name)  # --sample-packing, --no-sample-packing
+        found[name.removeprefix("no_")] = LocatedValue(one.value != "false" and name[:3] != "no_", one.line)
+    return found
+
+
+def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str, Any]) -> LaunchFile:
+    """Return the run of the file that ``deepspeed`` names; the YAML sets the values of its ``auto``.
+
+    DeepSpeed keeps an fp32 copy of weights and fp32 states, whatever the optimizer's name.
+    """
+    for name in ("tensor", "context"):
+        if fields.integer(f"{name}_parallel_size", 1) > 1:
+            fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size", 1)
+    count, options = _count(fields, micro), _kernels(fields, known.model(), micro)
+    fields.stop()
+    optimizer = tuned["optimizer"].removesuffix("-bf16")
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": micro,
+        "num_microbatches": count,
+        "seq_length": fields.integer("sequence_len", 1),
+        "precision": precision,
+        "optimizer": optimizer,
+        "recompute_granularity": "full" if recompute else "none",
+    }
+    overrides = replace(known.overrides, model=known.model(), num_gpus=world, values=values)
+    name = str(fields.raw("deepspeed"))
+    found = run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
+    if "base_precision" in tuned:
+        require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
+    tuned = {**tuned, "optimizer": found.workload.optimizer}
+    options = {**found.workload.framework_options, **options}
+    whole = known.world.num_gpus == world
+    return replace(
+        found,
+        workload=replace(found.workload, **tuned, framework_options=options),
+        num_nodes=known.world.num_nodes if whole else None,
+        gpus_per_node=known.world.gpus_per_node if whole else None,
+        notes=(*fields.notes, *found.notes),
+        unread=(*fields.unread("axolotl"), *found.unread),
+    )
+
+
+def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
+    """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
+    name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
+    found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
+    kind = fields.word("adapter", "")
+    if kind not in ("", "none", *_ADAPTERS):
+        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, qlora")
+    if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
+        found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
+        fields.note("weights of 4 or 8 bits under Axolotl are priced as on accelerate's replicas")
+        if _is_cut(fields):
+            message = "weights of 4 or 8 bits cut over ranks are not priced"
+            fields.fault(_QUANTISED[kind], message, allowed="without FSDP")
+    if kind not in _ADAPTERS and not fields.has("deepspeed"):
+        # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
+        if not _is_cut(fields):
+            found["optimizer"] = WITHOUT_COPY.get(name, name)
+        elif _version(fields) == 1:
+            found["optimizer"] = name
+    if kind not in _ADAPTERS and fields.raw("lora_r"):
+        fields.note("lora_r does nothing without an adapter")
+    if kind in _ADAPTERS:
+        refuse_uncounted(fields)
+        every = fields.flag("lora_target_linear", default=False)
+        found["lora_rank"] = fields.integer("lora_r", 8)
+        named = adapted(fields, pefts=not every)
+        found["trained_modules"] = trained_whole(fields)
+        found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
+    return found
+
+
+_QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
+
+
+def _is_quantised(fields: Fields, kind: str) -> bool:
+    """Return whether frozen weights are quantised; each kind of adapter has its own switch."""
+    own = _QUANTISED.get(kind, "")
+    other = next(
+        (name for name in _QUANTISED.values() if name != own and fields.flag(name, default=False)), ""
+    )
+    if kind == "qlora" and not fields.raw(own):
+        fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
+    elif other and own:
+        right = next(name for name, switch in _QUANTISED.items() if switch == other)
+        message = f"next to adapter {kind} Axolotl 0.19 does not look at it, older ones do"
+        fields.fault(other, message, allowed=f"false, or adapter: {right}", nearest="false")
+    elif other:
+        fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
+    return bool(own) and not other and fields.flag(own, default=False)
+
+
+def _count(fields: Fields, micro: int) -> int:
+    """Return the accumulated micro-batches; ``batch_size`` is per rank (utils/config, normalize_config)."""
+    whole = fields.optional("batch_size")
+    if whole is None:
+        return fields.integer(ACCUMULATION, 1)
+    if fields.raw(ACCUMULATION):
+        fields.fault("batch_size", f"Axolotl takes it or {ACCUMULATION}, not both", allowed="one of them")
+    return max(whole // micro, 1)
+
+
+def _recomputes(fields: Fields) -> bool:
+    """Return whether layers recompute; values other than true and false keep their inputs on the host."""
+    said = str(fields.raw("gradient_checkpointing") or "false").lower()
+    if said not in ("true", "false"):
+        why = f"{shown(said)}: activations on the host are not priced under Axolotl"
+        fields.fault("gradient_checkpointing", why, allowed="true, false", nearest="true")
+    return said == "true"
+
+
+def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
+    """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
+    listed, found = _plugins(fields), dict[str, str | int | float | bool]()
+    names = {"liger_rms_norm": "norm_fused", "liger_glu_activation": "elementwise_fused"}
+    on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
+    cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
+    if "liger" in listed:
+        found |= {names[name]: True for name in names if name in on}
+        found |= chunked_loss(model, micro * fields.integer("sequence_len", 1)) if _CHUNKED in on else {}
+    elif on:
+        fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
+    if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
+        found |= {"loss_fused": True, "logit_bytes": 0.0}
+    return found
+
+
+# Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
+
+
+def _plugins(fields: Fields) -> str:
+    """Return the contents of ``plugins`` in lower case; runs with others are not priced."""
+    said = fields.raw("plugins") or []
+    listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+    other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
+    if other is not None:
+        message = f"{shown(other)} may train otherwise than is priced"
+        fields.fault("plugins", message, allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins")
+    return " ".join(listed)
+
+
+_CHUNKED = "liger_fused_linear_cross_entropy"
+
+
+def _precision(fields: Fields) -> str:
+    """Return the compute type: bf16 if both are on, fp16 with adapters (utils/config, resolve_dtype)."""
+    said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16", default=False)
+    if said == "true" or (said in ("auto", "none") and not half):
+        if said == "none":
+            fields.note("bf16 is not given: it is assumed")
+        return "bf16"
+    if said not in ("auto", "none", "false"):
+        fields.fault("bf16", f"{shown(said)} is none of its values", allowed="true, false, auto")
+    if not half and not fields.flag("bfloat16", default=False):
+        fields.fault("bf16", "neither bf16 nor fp16 is on: training in fp32 is not priced", allowed="true")
+    if half and fields.word("adapter", "") not in _ADAPTERS:
+        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
+        fields.fault("fp16", why, allowed="false, or an adapter", nearest="false")
+    return "fp16" if half else "bf16"
+
+
+def _configuration(fields: Fields, known: Known) -> Configuration:
+    micro = fields.integer("micro_batch_size", 1)
+    count = _count(fields, micro)
+    shares = _is_cut(fields)
+    if not shares:
+        _take_replicas(fields)
+    elif _version(fields) != _FSDP2:
+        _take_fsdp1(fields)
+    fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
+    resharded = fields.flag(_RESHARDS, default=True)
+    own = _recomputes(fields)
+    recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
+    tp, cp, shard, replicas = _mesh(fields, known)
+    if not shares:
+        shard, replicas = 1, shard * replicas
+    zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
+    if (away := _is_away(fields)) and zero != _SHARDED:
+        fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
+    fields.stop()
+    layers = known.model().num_layers
+    return Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=replicas * shard,
+        zero_stage=zero,
+        zero_shard_size=shard * cp if shares else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        offload="optimizer+parameters" if away else "none",
+        stage_layers=(layers,),
+    )
+
+
+def _is_away(fields: Fields) -> bool:
+    """Return whether weights, gradients and states are on the host, as priced for full training."""
+    away = _is_cut(fields) and fields.flag(_OFFLOADS, default=False)
+    if away and fields.word("adapter", "") in _ADAPTERS:
+        fields.fault(_OFFLOADS, "frozen weights on the host are not priced", allowed="false")
+    return away
+
+
+def _take_replicas(fields: Fields) -> None:
+    """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py)."""
+    named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
+    flags = [fields.flag(name, default=False) for name in ("flash_attention", "flex_attention")]
+    if fields.word("adapter", "") in _ADAPTERS:
+        fields.note("without FSDP every rank holds the whole base, and all adapters")
+    elif named or any(flags):
+        fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
+    else:
+        message = (
+            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced"
+        )
+        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
+
+
+def _take_fsdp1(fields: Fields) -> None:
+    """Note how FSDP1 is priced, or record a fault for differences from accelerate's FSDP2."""
+    adapters = fields.word("adapter", "") in _ADAPTERS
+    if adapters or _version(fields) != 1:
+        message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
+        fields.fault("fsdp_version", message, allowed="2", nearest="2")
+    fields.note("fsdp_version is 1: priced as accelerate's FSDP2")
+    for word in _strategies(fields):
+        if word not in _FSDP1_WORDS:
+            fields.fault(
+                "fsdp", f"{shown(word)} is not priced under Axolotl", allowed=", ".join(_FSDP1_WORDS)
+            )
+    runs = "shard_grad_op" if _keeps_gathered(fields) else "full_shard"
+    said = str(fields.raw(f"{_FSDP}sharding_strategy") or runs)
+    if said.lower() != runs:
+        message = f"{shown(said)} reaches no FSDP: Axolotl hands on what fsdp lists, here {runs}"
+        fields.fault(f"{_FSDP}sharding_strategy", message, allowed=runs.upper(), nearest=runs.upper())
+    if not fields.flag(_RESHARDS, default=True):
+        fields.fault(_RESHARDS, "is FSDP2's alone", allowed="true, or shard_grad_op in fsdp")
+
+
+_FSDP1_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+_OFFLOADS = f"{_FSDP}offload_params"
+_RESHARDS = f"{_FSDP}reshard_after_forward"
+
+
+def _strategies(fields: Fields) -> list[str]:
+    """Return FSDP1's sharding words: those of ``fsdp``, the only ones that are passed on."""
+    said = fields.raw("fsdp") or []
+    return [str(word).lower() for word in (said if isinstance(said, list) else [said])]
+
+
+def _keeps_gathered(fields: Fields) -> bool:
+    """Return whether FSDP1 shards only gradients and states."""
+    return _version(fields) == 1 and "shard_grad_op" in _strategies(fields)
+
+
+def _version(fields: Fields) -> int:
+    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
+
+
+def _is_cut(fields: Fields) -> bool:
+    return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
+
+
+def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
+    """Return the launcher that has what its plans lack: 4 bits, FSDP1, offloading, bf16 without FSDP."""
+    whole = fields.word("adapter", "") not in _ADAPTERS
+    others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
+    if "base_precision" in tuned or (whole and _is_cut(fields) and others):
+        return AccelerateReader.name
+    return TrlReader.name if whole and not _is_cut(fields) else AxolotlReader.name
+
+
+def _without_fsdps_own(name: str) -> str:
+    """Return a name of the FSDP section as in Axolotl since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
+    return name.replace(f"{_FSDP}fsdp_", _FSDP)
+
+
+def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
+    """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
+    tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
+    for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
+        fields.slip_for(name)
+    fields.stop()
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    if shard is None:
+        rest = tp * cp * (replicas or 1)
+        shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")
+        fields.note(f"dp_shard_size is not given: {shard}, all that is left")
+    if replicas is None:
+        replicas = divided(world, tp * cp * shard, field="dp_shard_size", what="tp × cp × shards")
+    sizes = tp * cp * shard * replicas
+    if sizes != world:
+        fields.fault(
+            "dp_shard_size",
+            f"replicate {replicas} × shard {shard} × cp {cp} × tp {tp} is {sizes} ranks; {world} start",
+            allowed=f"sizes with the product {world}",
+        )
+    return tp, cp, shard, replicas

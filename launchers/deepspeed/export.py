@@ -1,0 +1,281 @@
+"""Exporter of DeepSpeed: a plan becomes its JSON, a Python module with values for code, and scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.launchers.accelerate.export import (
+    CONFIG_FILE,
+    attention_is_in_the_script,
+    deepspeed_plugin_file,
+)
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    StartCommand,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+    sequences_in_the_script,
+)
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.requirements import ASYNC_IO
+from meshwright.solver.cost.memory import (
+    STATE_BUFFERS,
+    SWAPPED_GROUP,
+    WEIGHT_BUFFERS,
+    WEIGHTS_IN_CPU,
+)
+from meshwright.solver.cost.parameters import largest_tensor
+
+# --------------------------------------------------------------------------------------------------
+# Values that DeepSpeed takes in code: a Python module, each value with its call.
+#
+# Calls: DeepSpeed 0.19.8, runtime/pipe/module.py (PipelineModule), runtime/pipe/topology.py (ranks: pipe
+# outermost, then data, model fastest), moe/layer.py (MoE), runtime/activation_checkpointing.
+
+
+CODE_FILE = "deepspeed_plan.py"
+
+
+def code_file(head: str, target: Target) -> str:
+    """Return constants, grouped by the call that takes them; importing the module has no effect."""
+    lines = ['"""Values of the plan that DeepSpeed takes in code."""', ""]
+    for comment, name, value in _values(target):
+        lines += [f"# {comment}", f"{name} = {value!r}"]
+    return head + "\n".join([*lines, ""])
+
+
+def _values(target: Target) -> Iterator[tuple[str, str, object]]:
+    config, model, workload = target.config, target.model, target.workload
+    yield "The world size that the JSON was written for.", "WORLD_SIZE", config.num_gpus
+    yield "Tokens of each sequence.", "SEQ_LENGTH", workload.seq_length
+    yield (
+        "The model's shape; check yours against it.",
+        "MODEL",
+        {
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "ffn_hidden_size": model.ffn_hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "num_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "vocab_size": model.vocab_size,
+        },
+    )
+    yield (
+        "PipeModelDataParallelTopology(**TOPOLOGY), where there are stages or tensor ranks.",
+        "TOPOLOGY",
+        {
+            "num_pp": config.pipeline_parallel_size,
+            "num_mp": config.tensor_parallel_size,
+            "num_dp": config.data_parallel_size,
+        },
+    )
+    yield from _recompute(target)
+    yield from _stages(target)
+    yield from _experts(target)
+
+
+def _stages(target: Target) -> Iterator[tuple[str, str, object]]:
+    config = target.config
+    if config.pipeline_parallel_size > 1:
+        yield "Layers of each stage that the next values lead to.", "STAGE_LAYERS", config.stage_layers
+        yield (
+            "PipelineModule(layers, **PIPELINE); name the class of your transformer layers.",
+            "PIPELINE",
+            {
+                "num_stages": config.pipeline_parallel_size,
+                "partition_method": "type:TransformerLayer",
+                "activation_checkpoint_interval": int(config.recompute_granularity == "full"),
+                # otherwise the embedding, too, with a reentrant checkpoint that passes no gradients on
+                "checkpointable_layers": ["TransformerLayer"],
+            },
+        )
+        yield "engine.train_batch() runs this many micro-batches.", "MICRO_BATCHES", config.num_microbatches
+
+
+def _experts(target: Target) -> Iterator[tuple[str, str, object]]:
+    config, model = target.config, target.model
+    if model.moe:
+        yield (
+            "deepspeed.moe.layer.MoE(hidden_size, expert, **EXPERTS), and how wide an expert is.",
+            "EXPERTS",
+            {
+                "num_experts": model.moe.num_experts,
+                "ep_size": config.expert_parallel_size,
+                "k": model.moe.top_k,
+            },
+        )
+        yield "Hidden width of one expert.", "EXPERT_FFN_HIDDEN_SIZE", model.moe.ffn_hidden_size
+
+
+def _recompute(target: Target) -> Iterator[tuple[str, str, object]]:
+    every = target.config.recompute_granularity == "full"
+    yield (
+        "Whether every transformer layer is recomputed (model.gradient_checkpointing_enable()).",
+        "RECOMPUTE_EVERY_LAYER",
+        every,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# DeepSpeed's own file. Keys: DeepSpeed 0.19.8, runtime/config.py and runtime/zero/config.py.
+
+
+JSON_FILE = "ds_config.json"
+HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
+# Elements of 500 million and DeepSpeed's other defaults, under which the catalog's facts were measured.
+_BUCKET = 500_000_000
+_STAGE_3 = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_gather_16bit_weights_on_model_save": False,
+}
+SHARDED_WEIGHTS = 3
+OFFLOADED = {
+    "optimizer": "offload_optimizer",
+    "parameters": "offload_param",
+}  # keys, by what leaves the GPU
+NVME_PATH = "/local_nvme"  # the path in DeepSpeed's own examples; the README asks to change it
+# Blocks of 1 MiB, eight in flight: defaults of runtime/swap_tensor/constants.py, documented as tunable.
+_AIO = {"block_size": 1_048_576, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+
+
+def json_file(head: str, target: Target) -> str:
+    """Return batch, precision, ZeRO and AutoTP; the header has a key of its own."""
+    config, workload = target.config, target.workload
+    gradients = with_options(framework_facts("deepspeed"), workload.framework_options).gradient_dtype
+    values: dict[str, object] = {
+        HEADER_KEY: [line.removeprefix("# ") for line in head.splitlines()],
+        "train_batch_size": workload.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1,  # by default DeepSpeed logs no time at all (runtime/constants.py)
+        "bf16": {"enabled": workload.precision == "bf16"},
+        "fp16": {"enabled": workload.precision == "fp16"},
+        "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
+        "zero_optimization": _zero(target),
+    }
+    if "@nvme" in config.offload:
+        values["aio"] = _AIO
+    if config.tensor_parallel_size > 1:
+        values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _zero(target: Target) -> dict[str, object]:
+    config = target.config
+    stage = config.zero_stage
+    values: dict[str, object] = {"stage": stage}
+    if stage:
+        values |= {
+            "overlap_comm": stage == SHARDED_WEIGHTS,  # the same as by default: only on in stage 3
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": _BUCKET,
+            "allgather_bucket_size": _BUCKET,
+        }
+    return values | _offload(target) | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})
+
+
+def _offload(target: Target) -> dict[str, object]:
+    """Return the offloaded parts, with the buffers that their host memory includes."""
+    devices = offload_devices(target.config.offload)
+    values: dict[str, object] = {}
+    for part, key in OFFLOADED.items():
+        if part in devices:
+            drive: dict[str, object] = {"nvme_path": NVME_PATH} if devices[part] == "nvme" else {}
+            values[key] = {"device": devices[part], "pin_memory": True, **drive}
+    if devices.get("optimizer") == "nvme":
+        values["offload_optimizer"] |= {  # type: ignore[operator]
+            "buffer_count": STATE_BUFFERS, "pipeline_read": False, "pipeline_write": False,
+        }  # fmt: skip
+        values["sub_group_size"] = SWAPPED_GROUP
+    if devices.get("parameters") == "nvme":
+        values["offload_param"] |= {  # type: ignore[operator]
+            "buffer_count": WEIGHT_BUFFERS,
+            "buffer_size": int(largest_tensor(target.model) // target.config.zero_shard_size) + 1,
+            "max_in_cpu": WEIGHTS_IN_CPU,
+        }
+    return values
+
+
+def offload_devices(offload: str) -> dict[str, str]:
+    """Return the device of each part: ``{"optimizer": "nvme", "parameters": "cpu"}``."""
+    parts = (one.partition("@") for one in offload.split("+") if one != "none")
+    return {name: device or "cpu" for name, _, device in parts}
+
+
+PRODUCT = "DeepSpeed 0.19.8"
+START = StartCommand(
+    program=f'"${{TRAIN_SCRIPT}}" --deepspeed --deepspeed_config "${{here}}/{JSON_FILE}"',
+    needs=(("TRAIN_SCRIPT", f"a script that takes the arguments of DeepSpeed and reads {CODE_FILE}"),),
+)
+
+
+class DeepSpeed:
+    """Exporter to ``deepspeed.initialize``."""
+
+    name = "deepspeed"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return DeepSpeed's JSON, the values that are set in code, and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: DeepSpeed cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=replace(START, packages=(ASYNC_IO,) if "@nvme" in target.config.offload else ()),
+            warnings=found_warnings(target),
+            own=lambda head: own_files(head, target),
+        )
+
+
+def own_files(head: str, target: Target) -> dict[str, str]:
+    """Return the JSON, the code module, and accelerate's file if its plugin can start the plan, too."""
+    files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
+    if is_plain_data_parallel(target):
+        files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
+    return files
+
+
+def is_plain_data_parallel(target: Target) -> bool:
+    """Return whether the plan is plain data parallelism, which accelerate's plugin can start, too."""
+    config = target.config
+    return config.num_gpus == config.data_parallel_size and config.expert_parallel_size == 1
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
+    config = target.config
+    yield from common_warnings(target)
+    yield model_is_in_the_script(target)
+    yield attention_is_in_the_script(target)
+    if target.workload.lengths is not None:
+        yield sequences_in_the_script(target)
+    yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"
+    if config.pipeline_parallel_size > 1:
+        yield "the embedding and the head must not be of the class that the stages are balanced by"
+    if config.tensor_parallel_size > 1:
+        yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
+        yield (
+            "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or "
+            "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
+        )
+    if config.offload != "none":
+        yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
+        yield "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed"
+    if "@nvme" in config.offload:
+        yield f"nvme_path is {NVME_PATH}: mount the drives of every node there as one, or change it"
+    if config.expert_parallel_size > 1:
+        yield "the experts must be deepspeed.moe.layer.MoE"

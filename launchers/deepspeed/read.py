@@ -1,0 +1,314 @@
+"""Reader of DeepSpeed's JSON, with values that are set in code: supplied, or in the exported module.
+
+Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.launchers.deepspeed.export import CODE_FILE, OFFLOADED
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields, divided, first_larger
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.reading.python_values import constants_of
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+_BATCH, _MICRO, _COUNT = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+)  # fmt: skip
+_TRAINERS = "per_device_train_batch_size"  # the JSON may hold its arguments, too
+_OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
+_MAX_STAGE_WITH_PIPELINE = 1
+_MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
+_DEVICES = ("none", "cpu", "nvme")
+_PLACES = {
+    part: (f"zero_optimization.{key}.device", f"zero_optimization.{key}.nvme_path")
+    for part, key in OFFLOADED.items()
+}
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_BYTES = 2  # of an element of a bucket
+
+
+@dataclass(slots=True, kw_only=True)
+class _Code:
+    """The values that code passes to DeepSpeed, as far as known."""
+
+    pipeline: int
+    tensor: int
+    experts: int
+    recompute: bool
+    seq_length: int | None
+    world: int | None
+
+
+class DeepSpeedReader:
+    """Reader of ``ds_config.json`` and the files given with it."""
+
+    name = "deepspeed"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a JSON has DeepSpeed's own keys."""
+        names = looks_like_document(source) if source.suffix == ".json" else {}
+        return any(name in names for name in _OWN) and _TRAINERS not in names
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run of a script that passes this file to ``deepspeed.initialize``.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+        """
+        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+        fields.refuse_unpriced(self.name)
+        zero = _zero(fields)
+        precision = _precision(fields, known)
+        offload = read_offload(fields, zero)
+        options = _options(fields, precision, zero)
+        optimizer = _optimizer(fields, known)
+        fields.stop()
+        model = known.model()
+        options |= _bucket(fields, model, zero)
+        code = _code(fields, known)
+        configuration = _configuration(fields, known, model, code, (zero, offload))
+        for name in fields.unread(DeepSpeedReader.name):
+            if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
+                fields.fault(name, "is not a key of ZeRO's section")
+        fields.stop()
+        where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
+        return LaunchFile(
+            launcher=self.name,
+            model=model,
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=known.required("seq_length", code.seq_length, where),
+                precision=precision,
+                optimizer=optimizer,
+                framework_options=options,
+            ),
+            configuration=configuration,
+            num_nodes=known.world.num_nodes,
+            gpus_per_node=known.world.gpus_per_node,
+            notes=tuple(fields.notes),
+            unread=fields.unread(self.name),
+            places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
+        )
+
+
+def _zero(fields: Fields) -> int:
+    section = fields.raw("zero_optimization")
+    if isinstance(section, bool):  # the oldest form (zero/config.py, read_zero_config_deprecated)
+        return int(section)
+    stage = fields.optional("zero_optimization.stage", low=0) or 0
+    if stage > _MAX_STAGE:
+        fields.fault("zero_optimization.stage", f"unknown stage {stage}", allowed="0 to 3", nearest="3")
+        return _MAX_STAGE
+    return stage
+
+
+def _precision(fields: Fields, known: Known) -> str:
+    """Return the enabled precision; the trainer's arguments or a supplied value replace ``auto``."""
+    automatic = [name for name in ("bf16", "fp16") if fields.raw(f"{name}.enabled") == "auto"]
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(automatic[0] if len(automatic) == 1 else "")
+    if other and fields.flag(f"{other}.enabled", default=False):
+        return other
+    if automatic:
+        word = known.word("precision", "bf16")
+        fields.note(f"{automatic[0]}.enabled is auto: {word} is taken (--set precision=…)")
+        return word if word in ("bf16", "fp16") else "bf16"
+    bf16 = fields.flag("bf16.enabled", default=False) or fields.flag("bfloat16.enabled", default=False)
+    fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled", default=False)
+    if bf16 and fp16:
+        fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")
+    if not bf16 and not fp16:
+        fields.fault("bf16.enabled", "neither bf16 nor fp16 is enabled: training in fp32 is not priced")
+    return "fp16" if fp16 else "bf16"
+
+
+# Deprecated switches of the device (zero/config.py; cpu_offload_params: 0.3.13, zero/constants.py)
+_OLDER_OFFLOADS = {
+    "zero_optimization.cpu_offload": "optimizer",
+    "zero_optimization.cpu_offload_param": "parameters",
+    "zero_optimization.cpu_offload_params": "parameters",
+}
+
+
+def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]] = _PLACES) -> str:
+    """Return the parts in host memory or on drives, by ``offload_config.py`` and each stage's optimizer.
+
+    ``places``: for each part the fields of its device and of the folder on the drive.
+    """
+    devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
+    switches = {part: device for part, (device, _) in places.items()}
+    for name, part in _OLDER_OFFLOADS.items():
+        if fields.flag(name, default=False):
+            devices[part], switches[part] = "cpu", name
+        newer = places[part][0]
+        if fields.has(name) and fields.has(newer):  # config_utils.py, _process_deprecated_field
+            fields.fault(
+                name, f"DeepSpeed takes it or its newer name, {newer}, not both", allowed="one of them"
+            )
+    sharded = zero == _SHARDED_WEIGHTS
+    if devices["parameters"] != "none" and not sharded:  # engine.py passes it to stage 3 only
+        fields.note(f"stage {zero} shards no weights: {switches['parameters']} does nothing")
+        devices["parameters"] = "none"
+    found = devices["optimizer"], devices["parameters"]
+    wrong = {  # part: the fault of its device, and the allowed devices
+        "optimizer": [
+            (found[0] == "nvme" and not sharded, f"stage {zero} keeps no states on drives", "none, cpu"),
+            (found[0] != "none" and not zero, "stage 0 shards no states: DeepSpeed ignores it", "none"),
+        ],
+        "parameters": [
+            (found[1] != "none" and sharded and found[0] == "none",
+             "weights away, optimizer states on the GPU: not priced", "none, or the optimizer away too"),
+        ],
+    }  # fmt: skip
+    for part, faults in wrong.items():
+        path = places[part][1]
+        for _, message, others in (one for one in faults if one[0]):
+            allowed = "false" if switches[part] in _OLDER_OFFLOADS else others
+            nearest = allowed.split(",", maxsplit=1)[0]
+            fields.fault(switches[part], message, allowed=allowed, nearest=nearest)
+        if devices[part] == "nvme" and fields.raw(path) is None:
+            fields.fault(path, f"is missing next to device nvme: DeepSpeed keeps {part} in files there")
+    words = [part + "@nvme" * (device == "nvme") for part, device in devices.items() if device != "none"]
+    return "+".join(words) or "none"
+
+
+def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:
+    """Return the options in which the file differs from the catalog's DeepSpeed."""
+    known = framework_facts("deepspeed")
+    options: dict[str, str | int | float | bool] = {}
+    gradients = fields.priced("deepspeed", "communication_data_type", precision)
+    if gradients not in (known.gradient_dtype, precision):
+        options["gradient_dtype"] = gradients
+    overlap = fields.flag("zero_optimization.overlap_comm", default=zero == _SHARDED_WEIGHTS)
+    if zero and not fields.has("zero_optimization.overlap_comm"):
+        does = "overlaps" if zero == _SHARDED_WEIGHTS else "does not overlap"
+        fields.note(f"overlap_comm is not given: stage {zero} {does} its collectives")
+    elif zero and overlap != (zero == _SHARDED_WEIGHTS):
+        fields.note(f"overlap_comm {str(overlap).lower()} is priced as stage {zero}'s default")
+    return options
+
+
+def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int | float | bool]:
+    """Return the size of the buffer for reductions if it is not DeepSpeed's own.
+
+    ``auto`` is transformers' (integrations/deepspeed.py, ``trainer_config_finalize``).
+    """
+    usual = framework_facts("deepspeed").bucket_bytes
+    automatic = fields.raw(_BUCKET) == "auto"
+    size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / _BYTES)
+    if size < 1 or size != int(size):
+        fields.fault(_BUCKET, "is not a whole number above 0")
+    return {"bucket_bytes": float(_BYTES * size)} if zero and _BYTES * size != usual else {}
+
+
+def _optimizer(fields: Fields, known: Known) -> str:
+    if not fields.has("optimizer.type"):
+        return known.word("optimizer", "adamw")
+    return fields.priced("deepspeed", "optimizer.type", "AdamW")
+
+
+def _code(fields: Fields, known: Known) -> _Code:
+    text = known.source.other(CODE_FILE) if CODE_FILE in known.source.files else None
+    constants = constants_of(CODE_FILE, text) if text is not None else {}
+    topology, experts = (_table(constants.get(name)) for name in ("TOPOLOGY", "EXPERTS"))
+    tensor = fields.optional("tensor_parallel.autotp_size", low=0) or topology.get("num_mp")
+    recompute = constants.get("RECOMPUTE_EVERY_LAYER")
+    supplied = known.word("recompute_granularity", "")
+    if not isinstance(recompute, bool) and not supplied:
+        fields.note("activation recomputation lives in code: none is assumed (--set recompute=full)")
+    return _Code(
+        pipeline=known.number("pipeline_parallel_size", topology.get("num_pp"), 1),
+        tensor=known.number("tensor_parallel_size", tensor, 1),
+        experts=known.number("expert_parallel_size", experts.get("ep_size"), 1),
+        recompute=recompute if isinstance(recompute, bool) else supplied == "full",
+        seq_length=_integer(constants.get("SEQ_LENGTH")),
+        world=_integer(constants.get("WORLD_SIZE")),
+    )
+
+
+def _configuration(
+    fields: Fields, known: Known, model: ModelSpec, code: _Code, kept: tuple[int, str]
+) -> Configuration:
+    zero, offload = kept
+    if zero > _MAX_STAGE_WITH_PIPELINE and code.pipeline > 1:
+        fields.fault(
+            "zero_optimization.stage",
+            f"{zero} next to {code.pipeline} pipeline stages: PipelineEngine refuses it when it starts",
+            allowed="0, 1",
+            nearest="1",
+        )
+        fields.stop()
+    model_gpus = code.pipeline * code.tensor
+    dp, micro, count = _batch(fields, known, model_gpus, code.world)
+    split = first_larger(model.num_layers, code.pipeline, field="pipeline_parallel_size")
+    if len(set(split)) > 1:
+        fields.note("partition_method type:… is assumed: the first stages hold one layer more")
+    zero = zero if dp > 1 else 0
+    return Configuration(
+        tensor_parallel_size=code.tensor,
+        pipeline_parallel_size=code.pipeline,
+        expert_parallel_size=code.experts,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=dp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule="none" if code.pipeline == 1 else "1f1b",
+        recompute_granularity="full" if code.recompute else "none",
+        recompute_layers=sum(split) if code.recompute else 0,
+        offload=offload,
+        stage_layers=split,
+    )
+
+
+def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> tuple[int, int, int]:
+    """Return replicas, micro-batch and accumulation; train_batch_size is their product.
+
+    DeepSpeed itself fills in missing parts by floor division; here they must be whole.
+    """
+    batch, micro, count = (_sized(fields, name) for name in (_BATCH, _MICRO, _COUNT))
+    micro = known.value("micro_batch_size", micro)
+    count = known.value("num_microbatches", count)
+    gpus = world or known.num_gpus()
+    if batch and micro and count and gpus is None:
+        dp = divided(batch, micro * count, field=_BATCH, what="micro-batch × accumulation")
+        return dp, micro, count
+    gpus = gpus or known.required("num_gpus", None, "train_batch_size with both others, or --num-nodes")
+    dp = divided(gpus, model_gpus, field="pipeline_parallel_size", what=f"pp × tp of {gpus} GPUs")
+    if batch is None and not (micro and count):
+        batch = known.required("global_batch_size", None, f"{_BATCH} in {fields.file}")
+    if not micro and not count:
+        count = 1  # as in DeepSpeed: micro-batch = batch / replicas
+    if not micro:
+        micro = divided(batch or 1, dp * (count or 1), field=_BATCH, what="accumulation × dp")
+    if not count:
+        count = divided(batch or 1, dp * micro, field=_BATCH, what="micro-batch × dp")
+    if batch is not None and batch != dp * micro * count:
+        fields.fault(_BATCH, f"{batch} is not micro-batch {micro} × accumulation {count} × dp {dp}",
+                     nearest=str(dp * micro * count))  # fmt: skip
+    return dp, micro, count
+
+
+def _sized(fields: Fields, name: str) -> int | None:
+    """Return a part of the batch; ``auto`` leaves it to transformers' arguments."""
+    if fields.raw(name) == "auto":
+        fields.note(f"{name} is auto: it follows from the values given with the file")
+        return None
+    return fields.optional(name)
+
+
+def _table(value: object) -> dict[str, int]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {name: number for name, number in found if isinstance(name, str) and _integer(number)}
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 2**31 else None

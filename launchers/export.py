@@ -1,0 +1,682 @@
+"""The common form of all exports: a launcher's own files, and the two scripts that start them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest, trained
+from meshwright.profiles.capabilities import judged_versions, model_facts
+from meshwright.profiles.figures import NO_BREAK
+from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.requirements import Requirement
+from meshwright.profiles.units import GIB
+from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
+from meshwright.solver.explain.sentences import limit_sentence, time_sentence
+
+# --------------------------------------------------------------------------------------------------
+# Parts of a plan that no launcher's files can express.
+
+
+def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
+    """Yield warnings on mixed clusters, rings over the network, and options in no file but ``written``."""
+    config, near = target.config, target.near_gpus
+    ranks = config.tensor_parallel_size * config.context_parallel_size
+    if config.context_parallel_size > 1 and near % ranks and config.num_gpus > near:
+        yield f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"
+    if not target.problem.cluster.is_homogeneous:
+        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
+    options = set(target.workload.framework_options) - {*written}
+    if options:
+        names = ", ".join(sorted(options))[:200]
+        yield f"the prediction assumes framework options that no file here sets: {names}"
+    if target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops:
+        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+
+
+def compiled_facts(target: Target) -> tuple[str, ...]:
+    """Return the facts that torch's compiler sets if they agree; files only set whether blocks compile."""
+    facts = target.facts
+    return ("elementwise_fused", "norm_fused") if facts.elementwise_fused == facts.norm_fused else ()
+
+
+def sequences_in_the_script(target: Target) -> str:
+    """Return how the user's script must make sequences."""
+    seq_length = target.workload.seq_length
+    if target.workload.lengths is None:
+        return f"the script must pack its data into sequences of {seq_length} tokens"
+    if pads_to_longest(target):
+        return "the script must pad every document to the longest of its micro-batch alone"
+    if pads(target):
+        return f"the script must pad every document to {seq_length} tokens"
+    return (
+        f"the script must pack whole documents into sequences of {seq_length} tokens and give attention "
+        "their boundaries (cu_seqlens)"
+    )
+
+
+def model_is_in_the_script(target: Target) -> str:
+    """Return the size and facts of the plan's model, for launchers with files that name none."""
+    model = target.model
+    experts = f", {model.moe.num_experts} experts" if model.moe else ""
+    facts = "".join(f"; {fact}" for fact in sorted(model_facts(model)))
+    return (
+        f"load the model that was planned, of {model.num_parameters()} parameters: "
+        f"{model.num_layers} layers, hidden {model.hidden_size}, MLP {model.ffn_hidden_size}, "
+        f"{model.num_attention_heads} heads, {model.num_kv_heads} key/value heads, "
+        f"vocabulary {model.vocab_size}{experts}{facts}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The comment on top of every launch file: its plan, and the expected figures.
+
+
+def header(
+    target: Target,
+    warnings: Iterable[str],
+    product: str,
+    *,
+    packages: Sequence[Requirement] = (),
+    shape: bool = False,
+) -> str:
+    """Return the lines of the comment; ``product`` is the launcher with versions, ``packages`` the others.
+
+    ``shape`` adds the model's, and adapters, as JSON on a line, where no file of the launcher has a place.
+
+    Names come from the request: unprintable characters are replaced, so that no line can end early.
+    """
+    config, prediction = target.config, target.plan.prediction
+    times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+    step, low, high = (f"{time_s:.3f}" for time_s in times)
+    memory, limit = (
+        f"{size / GIB:.1f} GiB" for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes)
+    )
+    lines = [
+        f"{product}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
+        f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
+        *(_stated(target) if shape else ()),
+        world_size(target),
+        *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
+        f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
+        f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
+        f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",
+        f"Predicted step: {step} s ({low} to {high})",
+        f"Predicted memory: {memory} of {limit} on stage {prediction.heaviest_stage}",
+        *([f"Needs: {', '.join(map(_named, packages))}"] if packages else []),
+        *(f"Warning: {warning}" for warning in warnings),
+    ]
+    return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def world_size(target: Target) -> str:
+    """Return the number of GPUs of the plan, as a product of its sizes."""
+    config = target.config
+    return (
+        f"World size {config.num_gpus}: tp {config.tensor_parallel_size} * "
+        f"cp {config.context_parallel_size} * pp {config.pipeline_parallel_size} * "
+        f"dp {config.data_parallel_size}"
+    )
+
+
+def _stated(target: Target) -> Iterator[str]:
+    """Yield the model's sizes, without their sources, and its adapters, as spelled in a request."""
+    yield f"Model shape: {json.dumps(model_to_mapping(replace(target.model, source='', display_name='')))}"
+    if target.workload.lora_rank:
+        names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
+        yield f"Adapters: {json.dumps({name: getattr(target.workload, name) for name in names})}"
+
+
+def printable(text: str) -> str:
+    """Return the text on one line, with question marks for unprintable characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# --------------------------------------------------------------------------------------------------
+# The Slurm script: one task per node starts ``launch.sh`` with the node's rank.
+#
+# Slurm keeps an order of hosts only with ``--distribution=arbitrary`` and ``SLURM_HOSTFILE``; a
+# ``--nodelist`` is sorted (its manual, srun and sbatch). Nodes of one kind take the sorted order.
+
+
+TORCHRUN_FILE = "launch.sh"
+SLURM_FILE = "launch.sbatch"
+
+_SLURM = """\
+#SBATCH --job-name=meshwright-@PLAN@
+#SBATCH --nodes=@NODES@
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=@GPUS@
+#SBATCH --distribution=block
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+# Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
+# After a lost node Slurm queues the job again (--requeue), at its time limit it does not: five minutes
+# before that the job asks for it itself (--signal). The log goes on (append), and the run where it loads
+# its last checkpoint.
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
+if [[ ! -f @TORCHRUN@ ]]; then
+    echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
+    exit 2
+fi
+# A node that fails leaves a job that is not killed with it (--no-kill), but not the job's environment.
+# Under the number of a job array, which its last task has, too, squeue lists all tasks.
+: ${SLURM_JOB_ID:?"start this file with sbatch"}
+held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format='%A %N' 2>/dev/null |
+    sed -n "s/^${SLURM_JOB_ID} //p" || true)"
+held="$(scontrol show hostnames "${held:-${SLURM_JOB_NODELIST}}")"
+num_held="$(wc -l <<<"${held}")"
+if ((num_held < @NODES@)); then
+    echo "error: the plan needs @NODES@ nodes, Slurm gave ${num_held}" >&2
+    exit 2
+fi
+if ((num_held > @NODES@)); then
+    echo "warning: the plan uses @NODES@ of ${num_held} nodes, the others stay idle" >&2
+fi
+@ORDER@
+if [[ -n "${HOSTS_FILE:-}" ]]; then
+    export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i
+    where=(--distribution=arbitrary)
+    hosts="$(<"${HOSTS_FILE}")"
+    if [[ "$(sort -u <<<"${hosts}" | grep -cE '^[^[:space:],]+$')" -ne @NODES@ ||
+        "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
+        echo "error: ${HOSTS_FILE} must name @NODES@ hosts, each once, one a line" >&2
+        exit 2
+    fi
+else
+    hosts="$(head -n @NODES@ <<<"${held}")"  # the first ones, where the allocation has more
+    where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
+fi
+# What salloc was asked for as a whole, srun would ask for once more, of these nodes alone; and of GPUs of
+# a task it would show each torchrun its share (since Slurm 23.11 by names of their own).
+if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" || "${SLURM_TRES_PER_TASK:-}" == *gpu* ]]; then
+    unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND
+    where+=(--gpus-per-node=@GPUS@)
+fi
+export MASTER_ADDR="${hosts%%$'\\n'*}"
+# One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
+# The first one that fails ends the others, which would wait for it until their timeout.
+srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
+    "${where[@]}" --kill-on-bad-exit=1 \\
+    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
+run=$! code=0
+trap '((SECONDS < 600)) || scontrol requeue "${SLURM_JOB_ID}"' USR1  # a limit of minutes would never end
+wait "${run}" || code=$?
+while kill -0 "${run}" 2>/dev/null; do  # a signal has ended the wait, not the run
+    code=0
+    wait "${run}" || code=$?
+done
+exit "${code}"
+"""
+
+_ALIKE = """\
+# Host order: Slurm's own. For another, set HOSTS_FILE to a file of hosts, one a line in node-rank order."""
+_MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the order of @SLURM@"}'
+
+
+def slurm_script(head: str, target: Target) -> str:
+    """Return the script that starts ``launch.sh`` on every node of a Slurm allocation."""
+    text = "#!/usr/bin/env bash\n" + head + _SLURM.replace("@ORDER@", _host_order(target))
+    values = {
+        "TORCHRUN": TORCHRUN_FILE,
+        "SLURM": SLURM_FILE,
+        "PLAN": printable(target.plan.plan_id),
+        "NODES": str(target.num_nodes),
+        "GPUS": str(target.gpus_per_node),
+    }
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _host_order(target: Target) -> str:
+    """Return the order of hosts by node rank: that of the cluster's groups, if they differ."""
+    cluster = target.problem.cluster
+    if cluster.is_homogeneous or target.num_nodes == 1:
+        return _ALIKE
+    lines, first = ["# Host order: the plan assumes these kinds of nodes at these node ranks."], 0
+    for group in cluster.groups:
+        last = min(first + group.num_nodes, target.num_nodes) - 1
+        if last >= first:
+            lines.append(f"#   {first} to {last}: {printable(group.gpu.display_name[:200])}")
+        first = last + 1
+    return "\n".join([*lines, _MIXED])
+
+
+# --------------------------------------------------------------------------------------------------
+# The script that starts one node: its requirements, its environment, its command.
+
+
+ARGUMENTS_FILE = "plan_args.sh"
+
+_LAUNCH = """\
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+@SOURCE@
+# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
+readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
+if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
+    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
+    exit 2
+fi
+
+@NEEDS@@PACKAGES@@GUARD@@ENVIRONMENT@
+@COMMAND@
+"""
+
+# --------------------------------------------------------------------------------------------------
+# A guard of the rest of a command line. Names are compared without leading dashes (or Hydra's + and
+# ~), in lower case, - for _, and without what makes an opposite of them; a name that begins another is its
+# abbreviation, as Python's argparse takes it.
+
+_GUARD = """\
+# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
+# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
+readonly PLAN_DECIDES=(
+@NAMES@
+)
+plain_name() {
+    REPLY="${1%%[= ]*}"
+    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
+    REPLY="${REPLY//_/-}"
+    REPLY="${REPLY,,}"
+    REPLY="${REPLY#no-}"
+    REPLY="${REPLY#disable-}"
+}
+for given in "$@"; do
+    [[ "${given}" == @PATTERN@ ]] || continue
+    plain_name "${given}"
+    for decided in "${PLAN_DECIDES[@]}"; do
+        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
+            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
+            exit 2
+        fi
+    done
+done
+
+"""
+
+
+def plain_name(name: str) -> str:
+    """Return a name of an argument in the form that the guard compares."""
+    plain = name.partition("=")[0].lstrip("-+~").replace("_", "-").lower()
+    return plain.removeprefix("no-").removeprefix("disable-")
+
+
+def guard(names: Iterable[str], *, assignments: bool = False) -> str:
+    """Return the Bash lines that refuse arguments of these names; ``assignments``: ``name=value``, too."""
+    words = " ".join(sorted({plain_name(name) for name in names}))
+    lines = textwrap.wrap(
+        words, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    pattern = "@(--*|+*|~*|*=*)" if assignments else "--*"
+    return _GUARD.replace("@NAMES@", "\n".join(lines)).replace("@PATTERN@", pattern)
+
+
+_TORCHRUN = """\
+exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
+    --rdzv-backend static --node-rank "${NODE_RANK}" \\
+    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
+    @PROGRAM@ "$@\""""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentVariable:
+    """An environment variable that the run needs."""
+
+    name: str
+    value: str | None  # None: it must not be set
+    reason: str
+    is_expression: bool = False  # the value is Bash, already quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCommand:
+    """The command that starts one node's processes."""
+
+    program: str  # program for torchrun, in Bash, or the whole command with ``command``
+    needs: Sequence[tuple[str, str]] = ()  # variables that the user sets, with their meaning
+    takes: Sequence[tuple[str, str]] = ()  # optional variables, with their meaning
+    follows: str = ""  # required arguments after the command
+    environment: Sequence[EnvironmentVariable] = ()
+    has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
+    decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
+    assignments: bool = False  # arguments may be ``name=value``
+    command: bool = False  # ``program`` does not run under torchrun
+    before: str = ""  # lines of Bash that the program needs
+    packages: Sequence[Requirement] = ()  # packages that the plan needs and the script checks
+
+
+def launch_script(head: str, target: Target, start: StartCommand) -> str:
+    """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
+    values = {
+        "SOURCE": _source(start),
+        "NODES": str(target.num_nodes),
+        "GPUS": str(target.gpus_per_node),
+        "MASTER": "localhost" if target.num_nodes == 1 else "",
+        "NEEDS": _needs(start),
+        "PACKAGES": package_checks(start.packages),
+        "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
+        "ENVIRONMENT": environment_lines((*start.environment, *common_environment(target))),
+        "COMMAND": _command(start),
+    }
+    text = _LAUNCH
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return "#!/usr/bin/env bash\n" + head + text
+
+
+def _needs(start: StartCommand) -> str:
+    if not start.needs:
+        return ""
+    lines = [required(name, f"set it to {hint}") for name, hint in start.needs]
+    return "\n".join(["# What the plan does not decide.", *lines, "", ""])
+
+
+_SPECIAL = re.compile(r'([\\"$`])')  # in double quotes
+
+
+def required(name: str, message: str) -> str:
+    """Return the line of Bash that stops with a message if a variable is not set.
+
+    The message alone is in double quotes: in ``"${X:?it's …}"`` Bash takes the apostrophe for the beginning
+    of a quoted text, which goes on to the next one, lines later.
+    """
+    return ": ${" + name + ':?"' + _SPECIAL.sub(r"\\\1", message) + '"}'
+
+
+PACKAGE_CHECK = "CHECK_PACKAGES"  # the variable
+_LOOKS = """\
+# Packages that the plan needs; @CHECK@=0 starts without looking for them.
+needs_package() {
+    [[ "${@CHECK@:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; @CHECK@=0 starts without this check" >&2
+    exit 2
+}
+@CHECKS@
+
+"""
+
+
+def package_checks(packages: Sequence[Requirement]) -> str:
+    """Return the lines of Bash that stop if a package is missing or too old; empty without any."""
+    if not packages:
+        return ""
+    lines = []
+    for one in packages:
+        words = (f"{_named(one)} ({one.why})", one.check, one.package, _remedy(one))
+        name, check, package, remedy = (shlex.quote(word) for word in words)
+        lines.append(f"needs_package {name} \\\n    {check} \\\n    {package} {remedy}")
+    return _LOOKS.replace("@CHECKS@", "\n".join(lines)).replace("@CHECK@", PACKAGE_CHECK)
+
+
+def _named(requirement: Requirement) -> str:
+    return f"{requirement.name}{' or newer' if requirement.minimum else ''}"
+
+
+def _remedy(requirement: Requirement) -> str:
+    return f"{requirement.install}, or plan with {requirement.instead}"
+
+
+def _command(start: StartCommand) -> str:
+    command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
+    return f"{start.before}\n{command}" if start.before else command
+
+
+def _source(start: StartCommand) -> str:
+    if not start.has_arguments:
+        return ""
+    return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
+
+
+def common_environment(target: Target) -> Iterator[EnvironmentVariable]:
+    """Yield the variables for any program of torch's, unless the user has set them."""
+    yield EnvironmentVariable(
+        name="PYTORCH_CUDA_ALLOC_CONF",
+        # The older of two names: every torch reads it, and before the newer one, which a user may have set.
+        value='"${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"',
+        reason="The allocator's blocks grow in place, so that less memory is lost between them.",
+        is_expression=True,
+    )
+    if target.workload.framework_options.get("launch_blocking"):
+        reason = "The plan was priced with a CPU that waits for every kernel."
+        yield EnvironmentVariable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
+
+
+def environment_lines(variables: Sequence[EnvironmentVariable]) -> str:
+    """Return each variable under its reason."""
+    if not variables:
+        return "# This plan needs no environment variable."
+    lines = []
+    for variable in variables:
+        lines.append(f"# {variable.reason}")
+        if variable.value is None:
+            lines.append(f"unset {variable.name}")
+        else:
+            value = variable.value if variable.is_expression else shlex.quote(variable.value)
+            lines.append(f"export {variable.name}={value}")
+    return "\n".join(lines)
+
+
+def arguments_file(head: str, parts: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return a Bash array ``PLAN_ARGS``: the arguments under each title, one per line."""
+    lines = ["PLAN_ARGS=("]
+    for title, arguments in parts:
+        if arguments:
+            lines.append(f"    # {title}")
+            lines += [f"    {argument}" for argument in arguments]
+    return "\n".join([head, *lines, ")", ""])
+
+
+OwnFiles = Callable[[str], Mapping[str, str]]
+
+
+def bundled(
+    target: Target,
+    *,
+    product: str,
+    start: StartCommand,
+    warnings: Iterable[str],
+    own: OwnFiles,
+    shape: bool = False,
+) -> ExportBundle:
+    """Return ``own`` files with one header, which names the product and all warnings, and both scripts.
+
+    Args:
+        target: the plan and its problem; already checked against the launcher's rules.
+        product: the launcher with its version.
+        start: how a node starts its processes.
+        warnings: approximations, and parts that are left to the user.
+        own: from the header's text to the launcher's own files by name.
+        shape: whether the header names the model's shape, which no file of the launcher does.
+    """
+    remarks = list(warnings)
+    head = header(target, remarks, product, packages=start.packages, shape=shape)
+    scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
+    return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=remarks)
+
+
+def with_readme(
+    target: Target, files: Mapping[str, str], *, product: str, start: StartCommand, warnings: Sequence[str]
+) -> ExportBundle:
+    """Return the files with a README."""
+    defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which follows the dry start
+    own = ((name, value) for name, value in defaults.items() if name not in _OURS)
+    start = replace(start, takes=(*start.takes, *own))
+    text = readme(target, product=product, start=start, files=files, warnings=warnings)
+    return ExportBundle(files={**files, README_FILE: text}, warnings=list(warnings))
+
+
+# --------------------------------------------------------------------------------------------------
+# The README of the folder, for readers and for users who start the run.
+
+
+README_FILE = "README.md"
+CHOSEN, STATED = " (chosen by the search)", " (stated in the request)"
+_DEFAULT = re.compile(r"\$\{([A-Z][A-Z_]+):-([^}$]+)\}")
+_OURS = (
+    PACKAGE_CHECK,
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MOCK_DATA",
+    "TRAIN_ITERS",
+    "LR",
+    "PYTORCH_ALLOC_CONF",
+)
+_ID = 8  # digits of a plan's id that suffice
+
+
+def readme(
+    target: Target, *, product: str, start: StartCommand, files: Iterable[str], warnings: Sequence[str]
+) -> str:
+    """Return the plan, its reasons, how to start it, and what to send back, as Markdown."""
+    plan, config = target.plan, target.config
+    nodes, gpus = target.num_nodes, target.gpus_per_node
+    model, cluster = target.problem.model.title, target.problem.cluster.title
+    lines = [
+        f"# Plan {printable(plan.plan_id)} for {product}",
+        "",
+        f"{printable(model)} on {printable(cluster)}. {world_size(target)}.",
+        "",
+        "## What",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in _rows(target)),
+        "",
+        "## Why",
+        "",
+        *_reasons(target),
+        "",
+        *_packages(start),
+        "## Start",
+        "",
+        *_steps(start, nodes, gpus),
+        "",
+        *_open_points(warnings),
+        "## Send back",
+        "",
+        "The log of a dry start or of a run tells how far off the prediction is, and corrects the next",
+        f"plans for this cluster. It is what {TORCHRUN_FILE} prints on the first node, kept with",
+        f"`2>&1 | tee train.log`; under Slurm it is `meshwright-{printable(plan.plan_id)}-JOB.log`:",
+        "",
+        "```sh",
+        f"meshwright import train.log --plan {printable(plan.plan_id)[:_ID]} --into runs.csv",
+        "meshwright validate runs.csv",
+        "meshwright calibrate runs.csv --out ours.json",
+        "```",
+        "",
+        f"A step of {plan.prediction.step_time_s:.3f} s on {config.num_gpus} GPUs is predicted.",
+        "Send the log, the largest memory that a rank reserved, and what you changed.",
+        "",
+        "## Files",
+        "",
+        *(f"- `{name}`" for name in files),
+        "",
+        f"Versions whose own code reads such files: {_judged(target.problem.launcher)}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(target: Target) -> Iterator[tuple[str, str]]:
+    config, prediction = target.config, target.plan.prediction
+    for name, value in trained(target):
+        yield f"`{name}`", f"{value}{CHOSEN}" if target.chose(name) else value
+    for name, variable in VARIABLES.items():
+        value = getattr(config, name)
+        if value != variable.off or variable.in_tables:
+            yield f"`{name}`", str(value).lower() if isinstance(value, bool) else str(value)
+    yield "`stage_layers`", " ".join(map(str, config.stage_layers))
+    low, high = prediction.step_time_low_s, prediction.step_time_high_s
+    yield "step", f"{prediction.step_time_s:.3f} s ({low:.3f} to {high:.3f})"
+    peak, limit = (size / GIB for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes))
+    yield "memory", f"{peak:.1f} of {limit:.1f} GiB on stage {prediction.heaviest_stage}"
+    for name, option in sorted(target.workload.framework_options.items()):
+        word = str(option).lower() if isinstance(option, bool) else printable(str(option))[:80]
+        yield f"`{name}`", word + (CHOSEN if target.chose(name) else STATED)
+
+
+def _reasons(target: Target) -> list[str]:
+    why = target.plan.why
+    if why is None:
+        return [f"It is number {target.plan.rank} of its answer under the cost model."]
+    said = (time_sentence(why), limit_sentence(why))
+    return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
+
+
+def _packages(start: StartCommand) -> Iterator[str]:
+    """Yield the packages that the plan needs, the reason, and the case that works without them."""
+    if not start.packages:
+        return
+    yield "## Packages"
+    yield ""
+    yield f"The plan needs these, too. `{TORCHRUN_FILE}` looks for them before anything starts, in the"
+    yield f"Python called `python3`; `{PACKAGE_CHECK}=0` skips that."
+    yield ""
+    for one in start.packages:
+        yield f"- **{_named(one)}**: {one.why} ({one.source}). Get it: {_remedy(one)}."
+    yield ""
+
+
+def _steps(start: StartCommand, nodes: int, gpus: int) -> Iterator[str]:
+    if start.needs:
+        yield "What the plan does not decide, and the script asks for:"
+        yield ""
+        yield from (f"- `{name}`: {hint}" for name, hint in start.needs)
+        yield ""
+    if start.takes:
+        listed = ", ".join(f"`{name}` ({value})" for name, value in start.takes)
+        yield f"It takes these as well, by default as in brackets: {listed}."
+        yield ""
+    yield "Other arguments may follow on the command line, where the launcher takes such. What no file"
+    yield "states of the run (warm-up and decay of the learning rate, weight decay, Adam's betas, the seed)"
+    yield "is its default."
+    yield ""
+    each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
+    yield f"{each} ({gpus} GPUs):"
+    yield ""
+    yield "```sh"
+    given, behind = "".join(f"{name}=… " for name, _ in start.needs), f" {start.follows}".rstrip()
+    yield f"{'' if nodes == 1 else 'NODE_RANK=0 MASTER_ADDR=host0 '}{given}bash {TORCHRUN_FILE}{behind}"
+    yield "```"
+    yield ""
+    yield "Under Slurm, from this folder:"
+    yield ""
+    yield "```sh"
+    yield f"{given}sbatch {SLURM_FILE}{behind}"
+    yield "```"
+
+
+def _open_points(warnings: Sequence[str]) -> Iterator[str]:
+    """Yield approximations, and parts that are left to the user."""
+    if warnings:
+        yield "## What to look at"
+        yield ""
+        yield from (f"- {printable(text)}" for text in warnings)
+        yield ""
+
+
+def _judged(launcher: str) -> str:
+    """Return the versions of the launcher that have read such files, with the day."""
+    found = judged_versions(launcher)
+    words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in found]
+    return "; ".join(words) or "of no version"

@@ -1,0 +1,163 @@
+"""The arguments of launchers by their exact names: type, default, and what each is to a prediction.
+
+Each row has one role, so that a launcher's new argument, or one of a fork, is a new row
+(``docs/adr/0008-one-table-per-program.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+_FOLDER = Path(__file__).resolve().parent
+# priced: it sets a field of the prediction. means: an older or a fork's spelling of other arguments.
+# harmless: no time or memory of a step depends on it. refused: with it, what is priced is not what runs.
+# listed: it may matter, and answers list it. free and open: harmless and listed, in tables that do not give
+# reasons yet.
+Role = Literal["priced", "means", "harmless", "refused", "listed", "free", "open"]
+Kind = Literal["switch", "integer", "number", "word", "words", "text"]
+_KINDS: Mapping[str, Kind] = {
+    "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
+}  # fmt: skip
+_OFF = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "{}", "")
+_SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One argument of a launcher, as its parser declares it."""
+
+    type: str
+    default: object = None  # None where the source computes it
+    choices: Sequence[str] = ()
+    until: str | None = None  # the last release that has it; None: the newest
+    of: str | None = None  # forks or older releases, where the pinned parser does not have it
+    role: Role = "open"
+    sets: str = ""  # the field of the prediction that it sets: model.hidden_size
+    why: str = ""  # of a harmless or refused one
+    means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
+    wins: bool = False  # over the argument that it means
+    first_decides: bool = False  # it means nothing where the first argument that it means is given
+    words: Sequence[str] = ()  # those that are priced
+    priced_as: Mapping[str, Any] = field(default_factory=dict)  # the field's value for each priced word
+    least: int = 1  # of a whole number
+    unless: Sequence[str] = ()  # values priced all the same: not refused, not listed
+    needs: str | None = None  # the argument without which it does nothing
+
+    @property
+    def kind(self) -> Kind:
+        """Return how the argument takes values; the values of ``text`` are not checked."""
+        return "words" if self.type.startswith("list") else _KINDS.get(self.type, "text")
+
+    def is_usual(self, value: object) -> bool:
+        """Return whether a value is the argument's default; ``auto`` leaves it to the launcher."""
+        text, usual = str(value).strip().lower(), str(self.default).lower()
+        if self.default is None and self.type == "bool":
+            usual = "false"
+        return text in (usual, "auto") or _is_same_number(text, usual)
+
+    def refuses(self, value: object) -> bool:
+        """Return whether what is priced is not what runs with a value."""
+        off = is_off(str(value)) and self.default is not True
+        return self.role == "refused" and not (
+            off or self.is_usual(value) or str(value).lower() in self.unless
+        )
+
+
+def is_off(text: str) -> bool:
+    """Return whether a value turns its name off."""
+    return text.strip().lower() in _OFF
+
+
+def _is_same_number(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _flag_of(row: Mapping[str, Any]) -> Flag:
+    role: Role = "means" if "means" in row else next((one for one in _SAID if one in row), "open")
+    said = {"role": role, "sets": row.get("priced", ""), "why": row.get(role, "")}
+    return Flag(**said | {key: value for key, value in row.items() if key not in _SAID})
+
+
+def programs() -> tuple[str, ...]:
+    """Return the programs with a table, sorted."""
+    return tuple(sorted(path.parent.name.replace("_", "-") for path in _FOLDER.glob("*/flags.yaml")))
+
+
+def table_path(program: str) -> Path:
+    """Return the file of a program's table."""
+    return _FOLDER / program.replace("-", "_") / "flags.yaml"
+
+
+@cache
+def flags_of(program: str) -> Mapping[str, Flag]:
+    """Return a program's arguments by name: in snake case, sections parted by dots."""
+    raw = yaml.load(table_path(program).read_text("utf-8"), Loader=_Loader)  # noqa: S506
+    return {str(name): _flag_of(row) for name, row in raw.items()}
+
+
+class FlagNames:
+    """The arguments of some programs by name; dashes are as good as underscores.
+
+    The first program that gives an argument a role decides.
+    """
+
+    def __init__(self, programs: Sequence[str]) -> None:
+        self._flags: dict[str, Flag] = {}
+        for program in reversed(programs):
+            for name, flag in flags_of(program).items():
+                if flag.role != "open" or name not in self._flags:
+                    self._flags[name] = flag
+        # A section with arguments of its own takes those alone: what else is in it is not known.
+        self._whole = self._flags.keys() - {name.rpartition(".")[0] for name in self._flags}
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether one of the programs has an argument of that name."""
+        return plain_name(name) in self._flags
+
+    def row(self, name: str) -> Flag | None:
+        """Return the row of an argument, or of the section that takes any names; None without one."""
+        plain = plain_name(name)
+        if plain in self._flags:
+            return self._flags[plain]
+        parts = plain.split(".")
+        above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+        return next((self._flags[one] for one in above if one in self._whole), None)
+
+    def is_default(self, name: str, value: object) -> bool:
+        """Return whether an argument is given the value that is priced: its default, or one of its row."""
+        flag = self._flags.get(plain_name(name))
+        return flag is not None and (flag.is_usual(value) or str(value).lower() in flag.unless)
+
+    def kind(self, name: str) -> str:
+        """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""
+        flag = self._flags.get(plain_name(name))
+        kinds = set() if flag is None else {one.strip(" ]") for one in flag.type.split("|")} - {"None"}
+        if kinds == {"int", "float"}:
+            return "float"
+        return kinds.pop() if len(kinds) == 1 and kinds <= {"bool", "int", "float"} else ""
+
+    def is_free(self, name: str) -> bool:
+        """Return whether no price depends on an argument."""
+        row = self.row(name)
+        return row is not None and row.role in ("harmless", "free")
+
+
+def plain_name(name: str) -> str:
+    """Return an argument's name in snake case, without its dashes."""
+    return name.lstrip("-").replace("-", "_")
+
+
+@cache
+def flag_names(*programs: str) -> FlagNames:
+    """Return the arguments of some programs."""
+    return FlagNames(programs)

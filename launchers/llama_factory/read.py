@@ -1,0 +1,339 @@
+"""Readers of LLaMA-Factory's YAML: for Megatron-Core's adapter (``USE_MCA=1``), and for its own trainer.
+
+Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingArguments; LLaMA-Factory
+0.9.5, hparams. Its own trainer runs on replicas, on DeepSpeed, or on the mesh of accelerate's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+
+from meshwright.launchers.accelerate.read import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    AccelerateReader,
+)
+from meshwright.launchers.accelerate.read_command import Shares, shares_beside
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.megatron_core.read import (
+    DISPATCHER,
+    core_names,
+    flag_of,
+    take,
+    text_of,
+)
+from meshwright.launchers.ms_swift.read import completed
+from meshwright.launchers.reading.adapters import refuse_uncounted
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import (
+    Command,
+    World,
+    commands_beside,
+    commands_of,
+    file_of_commands,
+    program_of,
+    readable_script,
+    script_of,
+    world_of,
+)
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.given import Given, Value
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.transformers.read import (
+    LLAMA_FACTORY,
+    PADDED,
+    require_do_train,
+    start_of,
+    trainer_run,
+    values_of,
+)
+from meshwright.launchers.transformers.read_ranks import (
+    kernel_option,
+    require_gpus_of_their_own,
+    started_by,
+    starts_processes,
+)
+from meshwright.launchers.trl.read import (
+    documents_beside,
+)
+from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.shell.values import Script, Word, unknown_arguments
+
+_CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+         "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
+         "sequence_parallel", "recompute_granularity")  # fmt: skip
+_OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "finetuning_type")
+_ITS = ("finetuning_type", "cutoff_len", "template", "stage", *_CORE)
+_DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_READ = (
+    "model_name_or_path", "stage", "do_train", "finetuning_type", "lora_rank", "lora_target", "optim",
+    "packing", "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
+    "per_device_train_batch_size", "additional_configs",
+)  # fmt: skip
+# Defaults of the adapter's own arguments, which override additional_configs
+# (training_args.py DistributingParallelArguments, models/model_config.py update_with_args).
+_MORE = "additional_configs"
+_OVER = {
+    "apply_rope_fusion": "false", "bias_activation_fusion": "false", "calculate_per_token_loss": "false",
+    "cross_entropy_loss_fusion": "false", "cuda_graph_scope": "full", "fp8_param": "false",
+    "moe_enable_routing_replay": "false", "moe_layer_recompute": "false",
+    "moe_shared_expert_overlap": "false", "moe_token_dispatcher_type": "allgather", "mtp_num_layers": "0",
+    "overlap_p2p_comm": "true", "sequence_parallel": "false", "variable_seq_lengths": "false",
+}  # fmt: skip
+
+
+class LlamaFactoryReader:
+    """Reader of LLaMA-Factory's configurations over Megatron-Core."""
+
+    name = "llama-factory"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a YAML has LLaMA-Factory's own names, or a command passes them to the adapter."""
+        if source.is_script:
+            return _on_core(source, Overrides()) is not None
+        if source.suffix not in (".yaml", ".yml"):
+            return False
+        names = looks_like_document(source)
+        return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that the file configures.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
+        """
+        known = known_of(source, overrides)
+        if (command := _on_core(source, overrides)) is not None:
+            document = values_of(command.words, overrides)
+            known.world = _on_one_node(world_of(source.text, script_of(source, overrides), command))
+        else:
+            known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
+            document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
+        fields = Fields(source.name, document, overrides)
+        if not any(name in document for name in _CORE):
+            return LlamaFactoryTrainerReader().read(source, overrides)
+        document = {name: found for name, found in document.items() if not overrides.ignores(name)}
+        if isinstance(fields.raw(_MORE), str):
+            fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
+        given = Given(notes=fields.notes[:])
+        for name, found in document.items():
+            key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
+            misplaced = key != name and key in _OWN  # names of the run are not the model's
+            if key != name and (key in document or key in _OVER):
+                said = text_of(document[key].value) if key in document else _OVER[key]
+                given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
+            elif not misplaced and flag_of(key) is not None:
+                take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
+            elif misplaced or not (
+                key in _READ or flag_names("llama-factory", "transformers").is_free(key)
+            ):
+                given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
+        given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
+        _take_batch(given, fields, known)
+        _take_defaults(given)
+        sums = document.get("accumulate_allreduce_grads_in_fp32")
+        if sums is not None and sums.value is False and given.has("bf16"):
+            given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
+        require_do_train(fields)
+        fields.stop()
+        given.stop()
+        if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
+            given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
+        adapters = _adapters(fields)
+        named = fields.word("model_name_or_path", "")
+        word = Word(named, fields.place("model_name_or_path")[1]) if named else None
+        usual = _OVER[DISPATCHER]
+        return completed(
+            self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
+        )
+
+
+def _world(source: Source, known: Known, overrides: Overrides) -> World:
+    """Return the processes of the command that trains with a YAML, if nothing else sets them."""
+    for script, words, _ in _starts(source, overrides):
+        if (command := program_of(words)) is not None:
+            read = script_of(script, overrides)
+            started = zip(read.commands, read.environments, strict=True)
+            environment = next((env for one, env in started if one == words), None)
+            return _on_one_node(world_of("", read, replace(command, environment=environment)))
+    return known.world
+
+
+def _on_one_node(world: World) -> World:
+    """Return the processes of one node if NNODES is not set (launcher.py)."""
+    alone = world.gpus_per_node and not world.num_nodes and world.lacking is None
+    return replace(world, num_nodes=1) if alone else world
+
+
+def _on_core(source: Source, overrides: Overrides) -> Command | None:
+    """Return the command with ``--use_mca`` in a script: the adapter's own arguments."""
+    for command in commands_of(readable_script(source, overrides)):
+        said = {word.text.lower() for word in command.words}
+        following = dict(pairwise(word.text.lower() for word in command.words)).get("--use_mca", "--")
+        on = following.startswith("--") or following in _ON
+        if command.program and (
+            said & {f"--use_mca={word}" for word in _ON} or ("--use_mca" in said and on)
+        ):
+            return command
+    return None
+
+
+_ON = ("true", "1", "yes")
+
+
+class LlamaFactoryTrainerReader:
+    """Reader of LLaMA-Factory's YAML without Megatron-Core, with accelerate's file if a script names it."""
+
+    name = "llama-factory-accelerate"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether it is such a YAML, or accelerate's file next to a script that names one."""
+        if not AccelerateReader().recognises(source):
+            return _is_trainers(source)
+        named = [source.other(words[at].text) for _, words, at in _starts(source)]
+        return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that the files configure.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+        """
+        named = file_of_commands(source, ((script, words[at]) for script, words, at in _starts(source)))
+        files = [source, *documents_beside(known_of(source, overrides).source)]
+        own = named or next((one for one in files if _is_trainers(one)), source)
+        over = _overrides(source, own, overrides)
+        fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
+        fields.note_commands(over)
+        for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
+            fields.slip_for(name)
+        if not _packs(fields):
+            fields.note(PADDED.format("cutoff_len"))
+        known = known_of(own, overrides)
+        workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
+        shares = _shares(source, known, overrides)
+        start = start_of(own, overrides)  # refuses commands that differ, too
+        started = None if start is None else _started(fields, *start, shares)
+        run = trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
+        if run.launcher != self.name:
+            return run
+        options = {**run.workload.framework_options, **_kernel(fields)}
+        return replace(run, workload=replace(run.workload, framework_options=options))
+
+
+def _packs(fields: Fields) -> bool:
+    """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
+    usual = fields.word("stage", "sft") == "pt"
+    return fields.flag("neat_packing", default=False) or fields.flag("packing", default=usual)
+
+
+def _shares(source: Source, known: Known, overrides: Overrides) -> Shares | None:
+    starts = ((script, words[:at]) for script, words, at in _starts(source, overrides))
+    return shares_beside(starts, chain([source], documents_beside(known.source)))
+
+
+def _starts(
+    source: Source, overrides: Overrides | None = None
+) -> Iterator[tuple[Source, Sequence[Word], int]]:
+    """Yield commands of scripts next to a file that start LLaMA-Factory, with the place of its YAML."""
+    for script, words in commands_beside(source, overrides):
+        for at, (program, argument) in enumerate(pairwise(words)):
+            own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
+            if own and argument.text.endswith((".yaml", ".yml")):
+                yield script, words, at + 1
+
+
+def _started(fields: Fields, script: Script, command: Command, shares: Shares | None) -> int | None:
+    """Return processes without a launcher: NPROC_PER_NODE, the visible GPUs (launcher.py), or python's one.
+
+    Raises:
+        InvalidProblemError: python starts one process on several GPUs, which LLaMA-Factory refuses as well.
+    """
+    if command.program == "llamafactory-cli train":
+        return started_by(script, command)
+    if starts_processes(command) or not command.program.endswith(_PROGRAMS):
+        return None
+    require_gpus_of_their_own(fields, script, command, shares)
+    return started_by(script, command)
+
+
+def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+    """Return ``key=value`` after a command's YAML, which override it (hparams/parser.py, read_args)."""
+    found: dict[str, LocatedValue] = {}
+    for _, words, at in _starts(source, overrides):
+        if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
+            if (fault := unknown_arguments(words[at + 1 :])) is not None:
+                raise fault
+            given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
+            found |= values_of(given, overrides)
+    return {
+        name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()
+    }
+
+
+def _is_trainers(source: Source) -> bool:
+    if source.is_script or not LlamaFactoryReader().recognises(source):
+        return False
+    return not _is_cores(source)
+
+
+def _is_cores(source: Source) -> bool:
+    names = looks_like_document(source)
+    return any(name in names for name in _CORE)
+
+
+_PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
+_MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
+
+# Attention kernels by LLaMA-Factory's names; the default is torch's, from transformers.
+_KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
+
+
+def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
+    found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
+    return kernel_option(found, LlamaFactoryTrainerReader.name)
+
+
+def _take_batch(given: Given, fields: Fields, known: Known) -> None:
+    count = fields.integer("gradient_accumulation_steps", 1)
+    micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
+    model_gpus = 1
+    for name in _DEGREES:
+        model_gpus *= fields.integer(name, 1)
+    world = known.num_gpus()
+    replicas = max((world or model_gpus) // model_gpus, 1)
+    if not given.has("micro-batch-size"):
+        given.note(f"per_device_train_batch_size is {micro}: TrainingArguments' default")
+        given.take("--micro-batch-size", Value((str(micro),), 0), called="per_device_train_batch_size")
+    batch = count * micro * replicas
+    given.take("--global-batch-size", Value((str(batch),), 0), called="gradient_accumulation_steps")
+
+
+def _take_defaults(given: Given) -> None:
+    """Take the defaults: bf16, full recomputation by layers, unfused activations."""
+    name = "bias_activation_fusion"
+    if not given.has("no-bias-swiglu-fusion") and "--no-bias-swiglu-fusion" not in given.called:
+        take(given, name, _OVER[name], 0, called=name)
+        given.note(f"{name} is {_OVER[name]}, by default: activations run element by element")
+    split = all(given.integer(f"{axis}-model-parallel-size", 1) > 1 for axis in ("tensor", "expert"))
+    if split and not given.has("sequence-parallel"):  # models/model_config.py:368
+        given.take("--sequence-parallel", Value((), 0), called="sequence_parallel")
+        given.note("sequence_parallel is on: the adapter has it next to experts and tensor ranks")
+    if given.word("recompute-granularity") == "full" and not given.has("recompute-method"):
+        for name, value in (("recompute-method", "uniform"), ("recompute-num-layers", "1")):
+            given.take(f"--{name}", Value((value,), 0), called=name.replace("-", "_"))
+        given.note("recompute_granularity full without a method: every layer is taken to recompute")
+    if not (given.has("bf16") or given.has("fp16")):
+        given.take("--bf16", Value((), 0), called="bf16")
+        given.note("neither bf16 nor fp16 is given: bf16 is assumed")
+
+
+def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
+    kind = fields.word("finetuning_type", "full")
+    if kind != "lora":
+        return 0, ATTENTION_TARGETS
+    refuse_uncounted(fields)
+    return fields.integer("lora_rank", 8), FUSED_TARGETS

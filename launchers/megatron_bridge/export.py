@@ -1,0 +1,472 @@
+"""Exporter of Megatron-Bridge and NeMo: a plan becomes Hydra overrides of a recipe, with scripts.
+
+Keys: Megatron-Bridge 0.3.1, training/config.py (ConfigContainer), models/gpt_provider.py,
+training/mixed_precision.py. NeMo's newer releases train through Megatron-Bridge.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import lcm
+
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    ARGUMENTS_FILE,
+    StartCommand,
+    arguments_file,
+    bundled,
+    common_warnings,
+)
+from meshwright.launchers.megatron_core.names import (
+    STAGES_BEFORE_DATA,
+    SWITCHES_OF_ALL,
+    WHOLE_STEP,
+    Values,
+    balance_values,
+    context_values,
+    decided_flags,
+    distributed_optimizer,
+    environment,
+    exchange_values,
+    kernel_values,
+    megatron_packages,
+    moment_values,
+    offload_values,
+    offloaded_optimizer,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from meshwright.launchers.megatron_lm.flags import (
+    expert_layers,
+    positions_of,
+    reshards_states,
+    yarn_values,
+)
+from meshwright.launchers.megatron_lm.model_rules import (
+    experts_with_tensor_ranks_need_sequence_parallel,
+    prediction_layers_need_rotary,
+)
+from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.space.launcher_rules import overlap_notes
+
+# --------------------------------------------------------------------------------------------------
+# Mixed precision of Megatron-Bridge: a recipe's name, or the same recipe with another gradient dtype.
+#
+# Megatron-Bridge 0.3.1, training/mixed_precision.py: ``MixedPrecisionConfig.setup`` writes the recipe's
+# ``grad_reduce_in_fp32`` over that of ``ddp``, so that only a custom configuration changes it.
+# training/utils/omegaconf_utils.py builds such a one from an override with ``_target_``; a recipe that
+# holds an object already is set to ``null`` first, because Hydra would merge the two. From 0.4 on the
+# modifier ``_bf16_grad_reduce`` of a recipe's name does the same, and is read too.
+
+
+FP8_RECIPES = {
+    "none": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
+    "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+LOW_GRADIENTS = "_bf16_grad_reduce"
+CONFIG_CLASS = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+_IN_LOW_PRECISION = ("fp16_mixed",)  # recipes that reduce gradients in 16 bits themselves
+# Values of the recipes in addition to the plain one of their precision.
+_OF_RECIPES: dict[str, dict[str, str]] = {
+    "bf16_mixed": {},
+    "fp16_mixed": {},
+    "bf16_with_fp8_delayed_scaling_mixed": {
+        "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": "1024",
+        "fp8_amax_compute_algo": "max", "fp8_param_gather": "true",
+    },
+    "bf16_with_fp8_current_scaling_mixed": {
+        "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": "true",
+        "num_layers_at_start_in_bf16": "1", "num_layers_at_end_in_bf16": "1", "fp8_param_gather": "true",
+    },
+    "bf16_with_fp8_subchannel_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "bf16_with_mxfp8_mixed": {
+        "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": "true",
+        "reuse_grad_buf_for_mxfp8_param_ag": "true",
+    },
+    "bf16_with_nvfp4_mixed": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}  # fmt: skip
+
+
+def bridge_facts(target: Target) -> FrameworkFacts:
+    """Return the facts under which the plan was priced."""
+    return with_options(framework_facts("nemo"), target.workload.framework_options)
+
+
+def recipe(target: Target) -> str:
+    """Return the mixed-precision recipe of the plan."""
+    precision = target.workload.precision
+    wanted = bridge_facts(target).precision_recipe
+    if precision == "fp8" or wanted != "none":
+        return FP8_RECIPES.get(wanted, FP8_RECIPES["none"])
+    return f"{precision}_mixed"
+
+
+def reduces_in_fp32(target: Target) -> bool:
+    """Return whether gradients are kept and reduced in fp32, as in the prediction."""
+    return bridge_facts(target).gradient_dtype == "fp32"
+
+
+def mixed_precision(target: Target) -> list[tuple[str, object]]:
+    """Return the overrides in order: the recipe's name if it was priced, else all of its values."""
+    name, in_fp32 = recipe(target), reduces_in_fp32(target)
+    if in_fp32 is (name not in _IN_LOW_PRECISION):
+        return [("mixed_precision", name)]
+    kind, dtype = ("fp16", "float16") if name.startswith("fp16") else ("bf16", "bfloat16")
+    torch_dtype = f"{{_target_:torch.{dtype},_call_:false}}"
+    values = {
+        "_target_": CONFIG_CLASS,
+        kind: "true",
+        "params_dtype": torch_dtype,
+        "pipeline_dtype": torch_dtype,
+        "grad_reduce_in_fp32": str(in_fp32).lower(),
+        **_OF_RECIPES[name],
+    }
+    text = ",".join(f"{key}:{value}" for key, value in values.items())
+    return [("mixed_precision", None), ("mixed_precision", f"{{{text}}}")]
+
+
+# --------------------------------------------------------------------------------------------------
+# The overrides themselves, in groups, with every value that the plan sets.
+
+
+Pairs = Sequence[tuple[str, object]]
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_FIRST_FSDP_STAGE = 2
+RESHARDABLE = "checkpoint.dist_ckpt_optim_fully_reshardable"  # training/config.py, CheckpointConfig
+
+
+def override_parts(target: Target) -> list[tuple[str, list[str]]]:
+    """Return titles, each with its ``key=value`` overrides quoted for Bash."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _model_keys(_split(target))),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _model_keys(_recompute(target))),
+        ("Experts over the network", _model_keys(_exchange(target))),
+        ("Precision", mixed_precision(target)),
+        ("Kernels", _kernels(target)),
+        ("Model", _model_keys(_model(target.model))),
+    )
+    return [(title, [_written(key, value) for key, value in _pairs(values)]) for title, values in parts]
+
+
+def _pairs(values: Values | Pairs) -> Iterable[tuple[str, object]]:
+    """Return overrides in order; a key that is set twice has a list."""
+    return values.items() if isinstance(values, Mapping) else values
+
+
+def _written(key: str, value: object) -> str:
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, tuple):
+        text = f"[{','.join(map(str, value))}]"
+    else:
+        text = str(value)
+    return shlex.quote(f"{key}={text}")
+
+
+def _model_keys(values: Values) -> Values:
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def _parallel(target: Target) -> Values:
+    values = _model_keys(parallel_values(target) | context_values(target.config))
+    if target.config.rank_order == STAGES_BEFORE_DATA:
+        values["dist.use_tp_pp_dp_mapping"] = True
+    values["comm_overlap"] = None  # otherwise it would rewrite the overlaps
+    overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
+    return {**values, "model.tp_comm_overlap": bool(overlaps)}
+
+
+def _split(target: Target) -> Values:
+    values = split_values(target)
+    if target.config.virtual_pipeline_size > 1:
+        values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
+        values["overlap_p2p_comm"] = bridge_facts(target).overlap_transfer
+    return values
+
+
+def _batch(target: Target) -> Values:
+    return {
+        "train.micro_batch_size": target.config.micro_batch_size,
+        "train.global_batch_size": target.workload.global_batch_size,
+        "model.seq_length": target.workload.seq_length,
+        _data_length(target.version): target.workload.seq_length,
+        **(_packing(target) if target.workload.lengths else {}),
+    }
+
+
+def _packing(target: Target) -> Values:
+    """Pack whole documents for a fine-tuning recipe (Megatron-Bridge, docs/training/packed-sequences.md).
+
+    Under context parallelism each is padded to two chunks per rank, and losses are averaged by token.
+    """
+    config, older = target.config, target.version in ("", "0.3", "0.4", "0.5")
+    specs = "dataset.packed_sequence_specs" if older else "dataset.offline_packing_specs"
+    cp, tp = config.context_parallel_size, config.tensor_parallel_size
+    rings, sharded = (2 * cp if cp > 1 else 1), (cp * tp if config.sequence_parallel else 1)
+    values: Values = {} if older else {"dataset.enable_offline_packing": True}
+    values[f"{specs}.packed_sequence_size"] = target.workload.seq_length
+    values[f"{specs}.pad_seq_to_mult"] = lcm(rings, sharded)
+    if cp > 1:
+        values |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
+    return values
+
+
+def _data_length(version: str) -> str:
+    """Return the data set's key: up to 0.3 Megatron-Core's, over which Bridge writes its own from 0.6 on.
+
+    Between them ``seq_length`` is an alias without a key in Hydra, so that it is added (``++``).
+    """
+    return "dataset.sequence_length" if version in ("", "0.3") else "++dataset.seq_length"
+
+
+def _data_parallel(target: Target) -> Values:
+    config = target.config
+    known = bridge_facts(target)
+    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()}
+    # Mixed precision overrides it with the same value.
+    values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
+    values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
+    values["optimizer.optimizer"] = "adam"
+    if config.zero_stage:
+        values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
+    values |= {f"optimizer.{name}": value for name, value in _states(target, known).items()}
+    if config.zero_stage >= _FIRST_FSDP_STAGE:
+        values |= {
+            "ddp.use_megatron_fsdp": True,
+            "dist.use_megatron_fsdp": True,
+            "ddp.data_parallel_sharding_strategy": _SHARDING[config.zero_stage],
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+        }
+    elif reshards_states(config):
+        values |= {"checkpoint.ckpt_format": "torch_dist", RESHARDABLE: True}
+    return values
+
+
+def _states(target: Target, known: FrameworkFacts) -> Values:
+    """Return the types of the optimizer's states, also where a recipe may differ.
+
+    Those of DeepSeek-V3 keep moments in bf16 (recipes/deepseek/deepseek_v3.py). A type is torch's name of
+    it, which ``training/utils/omegaconf_utils.py`` takes with and without ``torch.``.
+    """
+    away = offloaded_optimizer(known) if "optimizer" in target.config.offload else {}
+    small = moment_values(target)
+    moments = "torch.bfloat16" if small else "torch.float32"
+    return {
+        "use_precision_aware_optimizer": bool(small),
+        "exp_avg_dtype": moments,
+        "exp_avg_sq_dtype": moments,
+        **away,
+    }
+
+
+def _exchange(target: Target) -> Values:
+    """Return every switch of experts, also where a recipe may differ."""
+    if target.model.moe is None:
+        return {}
+    usual = dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False)
+    return {**usual, **exchange_values(target, bridge_facts(target))}
+
+
+def _recompute(target: Target) -> Values:
+    known = bridge_facts(target)
+    return recompute_values(target, known) | offload_values(target, known)
+
+
+def _kernels(target: Target) -> Values:
+    known = bridge_facts(target)
+    dropout = 0.1 if known.dropout else 0.0
+    # The configuration's validate() refuses a graph of the whole step together with a check of its loss.
+    looks = {"rerun_state_machine.check_for_nan_in_loss": False} if known.cuda_graph == WHOLE_STEP else {}
+    return (
+        _model_keys(kernel_values(target, known))
+        | looks
+        | {
+            "model.cross_entropy_loss_fusion": known.loss_fused,
+            "model.attention_dropout": dropout,
+            "model.hidden_dropout": dropout,
+        }
+    )
+
+
+def _model(model: ModelSpec) -> Values:
+    values: Values = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_kv_heads,
+        "kv_channels": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "should_pad_vocab": True,
+        "make_vocab_size_divisible_by": 128,
+        "gated_linear_unit": model.gated_mlp,
+        "add_bias_linear": model.mlp_bias,
+        "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
+        "position_embedding_type": positions_of(model),
+        "softmax_type": "learnable" if model.attention_sinks else "vanilla",
+        "activation_func_clamp_value": model.activation_clamp,
+        "glu_linear_offset": model.gate_offset,
+    }
+    if model.norm_epsilon is not None:
+        values["layernorm_epsilon"] = model.norm_epsilon
+    values["layernorm_zero_centered_gamma"] = model.zero_centered_norm
+    values["qk_layernorm"] = model.mla.norms if model.mla else model.query_key_norm == "per_head"
+    values |= _positions(model)
+    if model.num_mtp_layers:
+        values["mtp_num_layers"] = model.num_mtp_layers
+    if model.sliding_window is not None:
+        values["window_size"] = f"[{model.sliding_window - 1},0]"
+        if model.sliding_window_every > 1:
+            values["window_attn_skip_freq"] = model.sliding_window_every
+        elif model.global_layers:
+            values["window_attn_skip_freq"] = [int(local) for local in model.local_layers()]
+    return values | _experts(model) | _latent(model)
+
+
+def _positions(model: ModelSpec) -> Values:
+    if not model.has_rotary_positions:
+        return {}
+    values: Values = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
+    values["rotary_percent"] = model.rotary_fraction
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        values["rope_type"] = "yarn" if scaling else "rope"
+        if scaling:
+            values["rotary_scaling_factor"] = scaling.factor
+            values["mscale"] = 1.0 if scaling.mscale is None else scaling.mscale
+            values["mscale_all_dim"] = scaling.mscale_all_dim or 0.0
+        else:
+            values["apply_rope_fusion"] = False  # fused for YaRN only
+        return values
+    values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
+    if scaling and scaling.kind == "yarn":
+        values |= yarn_values(model, scaling)
+    elif scaling:
+        name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
+        values[name] = scaling.factor
+    return values
+
+
+def _experts(model: ModelSpec) -> Values:
+    moe = model.moe
+    if moe is None:
+        return {"num_moe_experts": None}
+    values: Values = {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_layer_freq": f"'{expert_layers(model)}'",  # quoted for Hydra, too
+    }
+    if moe.shared_ffn_hidden_size:
+        values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
+        values["moe_shared_expert_gate"] = moe.shared_expert_gate
+    values["moe_router_score_function"] = moe.router_score
+    values["moe_router_pre_softmax"] = moe.router_score == "softmax" and not moe.normalized_top_k
+    values["moe_router_enable_expert_bias"] = moe.selection_bias
+    values["moe_router_num_groups"] = moe.router_groups or None
+    values["moe_router_group_topk"] = moe.router_top_groups or None
+    values["moe_router_topk_scaling_factor"] = moe.router_scaling if moe.router_scaling != 1 else None
+    return values | balance_values(moe)
+
+
+def _latent(model: ModelSpec) -> Values:
+    mla = model.mla
+    if mla is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": mla.q_lora_rank or None,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+    }
+
+
+PRODUCT = "Megatron-Bridge (NeMo)"
+# Values that do not affect the price. A rank that waits this long for the others has lost one.
+RUN = """\
+run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
+    "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")"""
+NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)
+OWN_RULES = (
+    interleaving_needs_a_pipeline,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    prediction_layers_need_rotary,
+)
+
+
+def decided_names(target: Target) -> tuple[str, ...]:
+    """Return every override of the plan, and the names that Megatron-Core's defaults set."""
+    planned = [word.split("=")[0].strip("'") for _, words in override_parts(target) for word in words]
+    silent = [name.removeprefix("--").replace("-", "_") for name in decided_flags()]
+    return (*planned, *(f"model.{name}" for name in silent))
+
+
+class MegatronBridge:
+    """Exporter to a training script of Megatron-Bridge that takes Hydra overrides."""
+
+    name = "megatron-bridge"
+    versions = ("0.3", "0.4", "0.5", "0.6", "0.7")
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the overrides and the two scripts that start them.
+
+        Raises:
+            RefusedExportError: Megatron-Bridge cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, OWN_RULES)
+        return bundled(
+            target,
+            product=PRODUCT,
+            start=StartCommand(
+                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
+                before=RUN,
+                needs=NEEDS,
+                packages=megatron_packages(target, bridge_facts(target)),
+                environment=tuple(environment(target, bridge_facts(target))),
+                has_arguments=True,
+                decides=decided_names(target),
+                assignments=True,
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, override_parts(target))},
+        )
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the recipe's own values, and its differences from the plan."""
+    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "offload_modules"))
+    yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    if target.model.moe and not target.model.moe.balance_coefficient:
+        yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"
+    if target.workload.lengths is not None:
+        yield "packed documents need a recipe for fine-tuning: its data set has packed_sequence_specs"
+    # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
+    # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).
+    activation = target.model.mlp_activation
+    if activation != "silu":
+        yield f"no override names the activation: take a recipe of a model with {activation}"
+    yield from overlap_notes(target.problem, target.config)
+    if positions_of(target.model) == "yarn":
+        yield "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model"
+    if target.model.mla:
+        yield "latent attention is of the recipe's model provider; only its sizes are overridden"
+    if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:
+        yield "fp8 runs with delayed scaling, the plain recipe"

@@ -1,0 +1,278 @@
+"""Exporter of Megatron-LM: a plan becomes an arguments file, a torchrun script and a Slurm script.
+
+Three rules: parts that Megatron-LM cannot run as planned are refused first (its own parser lets many of
+them through); every value that the plan sets is written; approximations become warnings, in the files and
+in the answer.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+
+from meshwright.launchers.export import (
+    SLURM_FILE,
+    TORCHRUN_FILE,
+    StartCommand,
+    common_environment,
+    environment_lines,
+    guard,
+    header,
+    package_checks,
+    slurm_script,
+    with_readme,
+)
+from meshwright.launchers.megatron_core.names import (
+    FROM_CHECKPOINT,
+    decided_flags,
+    environment,
+    refused_flags,
+)
+from meshwright.launchers.megatron_lm.flags import (
+    ATTENTION_BACKENDS,
+    FIXED_FACTS,
+    WRITTEN_FACTS,
+    Section,
+    facts,
+    gathers_fp8,
+    is_fsdp,
+    lacks_flash,
+    packages_of,
+    padded_vocabulary,
+    reshards_states,
+    sections,
+)
+from meshwright.launchers.megatron_lm.model_rules import MODEL_RULES
+from meshwright.launchers.megatron_lm.rules import PARALLEL_RULES, sizes_are_positive
+from meshwright.launchers.rules import model_is_stated, refuse
+from meshwright.launchers.target import ExportBundle, Target, pads
+from meshwright.solver.space.launcher_rules import overlap_notes
+
+# --------------------------------------------------------------------------------------------------
+# The text of the files that start Megatron-LM: the arguments, torchrun on one node, Slurm on all.
+#
+# The arguments file is a Bash array, so that quoting is Bash's own and every flag can carry a comment.
+
+
+VERSIONS = "0.16 to 0.19"
+ARGUMENTS_FILE = "megatron_args.sh"
+PRODUCT = f"Megatron-LM {VERSIONS}"
+# Names of the data of a run: tokens of a pretraining, or conversations (--sft), with a data set that asks
+# SFTTokenizer for ``tokenize_conversation`` (training/datasets/sft_dataset.py) and has no synthetic tokens.
+_TOKENS = {
+    "DATA": "the prefix of an indexed data set",
+    "DRY": "; MOCK_DATA=1 is a dry start without one",
+    "TOKENIZER": "for instance HuggingFaceTokenizer",
+    "OR_MOCK": ", or set MOCK_DATA=1",
+    "MOCK": """\
+# What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer, no
+# checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
+if [[ "${MOCK_DATA:-0}" == 1 ]]; then
+    run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
+        --lr "${LR:-1e-4}" --eval-iters 0 --eval-interval 1000
+        --log-interval "${LOG_INTERVAL:-1}" --log-throughput)""",
+}
+_CONVERSATIONS = {
+    "DATA": "a file of conversations, one JSON a line",
+    "DRY": "",
+    "TOKENIZER": "SFTTokenizer",
+    "OR_MOCK": "",
+    "MOCK": """\
+# What the plan does not decide. Conversations (--sft) have no synthetic tokens.
+if [[ "${MOCK_DATA:-0}" == 1 ]]; then
+    echo "error: MOCK_DATA=1: --sft reads DATA_PATH alone" >&2
+    exit 2""",
+}
+
+_RESHARDS = """
+        # Optimizer states that another tp or pp can load, not other replicas alone.
+        --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"""
+
+_TORCHRUN = """\
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "${here}/@ARGUMENTS@"  # MEGATRON_ARGS: every value that the plan decided
+
+# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
+readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+: ${MEGATRON_LM_DIR:?"set it to a checkout of Megatron-LM @VERSIONS@"}
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
+if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
+    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
+    exit 2
+fi
+
+@MOCK@
+else
+    : ${DATA_PATH:?"set it to @DATA@@OR_MOCK@"}
+    : ${TOKENIZER_TYPE:?"set it, @TOKENIZER@@OR_MOCK@"}
+    : ${TOKENIZER_MODEL:?"set it to the file, folder or name of the tokenizer@OR_MOCK@"}
+    : ${TRAIN_ITERS:?"set it to the number of steps@OR_MOCK@"}
+    : ${LR:?"set it to the learning rate@OR_MOCK@"}
+    run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
+        --tokenizer-model "${TOKENIZER_MODEL}"
+        --padded-vocab-size @ROWS@  # the plan's, however few tokens the tokenizer has
+        --train-iters "${TRAIN_ITERS}" --lr "${LR}"
+        --log-interval "${LOG_INTERVAL:-10}" --log-throughput
+        --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
+        # A run that is started again goes on from the last checkpoint.
+        --save "${CHECKPOINTS:-${here}/checkpoints}" --load "${CHECKPOINTS:-${here}/checkpoints}"
+        --save-interval "${SAVE_INTERVAL:-1000}"@RESHARDS@)
+fi
+# A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
+run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
+
+@PACKAGES@@GUARD@
+
+@ENVIRONMENT@
+exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
+    --rdzv-backend static --node-rank "${NODE_RANK}" \\
+    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
+    "${MEGATRON_LM_DIR}/pretrain_gpt.py" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
+"""
+
+
+def arguments_file(head: str, sections: Iterable[Section]) -> str:
+    """Return a Bash array ``MEGATRON_ARGS`` with one flag per line."""
+    lines = ["MEGATRON_ARGS=("]
+    for section in sections:
+        lines.append(f"    # {section.title}")
+        lines += ["    " + shlex.join((flag.name, *flag.values)) for flag in section.flags]
+    return "\n".join([head, *lines, ")", ""])
+
+
+def torchrun_script(head: str, target: Target) -> str:
+    """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
+    return "#!/usr/bin/env bash\n" + head + _filled(_TORCHRUN, target)
+
+
+def _filled(text: str, target: Target) -> str:
+    planned = [one.name for section in sections(target) for one in section.flags]
+    values = {
+        "ARGUMENTS": ARGUMENTS_FILE,
+        "ROWS": str(padded_vocabulary(target)),
+        "VERSIONS": VERSIONS,
+        "NODES": str(target.num_nodes),
+        "GPUS": str(target.gpus_per_node),
+        "MASTER": "localhost" if target.num_nodes == 1 else "",
+        "ENVIRONMENT": environment_lines(
+            (*environment(target, facts(target)), *common_environment(target))
+        ),
+        "PACKAGES": package_checks(packages_of(target)),
+        **_data(target),
+        "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
+        "GUARD": guard((*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *planned)).rstrip("\n"),
+    }
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _data(target: Target) -> dict[str, str]:
+    return _TOKENS if target.workload.lengths is None else _CONVERSATIONS
+
+
+def needs(target: Target) -> tuple[tuple[str, str], ...]:
+    """Return the inputs that a run needs besides the plan, as named in the script."""
+    data = _data(target)
+    return (
+        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
+        ("DATA_PATH", data["DATA"] + data["DRY"]),
+        ("TOKENIZER_TYPE", data["TOKENIZER"]),
+        ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
+        ("TRAIN_ITERS", "the number of steps"),
+        ("LR", "the learning rate"),
+    )
+
+
+class MegatronLm:
+    """Exporter to Megatron-LM's ``pretrain_gpt.py``."""
+
+    name = "megatron-lm"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the arguments file and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
+        """
+        refuse((sizes_are_positive,), target)  # the other rules divide by sizes
+        rules = (*PARALLEL_RULES, *MODEL_RULES, model_is_stated(self.name))
+        refuse(rules, target)
+        warnings = list(found_warnings(target))
+        packages = packages_of(target)
+        head = header(target, warnings, PRODUCT, packages=packages)
+        files = {
+            ARGUMENTS_FILE: arguments_file(head, sections(target)),
+            TORCHRUN_FILE: torchrun_script(head, target),
+            SLURM_FILE: slurm_script(head, target),
+        }
+        kept = (("CHECKPOINTS", "checkpoints in this folder"),)
+        start = StartCommand(program="pretrain_gpt.py", needs=needs(target), takes=kept, packages=packages)
+        return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of Megatron-LM from the plan, and the parts that the plan leaves open."""
+    yield from _placement_warnings(target)
+    if target.workload.lengths is not None:
+        line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
+        yield f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA"
+    yield from _value_warnings(target)
+    yield from _model_warnings(target)
+    yield from _fact_warnings(target)
+
+
+def _placement_warnings(target: Target) -> Iterator[str]:
+    config, near = target.config, target.near_gpus
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    if cp > 1 and near % (tp * cp) and config.num_gpus > near:
+        yield f"tp * cp = {tp * cp} ranks cross the network: {near} GPUs are near each other"
+    if not target.problem.cluster.is_homogeneous:
+        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
+
+
+def _value_warnings(target: Target) -> Iterator[str]:
+    config, padded = target.config, padded_vocabulary(target)
+    if padded != target.model.vocab_size:
+        yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
+    if config.sequence_parallel and config.tensor_parallel_size == 1:
+        yield "sequence parallelism does nothing at tp 1 and is not written"
+    count, chunks = config.recompute_layers, config.stage_layers
+    if config.recompute_granularity == "full" and min(chunks) < count < max(chunks):
+        yield f"chunks of fewer than {count} layers recompute all of theirs"
+    if is_fsdp(target) and (config.tensor_parallel_size > 1 or config.context_parallel_size > 1):
+        yield "Megatron-FSDP with tp or cp cannot have the single hardware queue that tp and cp want"
+    precision = target.workload.precision
+    if precision == "bf16" and "bf16" not in target.gpu.peak_flops:
+        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+
+
+def _model_warnings(target: Target) -> Iterator[str]:
+    model = target.model
+    if model.has_rotary_positions and model.rotary_base is None:
+        yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
+    if model.moe and not (model.moe.balance_coefficient or model.moe.selection_bias):
+        yield "nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise"
+    if model.sliding_window and target.config.context_parallel_size > 1:
+        yield "sliding-window attention under context parallelism depends on the Transformer Engine version"
+
+
+def _fact_warnings(target: Target) -> Iterator[str]:
+    known = facts(target)
+    for name, fixed in FIXED_FACTS.items():
+        if getattr(known, name) != fixed:
+            yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
+    stated = target.workload.framework_options
+    for name in sorted(set(stated) - {*WRITTEN_FACTS, *FIXED_FACTS}):
+        yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
+    if known.low_precision_weights and not gathers_fp8(target):
+        yield "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only"
+    if known.attention_kernel not in ATTENTION_BACKENDS:
+        yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
+    yield from overlap_notes(target.problem, target.config)
+    if lacks_flash(target):
+        yield f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise"

@@ -1,0 +1,519 @@
+"""The flags that make Megatron-LM 0.16 to 0.19 run exactly one configuration.
+
+Every value that the plan sets is written, even if it equals a default: defaults differ
+between versions. Flag names: megatron/training/arguments.py and the dataclasses it builds flags
+from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from meshwright.launchers.megatron_core.names import (
+    DROPOUT,
+    STAGES_BEFORE_DATA,
+    SWITCHES_OF_ALL,
+    WHOLE_STEP,
+    Values,
+    balance_values,
+    context_values,
+    exchange_values,
+    flags_of_fields,
+    is_even,
+    kernel_values,
+    layout,
+    megatron_packages,
+    moment_values,
+    offload_values,
+    overlapped,
+)
+from meshwright.launchers.target import Target
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
+from meshwright.solver.configuration import Configuration
+
+# --------------------------------------------------------------------------------------------------
+# The facts of the framework that become flags: the search priced the plan under exactly these.
+
+
+FRAMEWORK = "megatron-core"
+FIRST_FSDP_STAGE = 2
+ARCHITECTURES_WITHOUT_FLASH = ("volta", "turing")  # FlashAttention 2 and cuDNN's start with Ampere
+ATTENTION_BACKENDS = {
+    "flash1": "flash", "flash2": "flash", "flash3": "flash", "flash4": "flash", "cudnn": "fused",
+    "megatron-fused": "unfused", "torch": "unfused",
+}  # fmt: skip
+FP8_RECIPES = {
+    "none": "delayed", "fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
+}  # fmt: skip
+# Blocks with a scale each leave gradients in e4m3 too: ``bf16_with_mxfp8_mixed`` of Megatron-Bridge 0.3.1
+# (training/mixed_precision.py) and Megatron-LM 0.19, core/transformer/moe/README.md, "FP8 Training".
+FP8_FORMATS = {"mxfp8": "e4m3"}
+FP8_FORMAT = "hybrid"  # for other recipes: e4m3 forward, e5m2 for gradients
+FP4_RECIPE = "nvfp4"  # of ``--fp4-recipe``, which replaces ``--fp8-recipe``
+# Facts that no flag changes: Megatron-Core with Transformer Engine always has them.
+FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
+# Facts that the flags state. Others are priced where a request
+# states them, and have no flag: Megatron-Core sends tokens in 16 bits (fused_a2a.py:401), and the rest
+# describes kernels, not switches.
+WRITTEN_FACTS = (
+    *SWITCHES_OF_ALL, "attention_kernel", "flash_attention", "low_precision_weights", "offload_modules",
+)  # fmt: skip
+
+
+def facts(target: Target) -> FrameworkFacts:
+    """Return Megatron-Core's facts with the workload's own options.
+
+    Raises:
+        InvalidProblemError: an option is unknown or has a value of the wrong kind.
+    """
+    return with_options(framework_facts(FRAMEWORK), target.workload.framework_options)
+
+
+def is_fsdp(target: Target) -> bool:
+    """Return whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
+    return target.config.zero_stage >= FIRST_FSDP_STAGE
+
+
+def reshards_states(config: Configuration) -> bool:
+    """Return whether launch files save optimizer states that another tp or pp can load.
+
+    Since Megatron-LM 0.15 those of the distributed optimizer, with ``--dist-ckpt-optim-fully-reshardable``
+    (training/checkpointing.py; its default is buffers of one layout). FSDP has a format of its own.
+    """
+    return 0 < config.zero_stage < FIRST_FSDP_STAGE and "optimizer" not in config.offload
+
+
+def uses_fp8(target: Target) -> bool:
+    """Return whether linear layers run in fp8 or fp4, by the workload's precision or its recipe."""
+    return target.workload.precision == "fp8" or facts(target).precision_recipe != "none"
+
+
+def gathers_fp8(target: Target) -> bool:
+    """Return whether weights are stored only in 8 bits; validate_args requires a distributed optimizer."""
+    known = facts(target)
+    in_fp8 = uses_fp8(target) and known.precision_recipe != FP4_RECIPE
+    return bool(known.low_precision_weights and in_fp8 and target.config.zero_stage)
+
+
+def reuses_gradients(target: Target) -> bool:
+    """Return whether 8-bit weights are gathered in the gradients' buffer.
+
+    MXFP8's cannot be in a buffer of their own (distributed/param_and_grad_buffer.py: Transformer Engine's
+    ``replace_raw_data`` raises NotImplementedError); Megatron-FSDP has its own buffers.
+    """
+    distributed = target.config.zero_stage == 1
+    return gathers_fp8(target) and facts(target).precision_recipe == "mxfp8" and distributed
+
+
+def lacks_flash(target: Target) -> bool:
+    """Return whether the plan needs attention without a score matrix on a GPU that lacks it."""
+    return facts(target).flash and target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH
+
+
+def attention_backend(target: Target) -> str:
+    """Return Transformer Engine's attention: that of the facts, or unfused if the GPU runs nothing else."""
+    if lacks_flash(target):
+        return "unfused"
+    if target.model.attention_sinks:
+        return "fused"  # Transformer Engine 2.9, attention utils.py:694: flash attention is disabled
+    return ATTENTION_BACKENDS.get(facts(target).attention_kernel, "auto")
+
+
+def packages_of(target: Target) -> tuple[Requirement, ...]:
+    """Return the packages that the plan needs; Transformer Engine runs flash attention by flash-attn."""
+    flash = (ENGINES_FLASH_ATTENTION,) if attention_backend(target) == "flash" else ()
+    return (*megatron_packages(target, facts(target)), *flash)
+
+
+def overlaps_tensor(target: Target) -> bool:
+    """Return whether tensor-parallel collectives overlap GEMMs: userbuffers, with sequence parallelism."""
+    return bool(facts(target).overlap_tensor and target.config.sequence_parallel)
+
+
+def overlaps_experts(target: Target) -> bool:
+    """Return whether all-to-alls of experts overlap the compute of another micro-batch."""
+    return overlapped(target, facts(target))
+
+
+VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
+SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronFlag:
+    """A flag with its values; a switch has none."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Flags that belong together, under one comment."""
+
+    title: str
+    flags: tuple[MegatronFlag, ...]
+
+
+def flag(name: str, *values: object) -> MegatronFlag:
+    """Return ``--name value …``, or a switch without a value."""
+    return MegatronFlag(f"--{name}", tuple(str(value) for value in values))
+
+
+def stated(part: object, record: str, *fields: str) -> list[MegatronFlag]:
+    """Return the flags that alone set these fields of a record; none for what is off, 0 or not stated."""
+    found = {flags_of_fields()[record][name]: getattr(part, name) for name in fields}
+    return flags_of({name: value for name, value in found.items() if value})
+
+
+_OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-LM's flags
+
+
+def flags_of(values: Values) -> list[MegatronFlag]:
+    """Return fields of Megatron-Core as flags: true is a switch, false its opposite."""
+    found = []
+    for field, value in values.items():
+        name = _OTHER_NAMES.get(field, field).replace("_", "-")
+        if isinstance(value, bool):
+            found.append(flag(name if value else f"no-{name}"))
+        elif isinstance(value, tuple):
+            found.append(flag(name, *value))
+        else:
+            found.append(flag(name, value))
+    return found
+
+
+def sections(target: Target) -> list[Section]:
+    """Return all flags that the plan sets, in reading order."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _split(target)),
+        ("Experts over ranks", _expert_ranks(target)),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _recompute(target)),
+        ("Precision and kernels", _precision(target)),
+        ("Model", _model(target.model, target.workload.seq_length)),
+        ("Mixture of experts", [*_experts(target), *flags_of(exchange_values(target, facts(target)))]),
+        ("Multi-head latent attention", _latent_attention(target.model.mla)),
+    )
+    return [Section(title, tuple(flags)) for title, flags in parts if flags]
+
+
+def padded_vocabulary(target: Target) -> int:
+    """Return the rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
+    unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
+    return -(-target.model.vocab_size // unit) * unit
+
+
+def _parallel(target: Target) -> list[MegatronFlag]:
+    config = target.config
+    flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
+    if config.sequence_parallel and config.tensor_parallel_size > 1:
+        flags.append(flag("sequence-parallel"))
+        if overlaps_tensor(target):
+            flags.append(flag("tp-comm-overlap"))
+    flags += [
+        flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
+        flag("context-parallel-size", config.context_parallel_size),
+    ]
+    flags += flags_of(context_values(config))
+    if config.rank_order == STAGES_BEFORE_DATA:
+        flags.append(flag("use-tp-pp-dp-mapping"))
+    return flags
+
+
+def _split(target: Target) -> list[MegatronFlag]:
+    config = target.config
+    flags = []
+    if not is_even(config.stage_layers):
+        text = layout(config.stage_layers, target.model.num_mtp_layers)
+        flags.append(flag("pipeline-model-parallel-layout", text))
+    elif config.virtual_pipeline_size > 1:
+        flags.append(flag("num-virtual-stages-per-pipeline-rank", config.virtual_pipeline_size))
+    if config.virtual_pipeline_size > 1:
+        # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
+        group = config.pipeline_parallel_size
+        flags.append(flag("microbatch-group-size-per-virtual-pipeline-stage", group))
+        if not facts(target).overlap_transfer:
+            flags.append(flag("no-overlap-p2p-communication"))
+    return flags
+
+
+def _expert_ranks(target: Target) -> list[MegatronFlag]:
+    if target.model.moe is None:
+        return []
+    return [
+        flag("expert-model-parallel-size", target.config.expert_parallel_size),
+        flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
+    ]
+
+
+def _batch(target: Target) -> list[MegatronFlag]:
+    return [
+        flag("micro-batch-size", target.config.micro_batch_size),
+        flag("global-batch-size", target.workload.global_batch_size),
+        flag("seq-length", target.workload.seq_length),
+        *([flag("sft")] if target.workload.lengths else []),
+    ]
+
+
+def _data_parallel(target: Target) -> list[MegatronFlag]:
+    config = target.config
+    overlap = facts(target).overlap_gradients
+    flags = [flag("overlap-grad-reduce")] if overlap else []
+    if config.zero_stage:
+        flags.append(flag("use-distributed-optimizer"))
+        if overlap:
+            flags.append(flag("overlap-param-gather"))
+        instances = shard_instances(target)
+        if instances > 1:
+            flags.append(flag("num-distributed-optimizer-instances", instances))
+    if "optimizer" in config.offload:  # states are in the precision-aware optimizer
+        flags += [
+            flag("use-precision-aware-optimizer"),
+            flag("optimizer-cpu-offload"),
+            flag("optimizer-offload-fraction", facts(target).optimizer_offload_fraction),
+        ]
+    flags += flags_of(moment_values(target))
+    flags += flags_of(offload_values(target, facts(target)))
+    if is_fsdp(target):
+        flags += [
+            flag("use-megatron-fsdp"),
+            flag("data-parallel-sharding-strategy", SHARDING_STRATEGIES[config.zero_stage]),
+            flag("ckpt-format", "fsdp_dtensor"),
+        ]
+    return flags
+
+
+def shard_instances(target: Target) -> int:
+    """Return the independent shard sets: 1 when the optimizer shards over all of dp * cp."""
+    return target.shard_ranks // target.config.zero_shard_size
+
+
+def _recompute(target: Target) -> list[MegatronFlag]:
+    config = target.config
+    if config.recompute_granularity == "selective":
+        modules = [flag("recompute-modules", *facts(target).recomputed)]
+        return [flag("recompute-granularity", "selective"), *modules]
+    if config.recompute_granularity != "full":
+        return []
+    # uniform with groups of 1: every layer; block: the first N layers of each chunk.
+    every = config.recompute_layers >= max(config.stage_layers)
+    return [
+        flag("recompute-granularity", "full"),
+        flag("recompute-method", "uniform" if every else "block"),
+        flag("recompute-num-layers", 1 if every else config.recompute_layers),
+    ]
+
+
+def _precision(target: Target) -> list[MegatronFlag]:
+    known = facts(target)
+    flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
+    if known.precision_recipe == FP4_RECIPE:
+        flags += [flag("fp4-format", "e2m1"), flag("fp4-recipe", FP4_RECIPE)]
+    elif uses_fp8(target):
+        flags.append(flag("fp8-format", FP8_FORMATS.get(known.precision_recipe, FP8_FORMAT)))
+        flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
+        if gathers_fp8(target):
+            flags.append(flag("fp8-param-gather"))
+        if reuses_gradients(target):
+            flags.append(flag("reuse-grad-buf-for-mxfp8-param-ag"))
+    if known.gradient_dtype == "fp32":
+        flags.append(flag("accumulate-allreduce-grads-in-fp32"))
+    elif known.gradient_dtype == "bf16":
+        flags.append(flag("grad-reduce-in-bf16"))
+    flags += [
+        flag("transformer-impl", "transformer_engine"),
+        flag("attention-backend", attention_backend(target)),
+    ]
+    if known.loss_fused:
+        flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
+    flags += flags_of(kernel_values(target, known))
+    if known.cuda_graph == WHOLE_STEP:
+        flags.append(flag("no-check-for-nan-in-loss-and-grad"))  # validate_args: not with a graph
+    dropout = DROPOUT if known.dropout else "0.0"
+    flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
+    return [*flags, flag("optimizer", "adam")]
+
+
+def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
+    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "head_dim")
+    flags = stated(model, "model", *sizes)
+    if model.num_kv_heads < model.num_attention_heads and model.mla is None:
+        # Without the switch the number of groups is ignored.
+        flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
+    flags += [*_activation(model), *_biases(model), *_norms(model)]
+    if not model.tied_embeddings:
+        flags.append(flag("untie-embeddings-and-output-weights"))
+    if model.attention_sinks:
+        flags.append(flag("softmax-type", "learnable"))
+    flags += [
+        *_positions(model, seq_length),
+        flag("vocab-size", model.vocab_size),
+        flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
+    ]
+    return [*flags, *stated(model, "model", "num_mtp_layers"), *_window(model)]
+
+
+def _activation(model: ModelSpec) -> list[MegatronFlag]:
+    flags = []
+    if model.gated_mlp:
+        flags.append(flag("quick-geglu" if model.mlp_activation == "quick_gelu" else "swiglu"))
+    elif model.mlp_activation == "squared_relu":
+        flags.append(flag("squared-relu"))
+    if not model.gated_mlp and (model.mlp_activation != "gelu" or not model.mlp_bias):
+        flags.append(flag("no-bias-gelu-fusion"))  # TransformerConfig: the fusion is gelu's with a bias
+    return flags + stated(model, "model", "activation_clamp", "gate_offset")
+
+
+def _biases(model: ModelSpec) -> list[MegatronFlag]:
+    if model.mlp_bias:
+        return []
+    return [flag("disable-bias-linear"), *([flag("add-qkv-bias")] if model.qkv_bias else [])]
+
+
+def _norms(model: ModelSpec) -> list[MegatronFlag]:
+    flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
+    flags += stated(model, "model", "norm_epsilon", "zero_centered_norm")
+    if model.mla.norms if model.mla else model.query_key_norm == "per_head":
+        flags.append(flag("qk-layernorm"))
+    return flags
+
+
+def _positions(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
+    rows = (model.max_position_embeddings or 0) + model.learned_position_offset
+    flags = [
+        flag("position-embedding-type", positions_of(model)),
+        flag("max-position-embeddings", max(seq_length, rows)),
+    ]
+    if not model.has_rotary_positions:
+        return flags
+    if model.rotary_base is not None:
+        flags.append(flag("rotary-base", model.rotary_base))
+    if model.rotary_fraction != 1:
+        flags.append(flag("rotary-percent", model.rotary_fraction))
+    if any(model.layers_without_rotary()):
+        flags.append(flag("no-rope-freq", _layers_without_positions(model)))
+    return flags + _rotary_scaling(model)
+
+
+def positions_of(model: ModelSpec) -> str:
+    """Return Megatron-Core's name for the model's positions; latent attention has a YaRN of its own."""
+    if not model.has_rotary_positions:
+        return "learned_absolute"
+    scaling = model.rotary_scaling
+    return "yarn" if model.mla is None and scaling is not None and scaling.kind == "yarn" else "rope"
+
+
+def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float | bool]:
+    """Return YaRN's numbers, by the names of the attributes that Megatron-Core's ``GPTModel`` reads.
+
+    If a config states only one ``mscale``, ``transformers`` reads neither.
+    """
+    both = scaling.mscale is not None and scaling.mscale_all_dim is not None
+    original = scaling.original_max_position_embeddings or model.max_position_embeddings
+    return {
+        "yarn_rotary_scaling_factor": scaling.factor,
+        "yarn_original_max_position_embeddings": original or 4096,
+        "yarn_beta_fast": scaling.beta_fast,
+        "yarn_beta_slow": scaling.beta_slow,
+        "yarn_mscale": (scaling.mscale if both else None) or 1.0,
+        "yarn_mscale_all_dim": (scaling.mscale_all_dim if both else None) or 0.0,
+        "yarn_correction_range_round_to_int": scaling.truncate,
+    }
+
+
+def layer_list(marked: Sequence[bool]) -> str:
+    """Return 1 for each marked layer, in runs, as Megatron-LM reads them: ``([0]*3+[1]*58)``."""
+    return "(" + "+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marked)) + ")"
+
+
+def expert_layers(model: ModelSpec) -> str:
+    """Return the list of layers with experts."""
+    return layer_list([kind == "moe" for kind in model.layer_kinds()])
+
+
+def _layers_without_positions(model: ModelSpec) -> str:
+    """Return ``([0]*3+[1])*12`` for every n-th layer without positions, with the remainder at the end."""
+    every = model.no_rotary_every
+    if not every:
+        return layer_list(model.layers_without_rotary())
+    groups, rest = divmod(model.num_layers, every)
+    return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
+
+
+def _rotary_scaling(model: ModelSpec) -> list[MegatronFlag]:
+    """Return the scaling flags; MLA defaults to YaRN (Megatron-Core ``MLATransformerConfig``)."""
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        if scaling is None:
+            return [flag("rope-type", "rope"), flag("no-rope-fusion")]  # fused for YaRN only
+        return [
+            flag("rope-type", "yarn"),
+            flag("rotary-scaling-factor", scaling.factor),
+            flag("mscale", 1.0 if scaling.mscale is None else scaling.mscale),
+            flag("mscale-all-dim", scaling.mscale_all_dim or 0.0),
+        ]
+    if scaling is None:
+        return []
+    if scaling.kind == "yarn":
+        # training/argument_utils.py _apply_yarn_config_from_args: three of them have no prefix
+        values = yarn_values(model, scaling)
+        whole = "" if values.pop("yarn_correction_range_round_to_int") else "no-"
+        return [
+            flag("rotary-scaling-factor", values.pop("yarn_rotary_scaling_factor")),
+            flag("mscale", values.pop("yarn_mscale")),
+            flag("mscale-all-dim", values.pop("yarn_mscale_all_dim")),
+            *(flag(name.replace("_", "-"), value) for name, value in values.items()),
+            flag(f"{whole}yarn-correction-range-round-to-int"),
+        ]
+    if scaling.kind == "linear":
+        return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
+    return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]
+
+
+def _window(model: ModelSpec) -> list[MegatronFlag]:
+    if model.sliding_window is None:
+        return []
+    # (left, right) neighbours besides the token itself.
+    flags = [flag("window-size", f"{model.sliding_window - 1},0")]
+    if model.sliding_window_every > 1:
+        flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
+    elif model.global_layers:
+        flags.append(flag("window-attn-skip-freq", layer_list(model.local_layers())))
+    return flags
+
+
+def _experts(target: Target) -> list[MegatronFlag]:
+    model, moe = target.model, target.model.moe
+    if moe is None:
+        return []
+    sizes = stated(moe, "model.moe", "num_experts", "top_k", "ffn_hidden_size")
+    layers = flag("moe-layer-freq", expert_layers(model))
+    return [*sizes, layers, *stated(moe, "model.moe", "shared_ffn_hidden_size"), *_router(moe)]
+
+
+def _router(moe: MoeSpec) -> list[MegatronFlag]:
+    flags = stated(moe, "model.moe", "shared_expert_gate")
+    if moe.router_score == "sigmoid":
+        flags.append(flag("moe-router-score-function", "sigmoid"))
+    elif not moe.normalized_top_k:
+        flags.append(flag("moe-router-pre-softmax"))
+    flags += stated(moe, "model.moe", "selection_bias", "router_groups", "router_top_groups")
+    if moe.router_scaling != 1:
+        flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
+    return flags + flags_of(balance_values(moe))
+
+
+def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:
+    if mla is None:
+        return []
+    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return [flag("multi-latent-attention"), *stated(mla, "model.mla", *sizes)]

@@ -1,0 +1,259 @@
+"""Reader of Megatron-LM's launch commands: a script becomes a model, a workload and a configuration.
+
+The inverse of ``meshwright.launchers.megatron_lm.export``. Missing flags take Megatron-LM's defaults, and
+those that cost time are noted; unknown flags are listed, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.launchers.megatron_core.names import FROM_CHECKPOINT, flag_kinds
+from meshwright.launchers.megatron_lm.read_forks import require_known, translate
+from meshwright.launchers.megatron_lm.read_model import model_of
+from meshwright.launchers.megatron_lm.read_run import (
+    TOLD_FLAGS,
+    batch_ramp,
+    configuration_of,
+    settled,
+    workload_of,
+)
+from meshwright.launchers.megatron_lm.refusals import refuse_contradictions
+from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.commands import (
+    World,
+    best,
+    chosen,
+    commands_of,
+    readable_script,
+    require_training,
+    script_of,
+    started_gpus,
+    world_of,
+)
+from meshwright.launchers.reading.given import MAX_LISTED, Given, Value, given_flags
+from meshwright.launchers.reading.known import named_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
+from meshwright.shell.values import Script
+
+_LEAST_FLAGS = 2
+# Programs of Megatron-LM that build other models from the same flags.
+_OTHER_PROGRAMS = {
+    "pretrain_bert.py": "an encoder", "pretrain_t5.py": "an encoder-decoder",
+    "pretrain_ict.py": "an encoder", "pretrain_retro.py": "a retrieval model",
+    "pretrain_vlm.py": "a vision model", "pretrain_llava.py": "a vision model",
+    "pretrain_megatron_llava.py": "a vision model", "finetune_megatron_llava.py": "a vision model",
+    "finetune_megatron_qwen_vl.py": "a vision model", "train_esm2.py": "an encoder",
+    "pretrain_mamba.py": "a state-space model", "pretrain_hybrid.py": "a state-space model",
+    "pretrain_vision_classify.py": "a vision model", "pretrain_vision_dino.py": "a vision model",
+    "pretrain_vision_inpaint.py": "a vision model",
+}  # fmt: skip
+
+
+class MegatronLmReader:
+    """Reader of Megatron-LM's launch scripts."""
+
+    name = "megatron-lm"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a script has flags of Megatron-LM."""
+        return best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that a script starts.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and flag.
+        """
+        script = script_of(source, overrides)
+        command, count = chosen(commands_of(script), _is_flag, overrides, source.name)
+        if count < _LEAST_FLAGS:
+            raise refused(
+                f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
+                "(pretrain_gpt.py --num-layers …)"
+            )
+        program = command.program.rsplit("/", 1)[-1]
+        require_training(command, source.name)
+        if program in _OTHER_PROGRAMS:
+            line = command.before[0].line if command.before else 1
+            raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
+        given = given_flags(command.words, overrides)
+        if not program:
+            _require_started(script, given, source.name)
+            given.note(
+                "no command in it starts a program: what such a command adds to its flags is not known"
+            )
+        for note in script.notes:
+            given.note(note)
+        world = world_of(source.text, script, command)
+        if world.processes == 1 and overrides.num_gpus in (None, 1):
+            given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
+        launcher = translate(
+            given, lambda name: script.files.get(name) or source.other(name), script.filled
+        )
+        require_known(given, program)
+        return launch_file(
+            launcher, given, overrides, world, name=source.name.partition(".")[0], include=source.other
+        )
+
+
+def _require_started(script: Script, given: Given, name: str) -> None:
+    """Refuse a file of flags that starts nothing and sets degrees that none of its flags use.
+
+    Raises:
+        InvalidProblemError: there is such a variable: the command that uses it is elsewhere.
+    """
+    said = {**given.others, **given.values}
+    taken = {text for flag, value in said.items() if _TAKES.search(flag) for text in value.texts}
+    for variable, words in script.words.items():
+        value = words[0].text if words else ""
+        if _DEGREE.fullmatch(variable) and value.isdecimal() and value != "1" and value not in taken:
+            raise refused(
+                f"line {words[0].line} of {name[:64]}: {variable} is {value}, and no command here takes it",
+                allowed="the script that starts the program, with this file next to it",
+            )
+
+
+_TAKES = re.compile(r"parallel|^--num-experts$")  # EP_SIZE experts, of Megatron-DeepSpeed's examples
+_DEGREE = re.compile(
+    r"(?:(?:TP|PP|CP|EP|MP|VPP)(?:_SIZE|_DEGREE)?|(?:TENSOR|PIPELINE|CONTEXT|EXPERT|MODEL)\w*_PARALLEL\w*)",
+    re.IGNORECASE,
+)
+
+
+def launch_file(
+    launcher: str,
+    given: Given,
+    overrides: Overrides,
+    world: World,
+    *,
+    name: str,
+    include: Include = lambda _: None,
+) -> LaunchFile:
+    """Return the launch file of flags with Megatron-LM's names, from any launcher.
+
+    Raises:
+        InvalidProblemError: sizes are missing or contradict one another.
+    """
+    gpus = started_gpus(world, overrides, given.note)
+    if gpus is None and world.lacking is not None:
+        given.faults.append(world.lacking)
+    _override(given, overrides)
+    _take_default_batch(given, gpus)
+    named = overrides.model or _of_checkpoint(given)
+    shape = named or model_of(given, name[:64] or "launch file", include)
+    if named is not None:
+        _agree(given, named)
+    if launcher == "megatron-lm":
+        refuse_contradictions(given, shape)
+    workload = workload_of(given, framework_of(launcher))
+    configuration = configuration_of(given, shape, workload, gpus)
+    given.refuse_undecided()
+    given.stop()
+    return LaunchFile(
+        launcher=launcher,
+        model=shape,
+        workload=settled(workload, configuration, shape),
+        configuration=configuration,
+        num_nodes=world.num_nodes if gpus == world.num_gpus else None,
+        gpus_per_node=world.gpus_per_node if gpus == world.num_gpus else None,
+        notes=tuple(given.notes),
+        unread=tuple(given.unread[:MAX_LISTED]),
+        batch_ramp=batch_ramp(given),
+        places={
+            "tensor_parallel_size": given.place("tensor-model-parallel-size"),
+            "seq_length": given.place("seq-length"),
+            "vocab_size": given.place("vocab-size"),
+        },
+    )
+
+
+def _of_checkpoint(given: Given) -> ModelSpec | None:
+    """Return the model of ``--use-checkpoint-args`` if a path names it; None without the flag.
+
+    The checkpoint's flags override the command's, which are seldom complete: a model that the paths
+    name must have the given sizes.
+
+    Raises:
+        InvalidProblemError: no path names a model.
+    """
+    value = given.others.get(FROM_CHECKPOINT)
+    if value is None:
+        return None
+    for name in _PATHS:
+        for part in reversed(given.partly(name).split("/")):
+            model = named_model(part) if part else None
+            if model is not None and all(given.integer(*one) == one[1] for one in _sizes_of(model)):
+                where = f"line {value.line}: {FROM_CHECKPOINT}"
+                given.note(f"{where}: the checkpoint is {model.title}'s by its path")
+                return model
+    message = "cannot be read: the model's flags come from a checkpoint"
+    given.fault_of(FROM_CHECKPOINT, value, message, allowed="--model with what the checkpoint holds")
+    given.stop()
+    return None
+
+
+_PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
+
+
+def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
+    return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
+
+
+def _override(given: Given, overrides: Overrides) -> None:
+    for name, flag in TOLD_FLAGS.items():
+        value = overrides.values.get(name)
+        if value is None:
+            continue
+        old = given.values.get(flag)
+        if isinstance(value, bool):
+            if not value:
+                given.values.pop(flag, None)
+            texts: tuple[str, ...] = ()
+        else:
+            texts = (str(value),)
+        if value is not False:
+            given.values[flag] = Value(texts, 0)
+        if old is not None and old.texts != texts:
+            given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is replaced by {value}")
+    wrong = {flag for name, flag in TOLD_FLAGS.items() if name in overrides.values}
+    given.faults = [fault for fault in given.faults if fault.pointer not in wrong]
+
+
+def _take_default_batch(given: Given, gpus: int | None) -> None:
+    """Take one micro-batch per replica if the script sets no batch (Megatron-LM's ``validate_args``)."""
+    if given.has("global-batch-size") or given.has("step-batch-size-schedule") or gpus is None:
+        return
+    ranks = 1
+    for name in ("tensor-model", "pipeline-model"):
+        ranks *= given.integer(f"{name}-parallel-size", 1)
+    ranks *= given.integer("context-parallel-size", 1)
+    steps = given.other("gas")  # of DeepSpeed's first examples
+    count = int(steps) if steps.isdecimal() and len(steps) < 6 and int(steps) else 1  # noqa: PLR2004
+    batch = max(gpus // ranks, 1) * given.integer("micro-batch-size", 1) * count
+    given.take("--global-batch-size", Value((str(batch),), 0))
+    if count > 1:
+        given.note(f"--gas {count} micro-batches of each replica are {batch}")
+        return
+    given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
+
+
+def _is_flag(text: str) -> bool:
+    return text.partition("=")[0] in flag_kinds()
+
+
+_SIZES = {
+    "num-layers": "num_layers",
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "ffn_hidden_size",
+    "num-attention-heads": "num_attention_heads",
+    "kv-channels": "head_dim",
+}
+
+
+def _agree(given: Given, model: ModelSpec) -> None:
+    for flag, field in _SIZES.items():
+        size = given.optional(flag)
+        if size is not None and size != getattr(model, field) and not (flag == "kv-channels" and model.mla):
+            given.fault(flag, f"{size}, but {model.title[:64]} has {getattr(model, field)}")

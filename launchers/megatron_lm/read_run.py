@@ -1,0 +1,591 @@
+"""The parallel layout of a Megatron-LM command: world size, mesh, shards, micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from meshwright.launchers.megatron_core.names import STAGES_BEFORE_DATA, WHOLE_LAYER, WHOLE_STEP
+from meshwright.launchers.megatron_core.read import context_mode
+from meshwright.launchers.megatron_lm.flags import FP8_RECIPES, FRAMEWORK
+from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, OFFLOAD, partition
+from meshwright.launchers.reading.given import Given
+from meshwright.launchers.rules import near_divisors, near_multiples
+from meshwright.profiles.frameworks import EXPERT_OPTIONS, OPTION_PARTS, FrameworkFacts, framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Configuration, holds_layers, plain_order
+from meshwright.solver.cost.packages import may_overlap_experts
+from meshwright.solver.problem import Workload
+
+# --------------------------------------------------------------------------------------------------
+# The layers of each chunk of a Megatron-LM command, and those that recompute.
+
+
+_REPEATED = re.compile(r"(\([^()]*\)|.)\*(\d{1,5})")
+_MAX_LAYOUT = 20_000
+
+
+def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Return the layers of each chunk in model order; faults are left in ``given``."""
+    if pp > num_layers + 2:
+        given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
+        return ()
+    if f"--{DEEPSPEED}" in given.others:
+        return partition(given, num_layers, pp)
+    if given.has("pipeline-model-parallel-layout"):
+        return _layout(given, num_layers, pp)
+    if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):
+        return _uneven_ends(given, num_layers, pp)
+    embedding = int(given.has("account-for-embedding-in-pipeline-split"))
+    loss = int(given.has("account-for-loss-in-pipeline-split"))
+    whole = num_layers + embedding + loss
+    chunks = pp * _virtual(given, whole, pp)
+    if whole % max(chunks, 1):
+        counted = (
+            f"{whole} layers (embedding or loss counted)" if whole > num_layers else f"{num_layers} layers"
+        )
+        given.fault(
+            "pipeline-model-parallel-size",
+            f"{counted} are not split evenly by {chunks} chunks; say --pipeline-model-parallel-layout",
+        )
+        return ()
+    split = [whole // chunks] * chunks
+    split[0] -= embedding
+    split[-1] -= loss
+    return tuple(split)
+
+
+def _virtual(given: Given, whole: int, pp: int) -> int:
+    """Return the chunks per rank, given directly or by the layers of one."""
+    direct, layers = "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
+    if given.has(direct) and given.has(layers):
+        given.fault(layers, f"contradicts --{direct}: Megatron-LM takes one of them")
+    if given.has(layers):
+        each = given.integer(layers, 1)
+        if not each or whole % (pp * each):
+            given.fault(layers, f"{each} layers a chunk do not divide {whole} layers over {pp} stages")
+            return 1
+        return whole // pp // each
+    return max(given.integer(direct, 1), 1)
+
+
+def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Return the given first and last stage, and an even split of the others."""
+    names = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
+    first, last = (given.optional(name) for name in names)
+    middle = pp - (first is not None) - (last is not None)
+    left = num_layers - (first or 0) - (last or 0)
+    vpp = given.integer("num-virtual-stages-per-pipeline-rank", 1)
+    name = names[0] if first is not None else names[1]
+    if vpp > 1:
+        given.fault(name, "with virtual stages is not read; say --pipeline-model-parallel-layout")
+    elif middle < 0 or left < 0 or (left % middle if middle else left):
+        given.fault(name, f"leaves {left} layers, which {middle} stages between do not share evenly")
+    else:
+        ends = [[] if end is None else [end] for end in (first, last)]
+        return (*ends[0], *[left // middle if middle else 0] * middle, *ends[1])
+    return ()
+
+
+def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Parse ``Et*3|(tt|)*29,m|L``: stages between bars, t for a layer; x*N repeats x."""
+    name = "pipeline-model-parallel-layout"
+    text = given.word(name).replace(" ", "").replace(",", "")
+    while (found := _REPEATED.search(text)) is not None and len(text) < _MAX_LAYOUT:
+        piece = found[1].removeprefix("(").removesuffix(")") if len(found[1]) > 1 else found[1]
+        text = text[: found.start()] + piece * min(int(found[2]), _MAX_LAYOUT) + text[found.end() :]
+    if len(text) >= _MAX_LAYOUT or set(text) - set("Etm|L"):
+        given.fault(name, "is not a layout of E, t, m, L, |, (…)*N")
+        return ()
+    stages = text.split("|")
+    split = tuple(stage.count("t") for stage in stages)
+    if len(split) % pp:
+        given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
+    elif sum(split) != num_layers:
+        given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
+    elif _misplaced(stages):
+        why = (
+            "has multi-token prediction neither next to the loss nor alone in the stage before: not priced"
+        )
+        given.fault(name, why, allowed="…m|L with no layer next to m or L, or …mL")
+    elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):
+        given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
+    else:
+        return split
+    return ()
+
+
+def _misplaced(stages: Sequence[str]) -> bool:
+    """Return whether multi-token prediction is at a place that no split of layers can express.
+
+    Next to the loss it is part of the head; otherwise it fills a stage, and the loss the last one.
+    """
+    before, last = stages[:-1], stages[-1]
+    alone = bool(before) and set(before[-1]) == {"m"} and last == "L"
+    return any("m" in stage for stage in (before[:-1] if alone else before))
+
+
+def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
+    """Return granularity and recomputed layers of each chunk; all of the model if it is every layer."""
+    granularity = given.word("recompute-granularity")
+    if given.has("recompute-activations"):
+        if granularity == "full":
+            given.fault("recompute-activations", "means selective, --recompute-granularity says full")
+        granularity = granularity or "selective"
+    if granularity not in ("", "selective", "full"):
+        given.fault("recompute-granularity", "is unknown", allowed="selective or full")
+    if granularity != "full":
+        if given.has("recompute-method"):
+            given.note("--recompute-method does nothing without --recompute-granularity full")
+        others = set(given.words("recompute-modules")) - {*OPTION_PARTS["recompute_modules"][0]}
+        if granularity and others:
+            names = ", ".join(sorted(others))[:80]
+            given.note(f"recomputed modules {names} are priced as if they were kept")
+        return granularity or "none", 0
+    return "full", _recomputed_layers(given, split or (1,))
+
+
+def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
+    """Return the recomputed layers per chunk: all for uniform, the first ones for block."""
+    method, count = given.word("recompute-method"), given.integer("recompute-num-layers", 1)
+    if method not in ("uniform", "block"):
+        given.fault("recompute-method", "is needed with full recomputation", allowed="uniform or block")
+    if method == "uniform":
+        if count > 1:
+            given.note(f"recomputation in groups of {count} layers is priced as groups of one")
+        return sum(split)
+    if count > max(split):
+        given.note(f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes")
+    return sum(split) if count >= max(split) else max(count, 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# The workload of a Megatron-LM command: batch, precision, optimizer, and options of the framework.
+
+
+Option = str | int | float | bool
+_RECIPES = {recipe: name for name, recipe in FP8_RECIPES.items() if name != "none"}
+_KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "megatron-fused"}
+_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+_SMALL_STATES = {"bf16": "adamw-bf16", "fp16": "adamw-bf16", "fp8": "adamw-8bit"}
+_SCHEDULE = "step-batch-size-schedule"
+_THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_MAX_DIGITS = 15
+_MAX_STEPS = 32  # batches of one schedule; each is priced
+_DROPOUT = 0.1  # Megatron-LM's own default
+
+
+def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
+    """Return the workload, with options in which the command differs from the catalog's ``framework``."""
+    if not given.has("seq-length"):
+        given.fault("seq-length", "is not given")
+    if given.has(_SCHEDULE) and given.has("global-batch-size"):
+        given.fault(_SCHEDULE, "contradicts --global-batch-size: Megatron-LM takes one of them")
+    given.stop()
+    precision, recipe = _precision(given)
+    options = {name: value for name, value in _options(given, framework).items() if value is not None}
+    if recipe:
+        options["precision_recipe"] = recipe
+    return Workload(
+        global_batch_size=global_batch(given),
+        seq_length=given.integer("seq-length", 1),
+        precision=precision,
+        optimizer=_optimizer(given),
+        framework_options=dict(sorted(options.items())),
+    )
+
+
+def settled(workload: Workload, configuration: Configuration, model: ModelSpec) -> Workload:
+    """Return the workload without expert options that the configuration cannot apply.
+
+    Its file leaves the flag out (or sets false) whatever the framework can do, and its price is
+    the same with either. So are all flags about experts for a model that has none.
+    """
+    idle = set() if model.moe else {*EXPERT_OPTIONS}
+    idle |= set() if may_overlap_experts(configuration, model) else {"overlap_experts"}
+    options = {name: value for name, value in workload.framework_options.items() if name not in idle}
+    return replace(workload, framework_options=options)
+
+
+def global_batch(given: Given) -> int:
+    """Return the sequences per step, the last size of a growing batch; the earlier ones are noted."""
+    if given.has("rampup-batch-size"):
+        given.note("--rampup-batch-size is ignored by Megatron-LM 0.19, and priced as if it were")
+    if not given.has(_SCHEDULE):
+        return given.integer("global-batch-size", 1)
+    steps = batch_steps(given)
+    if not steps:
+        allowed = f"0:256 1B:512, up to {_MAX_STEPS} of them"
+        given.fault(_SCHEDULE, "is not a list of tokens and batches that begins at 0", allowed=allowed)
+        return 1
+    last = steps[-1][1]
+    if steps[:-1]:
+        given.note(f"the batch grows from {steps[0][1]} to {last}: time and memory are those of {last}")
+    return last
+
+
+def batch_steps(given: Given) -> list[tuple[int, int]]:
+    """Return (first token, batch) of each batch size; empty without a valid schedule."""
+    words = given.word(_SCHEDULE).split()
+    steps = [step for word in words[:_MAX_STEPS] if (step := _step(word)) is not None]
+    starts = [start for start, _ in steps]
+    whole = len(steps) == len(words)
+    return steps if whole and starts[:1] == [0] and starts == sorted(set(starts)) else []
+
+
+def batch_ramp(given: Given) -> tuple[tuple[int, int], ...]:
+    """Return the batches before the last, each with the tokens until which it holds."""
+    return tuple((batch, end) for (_, batch), (end, _) in pairwise(batch_steps(given)))
+
+
+def _step(word: str) -> tuple[int, int] | None:
+    start, _colon, batch = word.partition(":")
+    factor = _THOUSANDS.get(start[-1:].upper(), 1)
+    digits = start[:-1] if factor > 1 else start
+    if not (digits.isascii() and digits.isdecimal() and batch.isascii() and batch.isdecimal()):
+        return None
+    if len(digits) > _MAX_DIGITS or len(batch) > _MAX_DIGITS or int(batch) < 1:
+        return None
+    return int(digits) * factor, int(batch)
+
+
+def _precision(given: Given) -> tuple[str, str]:
+    if given.has("bf16") and given.has("fp16"):
+        given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
+    if not (given.has("bf16") or given.has("fp16")):
+        given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not priced")
+    if given.has("fp8-format"):
+        recipe = given.word("fp8-recipe", "delayed")
+        if recipe not in _RECIPES:
+            given.fault("fp8-recipe", "is not priced", allowed=", ".join(_RECIPES))
+        return "fp8", "" if recipe == "delayed" else _RECIPES.get(recipe, "")
+    return ("fp16" if given.has("fp16") else "bf16"), ""
+
+
+def _optimizer(given: Given) -> str:
+    name = given.word("optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
+    if name == "adam" and given.has("use-precision-aware-optimizer"):
+        return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _options(given: Given, framework: str) -> dict[str, Option | None]:
+    """Return the options in which this command differs from the catalog's framework; None: equal."""
+    known = framework_facts(framework)
+    found = {name: read(given, known) for name, read in _FACTS.items()}
+    for name, note in _COSTLY.items():
+        if found[name] is False and getattr(known, name):
+            given.note(note)
+    if found["dropout"]:
+        given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
+    return {name: None if value == getattr(known, name) else value for name, value in found.items()}
+
+
+def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
+    """Return the type of the kept gradients: bf16 training accumulates in fp32 by default."""
+    if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # without effect on fp16
+        return "bf16"  # with any --accumulate-allreduce-grads-in-fp32
+    own = "fp16" if known.gradient_dtype == "fp32" else known.gradient_dtype  # else also of two bytes
+    kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
+    exact = kept or given.has("accumulate-allreduce-grads-in-fp32")
+    return "fp32" if exact else own if given.has("fp16") else "bf16"
+
+
+def _kernel(given: Given, known: FrameworkFacts) -> str:
+    """Return the attention backend's kernel; auto leaves it to Transformer Engine."""
+    backend = given.word("attention-backend", "flash" if given.has("use-flash-attn") else "auto")
+    same = _KERNELS.get(backend) is None or (
+        backend == "flash" and known.attention_kernel.startswith("flash")
+    )
+    return known.attention_kernel if same else _KERNELS[backend]
+
+
+def _interleaves(given: Given) -> bool:
+    """Return whether chunks interleave, so that transfers can overlap."""
+    return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
+        given.has(name)
+        for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
+    )
+
+
+def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:
+    """Return whether transfers overlap: the default is on with interleaved chunks."""
+    off = given.has("no-overlap-p2p-communication") and _interleaves(given)
+    return known.overlap_transfer and not off
+
+
+def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
+    """Return whether sequence-parallel collectives overlap, if there are any."""
+    if not given.has("sequence-parallel"):
+        return known.overlap_tensor
+    return given.has("tp-comm-overlap")
+
+
+def _dropout(given: Given, _: FrameworkFacts) -> bool:
+    return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
+
+
+def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
+    stated = given.words("recompute-modules") if given.word("recompute-granularity") != "full" else ()
+    named = [name for name in OPTION_PARTS["recompute_modules"][0] if name in stated]
+    return "+".join(named) or known.recompute_modules
+
+
+def _graph(given: Given, _: FrameworkFacts) -> str:
+    """Return the scope of CUDA graphs; since 0.19 it has another flag, and a step is an impl."""
+    impl = given.word("cuda-graph-impl", "none")
+    scope = (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
+    switched = given.has("enable-cuda-graph") or given.has("external-cuda-graph")
+    if impl == "none" and not switched:
+        return "none"
+    if WHOLE_STEP in (impl, *scope):
+        return WHOLE_STEP
+    parts = [name for name in OPTION_PARTS["cuda_graph"][0] if name in scope]
+    return "+".join(parts) or WHOLE_LAYER
+
+
+def _fused_permutation(given: Given, known: FrameworkFacts) -> bool:
+    """Return whether permutation is fused: off by default, except in a recipe that has it on."""
+    return given.has("moe-permute-fusion") or (
+        known.moe_permute_fusion and "--moe-permute-fusion" not in given.called
+    )
+
+
+def _dispatcher(given: Given, known: FrameworkFacts) -> str:
+    """Return the token dispatcher of experts; Megatron-Core's default is allgather."""
+    if not (given.has("num-experts") or given.has("moe-token-dispatcher-type")):
+        return known.moe_dispatcher
+    kind = given.word("moe-token-dispatcher-type", "allgather")
+    if kind == "flex":
+        return "deepep" if given.has("moe-enable-deepep") else given.word(_BACKEND, "deepep")
+    return kind.removesuffix("_seq")  # named alltoall_seq before Megatron-Core 0.13
+
+
+def _low_weights(given: Given, known: FrameworkFacts) -> bool:
+    """Return whether weights are stored in 8 bits; Megatron-Bridge's recipes set it themselves."""
+    return known.low_precision_weights or (given.has("fp8-param-gather") and given.has("fp8-format"))
+
+
+def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
+    stated = given.words("offload-modules") if given.has("fine-grained-activation-offloading") else ()
+    return "+".join(name for name in OPTION_PARTS["offload_modules"][0] if name in stated) or (
+        known.offload_modules
+    )
+
+
+_BACKEND = "moe-flex-dispatcher-backend"
+_FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
+    "attention_kernel": _kernel,
+    "cuda_graph": _graph,
+    "delay_wgrad": lambda given, _: given.has("delay-wgrad-compute"),
+    "dropout": _dropout,
+    "elementwise_fused": lambda given, _: (
+        not (given.has("no-bias-swiglu-fusion") or given.has("no-bias-dropout-fusion"))
+    ),
+    "fp8_attention": lambda given, _: given.has("fp8-dot-product-attention"),
+    "gradient_dtype": _gradient_dtype,
+    "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
+    "low_precision_weights": _low_weights,
+    "moe_capacity_factor": lambda given, _: max(given.number("moe-expert-capacity-factor", 0.0), 0.0),
+    "moe_dispatcher": _dispatcher,
+    "moe_force_balance": lambda given, _: given.has("moe-router-force-load-balancing"),
+    "moe_permute_fusion": _fused_permutation,
+    "offload_modules": _offloaded_modules,
+    "optimizer_offload_fraction": lambda given, known: (
+        given.number("optimizer-offload-fraction", 1.0)
+        if given.has("optimizer-cpu-offload")
+        else known.optimizer_offload_fraction
+    ),
+    "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
+    "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
+    "overlap_tensor": _overlap_tensor,
+    "overlap_transfer": _overlap_transfer,
+    "recompute_modules": _recomputed_modules,
+    "shared_expert_overlap": lambda given, _: given.has("moe-shared-expert-overlap"),
+}
+_COSTLY: Mapping[str, str] = {
+    "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",
+    "overlap_tensor": "tensor-parallel collectives do not run under the products: no --tp-comm-overlap",
+    "overlap_transfer": "transfers between stages do not run under computing",
+}
+
+# Flags of the values that the user may supply, by glossary name.
+TOLD_FLAGS = {
+    "tensor_parallel_size": "--tensor-model-parallel-size",
+    "pipeline_parallel_size": "--pipeline-model-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "expert_parallel_size": "--expert-model-parallel-size",
+    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+    "virtual_pipeline_size": "--num-virtual-stages-per-pipeline-rank",
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+    "seq_length": "--seq-length",
+    "vocab_size": "--vocab-size",
+    "sequence_parallel": "--sequence-parallel",
+}
+_STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def configuration_of(
+    given: Given, model: ModelSpec, workload: Workload, world: int | None
+) -> Configuration:
+    """Return the configuration; sizes that do not fit are raised with their flags.
+
+    Raises:
+        InvalidProblemError: sizes contradict one another.
+    """
+    tp = given.integer("tensor-model-parallel-size", 1)
+    pp = given.integer("pipeline-model-parallel-size", 1)
+    cp = given.integer("context-parallel-size", 1)
+    dp = _data_parallel(given, world, tp * pp * cp)
+    split = chunks_of(given, model.num_layers, pp)
+    granularity, layers = recompute_of(given, split)
+    micro = given.integer("micro-batch-size", 1)
+    count = _micro_batches(given, workload.global_batch_size, dp * micro)
+    vpp = max(len(split) // pp, 1)
+    _check_interleaving(given, pp, vpp, count)
+    _check_experts(given, model, tp, cp * dp)
+    zero, shard = _sharding(given, dp * cp)
+    sequence = given.has("sequence-parallel")
+    if sequence and tp == 1:
+        given.note("--sequence-parallel does nothing at tp 1")
+    given.stop()
+    found = Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=sequence and tp > 1,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        context_parallel_size=cp,
+        context_parallel_mode=context_mode(given, cp),
+        expert_parallel_size=given.integer("expert-model-parallel-size", 1),
+        expert_tensor_parallel_size=_expert_tensor(given, model, tp),
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=shard,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule="none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
+        recompute_granularity=granularity,
+        recompute_layers=layers,
+        offload=_offload(given),
+        rank_order=STAGES_BEFORE_DATA if given.has("use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
+        stage_layers=split,
+    )
+    return replace(found, rank_order=plain_order(found))
+
+
+def _offload(given: Given) -> str:
+    """Return the offloading of optimizer states: all or a share of them on the host."""
+    if OFFLOAD in given.others:
+        return given.other(OFFLOAD[2:])
+    modules = given.has("fine-grained-activation-offloading")
+    if modules and not given.words("offload-modules"):
+        given.fault("fine-grained-activation-offloading", "needs --offload-modules")
+    if not given.has("optimizer-cpu-offload"):
+        return "activations" if modules else "none"
+    if not given.has("use-precision-aware-optimizer"):
+        given.fault("optimizer-cpu-offload", "needs --use-precision-aware-optimizer")
+    return "optimizer+activations" if modules else "optimizer"
+
+
+def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
+    if world is None:
+        given.refuse(
+            "num_gpus",
+            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes)",
+            allowed="--cluster with --num-nodes, or --set num_gpus=… next to the file",
+        )
+        return 1
+    if world % model_gpus:
+        given.fault(
+            "tensor-model-parallel-size",
+            f"tp × pp × cp = {model_gpus} does not divide the {world} GPUs that start",
+            allowed=f"tp × pp × cp that divides {world}",
+            nearest=near_divisors(model_gpus, world),
+        )
+    return max(world // model_gpus, 1)
+
+
+def _micro_batches(given: Given, batch: int, each: int) -> int:
+    """Return the micro-batches of each pipeline, with Megatron-LM's default for the batch."""
+    if not batch:
+        return 1
+    batches = [("step-batch-size-schedule", f"its batch {early}", early) for early, _ in batch_ramp(given)]
+    for flag, words, sequences in [*batches, ("global-batch-size", f"{batch}", batch)]:
+        if sequences % each:
+            given.fault(
+                flag,
+                f"{words} is not a multiple of micro-batch × data parallel = {each}",
+                allowed=f"multiples of {each}",
+                nearest=near_multiples(sequences, each),
+            )
+    return max(batch // each, 1)
+
+
+def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
+    """Check the groups of g micro-batches (default pp): pp <= g <= M, with a remainder of 0 or at least pp.
+
+    Megatron-Core checks it in ``forward_backward_pipelining_with_interleaving``, when the first step runs.
+    """
+    if vpp == 1:
+        return
+    name = "microbatch-group-size-per-virtual-pipeline-stage"
+    group = given.integer(name, pp)
+    at = name if given.has(name) else "global-batch-size"
+    if group != pp:
+        given.note(f"--{name} {group} is priced as {pp}, one of each stage")
+    if not pp <= group <= count:
+        message = f"groups of {group} micro-batches, of which there are {count}, over {pp} stages"
+        given.fault(
+            at, message, allowed=f"{pp} to {count}" if count >= pp else f"{pp} micro-batches at least"
+        )
+    elif 0 < count % group < pp:
+        message = f"{count} micro-batches in groups of {group} leave {count % group} for {pp} stages"
+        given.fault(at, message, allowed=f"micro-batches in multiples of {group}",
+                    nearest=near_multiples(count, group))  # fmt: skip
+
+
+def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
+    """Check that expert ranks fill those of a stage (Megatron-Core ``initialize_model_parallel``)."""
+    if model.moe is None:
+        return
+    ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
+    if (tp * rest) % ranks:
+        given.fault(
+            "expert-model-parallel-size",
+            f"ep × expert tp = {ranks} does not divide the {tp * rest} ranks of a stage",
+            allowed=f"divisors of {tp * rest}",
+            nearest=near_divisors(ranks, tp * rest),
+        )
+
+
+def _sharding(given: Given, ranks: int) -> tuple[int, int]:
+    stage = int(given.has("use-distributed-optimizer"))
+    if f"--{DEEPSPEED}" in given.others:
+        stage = int(given.other("zero-stage"))
+    if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
+        # --use-megatron-fsdp's own since 3499efef (April 2026); configurations keep no_shard
+        own = "--use-megatron-fsdp" in {*given.values} - {*given.called}
+        usual = "optim_grads_params" if own else "no_shard"
+        strategy = given.word("data-parallel-sharding-strategy", usual)
+        if strategy not in _STRATEGIES:
+            given.fault("data-parallel-sharding-strategy", "is unknown", allowed=", ".join(_STRATEGIES))
+        stage = _STRATEGIES.get(strategy, 0)
+    elif given.has("data-parallel-sharding-strategy"):
+        given.note("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
+    if given.has("overlap-param-gather") and not stage:
+        given.fault("overlap-param-gather", "needs --use-distributed-optimizer")
+    instances = given.integer("num-distributed-optimizer-instances", 1)
+    if ranks % instances:
+        given.fault("num-distributed-optimizer-instances", f"{instances} does not divide dp × cp = {ranks}")
+    stage = stage if ranks > 1 else 0  # no other rank to share with
+    return stage, max(ranks // instances, 1) if stage else 1
+
+
+def _expert_tensor(given: Given, model: ModelSpec, tp: int) -> int:
+    """Return the tensor ranks of experts; Megatron-Core's default is those of the other layers."""
+    return given.integer("expert-tensor-parallel-size", tp) if model.moe is not None else 1

@@ -1,0 +1,236 @@
+"""Combinations of flags that Megatron-LM's own parser refuses, reported with line and flag.
+
+Sources: ``validate_args`` in megatron/training/arguments.py, ``TransformerConfig.__post_init__``, and
+pipeline_parallel_layer_layout.py, Megatron-LM 0.16.1 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from meshwright.launchers.flags import plain_name
+from meshwright.launchers.megatron_core.names import table
+from meshwright.launchers.reading.given import Given
+from meshwright.launchers.rules import near_divisors
+from meshwright.profiles.documents import shown
+from meshwright.profiles.frameworks import OPTION_NUMBERS
+from meshwright.profiles.model import ModelSpec
+
+_LAYOUT = "pipeline-model-parallel-layout"
+_OTHER_SPLITS = (
+    "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+    "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage",
+)  # fmt: skip
+_NEEDS = (
+    ("tp-comm-overlap", "sequence-parallel"),
+    ("overlap-param-gather", "overlap-grad-reduce"),
+    ("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
+    ("delay-wgrad-compute", "overlap-moe-expert-parallel-comm"),
+    ("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
+)
+_ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
+
+
+def refuse_contradictions(given: Given, model: ModelSpec) -> None:
+    """Record a fault in ``given`` for each combination that Megatron-LM refuses to start with."""
+    for rule in _RULES:
+        rule(given, model)
+
+
+def _lacking(given: Given, _: ModelSpec) -> None:
+    for name, needed in _NEEDS:
+        if given.has(name) and not given.has(needed):
+            given.fault(name, f"needs --{needed}")
+
+
+def _words(given: Given, _: ModelSpec) -> None:
+    """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
+    for flag, value in given.values.items():
+        allowed = table()[plain_name(flag)].words
+        known = {one.lower() for one in allowed or value.texts}
+        for word in (one for one in value.texts if one.lower() not in known):  # forks write rmsnorm
+            near = difflib.get_close_matches(word, allowed, n=1)
+            message = f'"{shown(word)}" is not priced, or not known'
+            nearest = near[0] if near else None
+            given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
+    if given.word("transformer-impl") == "local":
+        given.note("--transformer-impl local is priced as Transformer Engine, which has faster kernels")
+
+
+def _activations(given: Given, _: ModelSpec) -> None:
+    said = [name for name in _ACTIVATIONS if given.has(name)]
+    if len(said) > 1:
+        given.fault(said[1], f"contradicts --{said[0]}: Megatron-LM takes one of them")
+    if given.has("multi-latent-attention") and given.has("group-query-attention"):
+        given.fault("group-query-attention", "contradicts --multi-latent-attention")
+    if given.has("moe-router-enable-expert-bias") and given.word("moe-router-score-function") != "sigmoid":
+        given.fault("moe-router-enable-expert-bias", "needs --moe-router-score-function sigmoid")
+
+
+def _experts(given: Given, model: ModelSpec) -> None:
+    name = "expert-model-parallel-size"
+    ranks, experts = given.integer(name, 1), model.moe.num_experts if model.moe else 0
+    if ranks > 1 and not experts:
+        given.fault(name, f"{ranks} for a model without experts", allowed="1")
+    elif ranks > 1 and experts % ranks:
+        given.fault(
+            name,
+            f"{ranks} does not divide {experts} experts",
+            allowed=f"divisors of {experts}",
+            nearest=near_divisors(ranks, experts),
+        )
+
+
+def _overlapped_experts(given: Given, model: ModelSpec) -> None:
+    """Check overlapped all-to-alls: ``TransformerConfig.__post_init__``, 0.16.1, lines 1852 to 1899."""
+    name = "overlap-moe-expert-parallel-comm"
+    if not given.has(name):
+        return
+    stages = given.integer("pipeline-model-parallel-size", 1) > 1
+    chunked = any(
+        given.has(one)
+        for one in (
+            "num-virtual-stages-per-pipeline-rank",
+            "num-layers-per-virtual-pipeline-stage",
+            _LAYOUT,
+        )
+    )
+    full = given.word("recompute-granularity") == "full"
+    for broken, needed in (
+        (given.integer("expert-model-parallel-size", 1) == 1, "needs --expert-model-parallel-size > 1"),
+        (stages and not chunked, "needs virtual stages next to pipeline stages"),
+        (full or given.has("recompute-method"), "contradicts full recomputation"),
+        (given.word("moe-token-dispatcher-type", "allgather") not in ("alltoall", "flex"),
+         "needs --moe-token-dispatcher-type alltoall or flex"),
+        (model.num_mtp_layers > 1, f"takes one multi-token-prediction layer, not {model.num_mtp_layers}"),
+        (model.num_mtp_layers == 1 and not stages, "needs stages for a multi-token-prediction layer"),
+    ):  # fmt: skip
+        if broken:
+            given.fault(name, needed)
+
+
+def _recomputation(given: Given, _: ModelSpec) -> None:
+    """Require a method and a number of layers for full recomputation, and neither for selective."""
+    if given.has("recompute-method") and not given.has("recompute-num-layers"):
+        given.fault("recompute-method", "needs --recompute-num-layers")
+    if given.word("recompute-granularity") == "selective":
+        for name in ("recompute-method", "recompute-num-layers"):
+            if given.has(name):
+                given.fault(name, "contradicts --recompute-granularity selective")
+
+
+def _splits(given: Given, _: ModelSpec) -> None:
+    """Refuse other split flags next to a layout, which has the embedding first and one loss."""
+    if not given.has(_LAYOUT):
+        return
+    for name in _OTHER_SPLITS:
+        if given.has(name):
+            given.fault(name, f"contradicts --{_LAYOUT}: Megatron-LM takes one of them")
+    text = given.word(_LAYOUT).replace(" ", "")
+    if not text.startswith("E") or text.count("L") != 1:
+        given.fault(_LAYOUT, "must begin with E and hold exactly one L")
+
+
+def _small_states(given: Given, _: ModelSpec) -> None:
+    """Check the optimizer's types: ``OptimizerConfig.__post_init__``, ``validate_args``."""
+    dtypes = {
+        flag: given.word(flag, "fp32")
+        for flag in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype")
+    }
+    small = "use-precision-aware-optimizer"
+    for flag, dtype in dtypes.items():
+        if dtype != "fp32" and not given.has(small):
+            given.fault(flag, f"needs --{small}", allowed="fp32", nearest="fp32")
+    if given.has(small) and not given.has("use-distributed-optimizer"):
+        given.fault(small, "needs --use-distributed-optimizer")
+    if dtypes["main-grads-dtype"] != "fp32" and given.has("accumulate-allreduce-grads-in-fp32"):
+        given.fault("main-grads-dtype", "contradicts --accumulate-allreduce-grads-in-fp32")
+    first, second, weights, _gradients = dtypes.values()
+    if weights != "fp32":
+        given.note("--main-params-dtype is priced as fp32")
+    if first != second:
+        given.note(f"--exp-avg-sq-dtype {second} is priced as {first}, as --exp-avg-dtype has it")
+    if first == "fp16":
+        given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
+
+
+def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
+    """Record a fault for 8-bit weights without a buffer; only MXFP8's fit into the gradients' one.
+
+    Source: megatron/core/distributed/param_and_grad_buffer.py, which maps weights by Transformer Engine's
+    ``replace_raw_data``; Megatron-FSDP has buffers of its own.
+    """
+    name, buffer = "fp8-param-gather", "reuse-grad-buf-for-mxfp8-param-ag"
+    if not given.has(name) or given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
+        return
+    if not given.has("use-distributed-optimizer"):
+        given.fault(name, "needs --use-distributed-optimizer")
+    elif given.has("fp8-format") and given.word("fp8-recipe") == "mxfp8" and not given.has(buffer):
+        message = f"needs --{buffer} with --fp8-recipe mxfp8: Transformer Engine stops without it"
+        given.fault(name, message)
+
+
+def _offloaded_share(given: Given, _: ModelSpec) -> None:
+    """Require an offloaded share within its range, so that some or all states are on the CPU."""
+    name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
+    share = given.number(name, 1.0)
+    if given.has("optimizer-cpu-offload") and not low <= share <= high:
+        nearest = f"{min(max(share, low), high):g}"
+        given.fault(name, f"{share:g} of the states", allowed=f"{low:g} to {high:g}", nearest=nearest)
+
+
+def _widths(given: Given, model: ModelSpec) -> None:
+    """Require tensor ranks that divide the MLP (Megatron-Core ``ensure_divisibility``, on the cluster)."""
+    width = model.ffn_hidden_size
+    _require_tensor_divides(given, width, f"the MLP's width {width}")
+
+
+def _require_tensor_divides(given: Given, size: int, words: str) -> None:
+    ranks = given.integer("tensor-model-parallel-size", 1)
+    if ranks > 1 and size % ranks:
+        given.fault(
+            "tensor-model-parallel-size",
+            f"{ranks} does not divide {words}",
+            allowed=f"divisors of {size}",
+            nearest=near_divisors(ranks, size),
+        )
+
+
+def _lengths(given: Given, model: ModelSpec) -> None:
+    seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
+    if positions is not None and positions < seq:
+        given.fault(
+            "max-position-embeddings",
+            f"{positions} is less than --seq-length {seq}",
+            allowed=f"{seq} and more",
+            nearest=seq,
+        )
+    ring = given.integer("context-parallel-size", 1)
+    if ring > 1 and seq % (2 * ring):
+        given.fault(
+            "context-parallel-size",
+            f"2 × {ring} does not divide --seq-length {seq}",
+            allowed=f"half of a divisor of {seq}",
+        )
+    heads = model.num_attention_heads
+    if not given.has("kv-channels") and model.hidden_size % heads:
+        given.fault("num-attention-heads", f"{heads} do not divide --hidden-size {model.hidden_size}")
+    _require_tensor_divides(given, heads, f"{heads} attention heads")
+
+
+_RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
+    _lacking,
+    _words,
+    _activations,
+    _experts,
+    _recomputation,
+    _overlapped_experts,
+    _splits,
+    _small_states,
+    _gathered_in_8_bits,
+    _offloaded_share,
+    _lengths,
+    _widths,
+)

@@ -1,0 +1,243 @@
+"""Exporter of ms-swift (``megatron pt`` and ``sft``): a plan becomes its arguments.
+
+Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    ARGUMENTS_FILE,
+    StartCommand,
+    arguments_file,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+)
+from meshwright.launchers.megatron_core.names import (
+    SWITCHES_OF_ALL,
+    Values,
+    balance_values,
+    context_values,
+    decided_flags,
+    distributed_optimizer,
+    dropout_values,
+    environment,
+    exchange_values,
+    kernel_values,
+    moment_values,
+    offloaded_optimizer,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from meshwright.launchers.megatron_lm.flags import attention_backend, packages_of, reshards_states
+from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
+from meshwright.launchers.megatron_lm.model_rules import (
+    experts_with_tensor_ranks_need_sequence_parallel,
+    gathered_tokens_are_of_equal_sequences,
+)
+from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
+from meshwright.launchers.target import ExportBundle, Target, pads
+from meshwright.profiles.model import ModelSpec
+
+PRODUCT = "ms-swift 4.6.0"
+OWN_RULES = (
+    interleaving_needs_a_pipeline,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    gathered_tokens_are_of_equal_sequences,  # mcore_bridge/config/model_config.py: variable_seq_lengths
+)
+PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
+# Values that do not affect the price; its own timeout is 208 days.
+RUN = """\
+run_args=(--logging_steps "${LOG_INTERVAL:-1}" --save_steps "${SAVE_INTERVAL:-500}"
+    --ddp_timeout "${TIMEOUT_S:-1800}" --clip_grad "${CLIP_GRAD:-1.0}")"""
+OWN_SWITCHES = (
+    "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_permute_fusion", "moe_expert_capacity_factor",
+    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "moe_router_dtype",
+)  # fmt: skip
+NEEDS = (
+    ("SWIFT_DIR", "the folder of the installed package swift"),
+    ("SWIFT_COMMAND", "pt or sft; model, dataset and learning rate follow on the command line"),
+)
+
+
+RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look for itself"
+
+
+def _loaded(target: Target) -> str:
+    """Return the argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)."""
+    return "--mcore_adapter" if target.workload.lora_rank else "--mcore_model"
+
+
+class MsSwift:
+    """Exporter to Megatron-SWIFT."""
+
+    name = "ms-swift"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the arguments and the two scripts that start them.
+
+        Raises:
+            RefusedExportError: ms-swift cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, OWN_RULES)
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=StartCommand(
+                program=PROGRAM,
+                before=RUN,
+                needs=NEEDS,
+                follows="--model … --dataset … --lr …",
+                takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
+                packages=packages_of(target),
+                environment=tuple(environment(target, megatron_facts(target))),
+                has_arguments=True,
+                decides=decided_names(argument_parts(target)),
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
+        )
+
+
+def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Return every argument of the plan, and the names that ms-swift's defaults or the model set."""
+    planned = [word.split()[0] for _, words in parts for word in words]
+    others = ("--megatron_extra_kwargs", "--padding_free", "--rope_scaling", "--tuner_type", "--lora_rank")
+    return (*planned, *decided_flags(), *others)
+
+
+def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
+    """Return titles, each with its ``--name value`` arguments; unset ones are not written."""
+    known = megatron_facts(target)
+    recompute = recompute_values(target, known)
+    recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not the default
+    parts: tuple[tuple[str, Values], ...] = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", split_values(target)),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", distributed_optimizer(target, known) | _states(target)),
+        ("Activation recomputation", recompute),
+        ("Precision", _precision(target)),
+        ("Adapters beside frozen weights", _adapters(target)),
+        ("Kernels", _kernels(target)),
+        ("What the model's own configuration does not switch on", _losses(target.model)),
+        ("Experts over the network, and what goes to Megatron-Core as it is", _switches(target)),
+    )
+    return [
+        (title, [_written(name, value) for name, value in values.items() if value is not None])
+        for title, values in parts
+        if values
+    ]
+
+
+def _written(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return shlex.join((f"--{name}", *map(str, value)))
+    if isinstance(value, dict):
+        return shlex.join((f"--{name}", json.dumps(value)))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return shlex.join((f"--{name}", text))
+
+
+def _parallel(target: Target) -> Values:
+    known = megatron_facts(target)
+    values = parallel_values(target) | context_values(target.config)
+    if target.config.virtual_pipeline_size > 1:
+        values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
+        values["overlap_p2p_comm"] = known.overlap_transfer
+    overlaps = known.overlap_tensor and values["sequence_parallel"]
+    return {**values, "tp_comm_overlap": bool(overlaps)}
+
+
+def _switches(target: Target) -> Values:
+    """Return switches under ms-swift's names; the others go through megatron_extra_kwargs.
+
+    swift/megatron/model/utils.py:271 makes them override all other settings of Megatron-Core.
+    """
+    known = megatron_facts(target)
+    found = exchange_values(target, known) | kernel_values(target, known) | dropout_values(known)
+    for name in ("bias_activation_fusion", "bias_dropout_fusion"):
+        found.pop(name, None)  # arguments of its own
+    own: Values = {name: found.pop(name) for name in OWN_SWITCHES if name in found}
+    own["megatron_extra_kwargs"] = found or None
+    return own
+
+
+def _batch(target: Target) -> Values:
+    return {
+        "micro_batch_size": target.config.micro_batch_size,
+        "global_batch_size": target.workload.global_batch_size,
+        "max_length": target.workload.seq_length,
+        "packing": not pads(target),  # every sequence is full, as the prediction assumes
+        **({"padding_free": False} if pads(target) else {}),
+    }
+
+
+def _precision(target: Target) -> Values:
+    known = megatron_facts(target)
+    precision = target.workload.precision
+    low = precision == "bf16" and known.gradient_dtype == "bf16"
+    return {
+        "torch_dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision],
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
+        # Otherwise fp32 again (megatron_args.py:1213); Megatron-Core has it only with this optimizer.
+        **({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True} if low else {}),
+        "optimizer": "adam",
+        **moment_values(target),
+        **(offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
+    }
+
+
+def _states(target: Target) -> Values:
+    """Save optimizer states that another tp or pp can load; by default only other replicas can."""
+    return {"dist_ckpt_optim_fully_reshardable": True} if reshards_states(target.config) else {}
+
+
+def _adapters(target: Target) -> Values:
+    """Return LoRA of Megatron-Core's layers; alpha is twice the rank."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    return {
+        "tuner_type": "lora",
+        "lora_rank": workload.lora_rank,
+        "lora_alpha": 2 * workload.lora_rank,
+        "lora_dropout": 0.0,
+        "target_modules": workload.lora_targets,
+    }
+
+
+def _losses(model: ModelSpec) -> Values:
+    """Return prediction layers and the experts' balancing loss, off by default (megatron_args.py:687)."""
+    values: Values = {"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}
+    return values | (balance_values(model.moe) if model.moe else {})
+
+
+def _kernels(target: Target) -> Values:
+    """Return switches with defaults of ms-swift's own (megatron_args.py:491-499)."""
+    known = megatron_facts(target)
+    return {
+        "attention_backend": attention_backend(target),
+        "cross_entropy_loss_fusion": known.loss_fused,
+        "masked_softmax_fusion": True,
+        "bias_dropout_fusion": known.elementwise_fused,
+        "bias_activation_fusion": known.elementwise_fused,
+        "gradient_accumulation_fusion": True,
+        # Off by default; Megatron-Core fuses the rotary embedding of latent attention for YaRN only.
+        "apply_rope_fusion": target.model.has_rotary_positions and target.model.mla is None,
+    }
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the parts that the checkpoint sets."""
+    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "attention_kernel", "flash_attention"))
+    yield model_is_in_the_script(target)

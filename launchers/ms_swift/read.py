@@ -1,0 +1,301 @@
+"""Reader of Megatron-SWIFT's commands (``megatron pt``, ``megatron sft``) with its own defaults.
+
+Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from meshwright.launchers.flags import flag_names, is_off
+from meshwright.launchers.megatron_core.names import WHOLE_STEP
+from meshwright.launchers.megatron_core.read import (
+    DISPATCHER,
+    core_names,
+    flag_of,
+    take,
+    take_usual,
+    text_of,
+)
+from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.commands import (
+    World,
+    best,
+    chosen,
+    commands_of,
+    environment_of,
+    readable_script,
+    require_training,
+    script_of,
+    world_of,
+)
+from meshwright.launchers.reading.given import Given, Value, flags_in
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.shell.values import (
+    UNKNOWN,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
+
+_LEAST_NAMES = 2
+_ALL_LINEAR = "all-linear"
+# Programs that are not ms-swift's own (swift/cli/_megatron/sft.py), such as Megatron-LLM's finetune.py.
+_OTHERS = re.compile(
+    r"^(?!.*(?:swift|_megatron/))(?:.*/)?(?!(?:pt|sft|rlhf|main|train\w*)\.py$)[\w-]+\.py$"
+)
+_BRIDGES = "scripts/performance/"  # of Megatron-Bridge, with programs that take such names, too
+_EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
+# ms-swift's defaults that differ from Megatron-LM's, and their effect.
+_DEFAULTS = {
+    "use_distributed_optimizer": ("true", "the optimizer is sharded: ms-swift's default"),
+    "recompute_granularity": ("selective", "core attention recomputes: ms-swift's default"),
+    "expert_tensor_parallel_size": ("1", "experts are not split over tensor ranks: ms-swift's default"),
+    "global_batch_size": ("16", "the global batch is 16: ms-swift's default"),
+    "overlap_grad_reduce": (
+        "false",
+        "gradients are reduced after the last backward pass: ms-swift's default",
+    ),
+}
+_QUIET = ("expert_tensor_parallel_size",)
+
+
+class MsSwiftReader:
+    """Reader of launch scripts of Megatron-SWIFT."""
+
+    name = "ms-swift"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a script has Megatron's names in snake case."""
+        return best(commands_of(readable_script(source)), _is_name)[1] >= _LEAST_NAMES
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that a script starts.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
+        """
+        script = script_of(source, overrides)
+        command, count = chosen(commands_of(script), _is_name, overrides, source.name)
+        if count < _LEAST_NAMES:
+            raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
+        require_training(command, source.name)
+        program = command.program or next((w.text for w in command.words if w.text.endswith(".py")), "")
+        if _BRIDGES in program:
+            line = next(word.line for word in command.words)
+            message = (
+                f"line {line} of {shown(source.name)} starts Megatron-Bridge's {shown(program)}, which"
+            )
+            raise refused(
+                f"{message} takes a recipe and its settings from the checkout next to it",
+                allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
+            )
+        if _OTHERS.search(program):
+            line, program = command.words[0].line, shown(program.rpartition("/")[2])
+            message = (
+                f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
+            )
+            raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
+        given, others = _given(command.words, overrides)
+        for note in script.notes:
+            given.note(note)
+        known = known_of(source, overrides)
+        started = world_of(source.text, script, command)
+        said = started.num_gpus or started.gpus_per_node
+        world = started if said else replace(known.world, lacking=started.lacking)
+        unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
+        if world.gpus_per_node and not world.num_nodes and not unknown:
+            world = replace(world, num_nodes=1)  # default of NNODES
+        named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
+        model = Word(named, 0) if named else None
+        return completed(
+            self.name, given, known, world, adapters=_adapters(others, command.words), named=model
+        )
+
+
+def completed(
+    launcher: str,
+    given: Given,
+    known: Known,
+    world: World,
+    *,
+    adapters: tuple[int, tuple[str, ...]],
+    named: Word | None = None,
+    dispatcher: str = "alltoall",
+) -> LaunchFile:
+    """Return the run of arguments in Megatron's names that do not state the model's shape.
+
+    ``dispatcher``: the default token dispatcher of experts.
+
+    Raises:
+        InvalidProblemError: no model is named, or sizes contradict one another.
+    """
+    length = known.value("seq_length")
+    if length and not given.has("seq-length"):
+        given.take("--seq-length", Value((str(length),), 0), called="seq_length")
+    take_usual(given)
+    _leave_graphs(given, launcher)
+    model = known.model(named)
+    if model.moe and not given.has("moe-token-dispatcher-type"):
+        given.take("--moe-token-dispatcher-type", Value((dispatcher,), 0), called=DISPATCHER)
+    predicted = given.integer("mtp-num-layers", 0)
+    if predicted != model.num_mtp_layers:
+        given.note(
+            f"{predicted} prediction layers are trained, as mtp_num_layers says (0 without it), "
+            f"not the {model.num_mtp_layers} of {model.title}"
+        )
+        model = replace(model, num_mtp_layers=predicted)
+    overrides = replace(known.overrides, model=model, num_gpus=known.overrides.num_gpus or known.num_gpus())
+    for note in known.notes:
+        given.note(note)
+    found = launch_file(launcher, given, overrides, world, name="launch file")
+    rank, targets = adapters
+    return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
+
+
+_GRAPHS = (
+    "cuda-graph-impl", "cuda-graph-scope", "cuda-graph-modules", "enable-cuda-graph", "external-cuda-graph",
+)  # fmt: skip
+
+
+def _leave_graphs(given: Given, launcher: str) -> None:
+    """Drop CUDA graphs that Megatron-LM's training loop captures (megatron/training/training.py).
+
+    Megatron-Core captures layers itself if ``cuda_graph_impl`` is local; those are not priced.
+    """
+    impl = given.word("cuda-graph-impl", "local" if given.has("enable-cuda-graph") else "none")
+    whole = WHOLE_STEP in (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
+    if impl == "local" and not whole:
+        name = "enable-cuda-graph" if given.has("enable-cuda-graph") else "cuda-graph-impl"
+        given.fault(name, f"CUDA graphs of Megatron-Core alone are not priced under {launcher}")
+    elif impl != "none" or given.has("external-cuda-graph"):
+        name = "cuda-graph-impl" if impl != "none" else "external-cuda-graph"
+        line = given.values[f"--{name}"].line
+        given.note(f"line {line}: --{name} does nothing: {launcher}'s own training loop captures no graphs")
+    for name in _GRAPHS:
+        given.values.pop(f"--{name}", None)
+
+
+_NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
+_OTHERS_READ = (*_NAMES_OF_MODELS, "torch_dtype", "tuner_type", "train_type", "lora_rank", "target_modules")
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a word is one of Megatron's names in snake case, of more than one part."""
+    name = text.partition("=")[0]
+    return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
+
+
+def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str, str]]:
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
+    given, others = Given(), dict[str, str]()
+    for name, value in flags_in(words):
+        if overrides.ignores(name):
+            given.note(f"line {value.line}: {name[:64]} is ignored (--ignore)")
+            continue
+        key = name[2:].replace("-", "_")
+        text = " ".join(value.texts).strip() if value.texts else "true"
+        unknown = unknown_in(text)
+        is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
+        if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and overrides.model):
+            given.faults.append(unknown_fault(name, unknown, value.line))
+        others[key] = text
+        if key == "main_grads_dtype" and text == "bf16":
+            take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
+        elif key == _EXTRA:
+            _take_extra(given, text, value.line)
+        elif flag_of(key) is not None or not (
+            is_read or flag_names("ms-swift", "transformers").is_free(key)
+        ):
+            take(given, key, _off(key, text), value.line, called=name)
+    given.refuse_slips(core_names())
+    _take_defaults(given, others)
+    _take_precision(given, others)
+    given.stop()
+    return given, others
+
+
+def _take_defaults(given: Given, named: Collection[str]) -> None:
+    """Apply ms-swift's defaults; the costly ones are noted."""
+    for key, (value, note) in _DEFAULTS.items():
+        if key not in named:
+            take(given, key, value, 0, called=f"--{key}")
+            if key not in _QUIET:
+                given.note(note)
+
+
+def _take_extra(given: Given, text: str, line: int) -> None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        given.called[f"--{_EXTRA}"] = f"--{_EXTRA}"
+        given.fault(_EXTRA, f"line {line}: is not a JSON object", allowed='{"name": value, …}')
+        return
+    for name, value in list(found.items())[:_MAX_EXTRA]:
+        take(given, str(name)[:64], text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")
+
+
+def _take_precision(given: Given, others: dict[str, str]) -> None:
+    """Take ``torch_dtype``, or by default the type of the model's own weights, assumed to be bfloat16."""
+    if given.has("bf16") or given.has("fp16"):
+        return
+    name = others.get("torch_dtype", "")
+    if not name:
+        given.note(
+            "no torch_dtype: the type of the model's weights is ms-swift's default, taken for bfloat16"
+        )
+    take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
+    if name not in ("", "bfloat16", "float16"):
+        given.fault("bf16", f"{name[:20]} is not priced", allowed="bfloat16, float16")
+
+
+def _off(key: str, text: str) -> str:
+    """Return a value with ``none`` as off, and adamw as adam."""
+    return "adam" if key == "optimizer" and text == "adamw" else text
+
+
+def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple[str, ...]]:
+    """Return rank and targets of the adapters, if the command trains them.
+
+    Raises:
+        InvalidProblemError: the training is not priced, with its line.
+    """
+
+    def refusal(name: str, allowed: str) -> InvalidProblemError:
+        line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
+        return InvalidProblemError.of(
+            f"--{name}", f"line {line}: {shown(others[name])} is not priced", allowed=allowed
+        )
+
+    name = "tuner_type" if "tuner_type" in others else "train_type"
+    kind = others.get(name, "full")
+    if kind not in ("full", "lora"):
+        raise refusal(name, "full, lora")
+    if kind == "full":
+        return 0, ATTENTION_TARGETS
+    other = next(
+        (name for name, text in others.items() if UNCOUNTED.fullmatch(name) and not is_off(text)), ""
+    )
+    if other:
+        raise refusal(other, f"none: it {WHY_UNCOUNTED}")
+    rank = others.get("lora_rank", "8")
+    if not (rank.isascii() and rank.isdecimal() and len(rank) < 6 and int(rank)):  # noqa: PLR2004
+        raise refusal("lora_rank", "a whole number from 1 to 99999")
+    named = others.get("target_modules", _ALL_LINEAR).split()
+    if set(named) - {*FUSED_TARGETS, _ALL_LINEAR}:
+        raise refusal("target_modules", ", ".join((_ALL_LINEAR, *FUSED_TARGETS)))
+    return int(rank), FUSED_TARGETS if _ALL_LINEAR in named else tuple(
+        one for one in FUSED_TARGETS if one in named
+    )

@@ -1,0 +1,278 @@
+"""Reader of nanotron's YAML (huggingface/nanotron, April 2026, src/nanotron/config/*.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
+from meshwright.launchers.reading.documents import document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields, passing
+from meshwright.launchers.reading.known import known_of
+from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+from meshwright.solver.splits import nanotron_split
+
+_OWN = (
+    "parallelism.dp",
+    "parallelism.tp",
+    "tokens.micro_batch_size",
+    "tokens.batch_accumulation_per_replica",
+)
+_SECTIONS = (
+    "checkpoints", "data", "data_stages", "experiment_logger", "general", "kill_switch_path", "lighteval",
+    "logging", "metrics_logging", "model", "nanoset", "optimizer", "parallelism", "profiler", "s3_upload",
+    "tokenizer", "tokens",
+)  # fmt: skip
+# Of LlamaConfig and Qwen2Config; its parser refuses others, which forks use for other layers.
+_SHAPE = (
+    "attention_bias", "bos_token_id", "eos_token_id", "flex_attention_mask", "hidden_act", "hidden_size",
+    "initializer_range", "intermediate_size", "interpolation_factor", "is_llama_config", "is_qwen2_config",
+    "log_attn_probs", "max_position_embeddings", "no_rope_layer", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "pad_token_id", "pretraining_tp",
+    "ring_attn_heads_k_stride", "rms_norm_eps", "rope_interleaved", "rope_scaling",
+    "rope_seq_len_interpolation_factor", "rope_theta", "tie_word_embeddings", "use_cache", "vocab_size",
+    "z_loss_coefficient", "z_loss_enabled",
+)  # fmt: skip
+_MAX_ZERO = 1
+
+
+class NanotronReader:
+    """Reader of ``run_train.py``'s configuration."""
+
+    name = "nanotron"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a YAML has nanotron's sections."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in _OWN) > 1
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that the file configures.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
+        """
+        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+        model = _padded(fields, _read_model(fields, overrides))
+        configuration = _configuration(fields, model)
+        fields.expect("tokens.sequence_length")
+        workload = Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=fields.integer("tokens.sequence_length", 1),
+            precision=_precision(fields),
+            optimizer=_optimizer(fields),
+        )
+        _refuse_others(fields, overrides)
+        _refuse_options(fields, known.source, overrides)
+        fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
+        fields.stop()
+        return LaunchFile(
+            launcher=self.name,
+            model=model,
+            workload=workload,
+            configuration=configuration,
+            num_nodes=known.world.num_nodes,
+            gpus_per_node=known.world.gpus_per_node,
+            notes=tuple(fields.notes),
+            unread=fields.unread(self.name),
+            places={
+                "tensor_parallel_size": fields.place("parallelism.tp"),
+                "seq_length": fields.place("tokens.sequence_length"),
+            },
+        )
+
+
+def _refuse_others(fields: Fields, overrides: Overrides) -> None:
+    """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
+    for section in fields.sections():
+        if section not in _SECTIONS and not overrides.ignores(section):
+            message = "is not a section of nanotron's, and what a fork makes of it is not known"
+            fields.fault(section, message, allowed=passing(section))
+
+
+def _refuse_options(fields: Fields, source: Source, overrides: Overrides) -> None:
+    """Record a fault for each option of the command that ``run_train.py`` does not have."""
+    for _, words in commands_beside(source, overrides):
+        command = program_of(words)
+        named = command is not None and any(holds_file(word, source.name) for word in command.words)
+        for word in command.words if command is not None and named else ():
+            option = word.text.partition("=")[0].replace("_", "-")
+            known = option == "--" or _OPTION.startswith(option) or overrides.ignores(option)
+            if option.startswith("--") and not known:
+                message = f"line {word.line} of the command: is not an option of nanotron's run_train.py"
+                fields.fault(shown(option), message, allowed=f"{_OPTION}, or {passing(shown(option))}")
+
+
+_OPTION = "--config-file"
+
+
+def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
+    for name in ("dp", "pp", "tp"):
+        fields.expect(f"parallelism.{name}")
+    dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
+    cp = fields.integer("parallelism.context_parallel_size", 1)
+    micro = fields.integer("tokens.micro_batch_size", 1)
+    count = fields.integer("tokens.batch_accumulation_per_replica", 1)
+    zero = _zero(fields) if dp * cp > 1 else 0
+    if not fields.flag("optimizer.accumulate_grad_in_fp32", default=True):
+        fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
+    elif zero:
+        fields.note(
+            "zero_stage 1 with accumulate_grad_in_fp32 raises NotImplementedError in nanotron, April 2026 "
+            "(optim/gradient_accumulator.py:355, trainer.py:645); it is priced as older versions ran it"
+        )
+    schedule = _schedule(fields, pp)
+    recompute = fields.flag("parallelism.recompute_layer", default=False)
+    sequence = _sequence_parallel(fields)
+    if fields.integer("parallelism.expert_parallel_size", 1) > 1:
+        fields.fault("parallelism.expert_parallel_size", "experts of nanotron are not read", allowed="1")
+    fields.stop()
+    split = _split(fields, model, pp, tp)
+    return Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=sequence and tp > 1,
+        pipeline_parallel_size=pp,
+        context_parallel_size=cp,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=dp * cp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule=schedule,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=sum(split) if recompute else 0,
+        stage_layers=split,
+    )
+
+
+def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
+    """Return the model with nanotron's vocabulary (helpers.py:52 ``_vocab_size_with_padding``).
+
+    A multiple of ``make_vocab_size_divisible_by`` times the tensor-parallel size; if the former is 1, as
+    in exported files, every launcher's price pads it alike and the model's own size is kept.
+    """
+    divisor = fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
+    multiple = divisor * fields.integer("parallelism.tp", 1)
+    padded = -(-model.vocab_size // multiple) * multiple
+    if divisor == 1 or padded == model.vocab_size:
+        return model
+    fields.note(f"the vocabulary of {model.vocab_size} is padded to {padded} (a multiple of {multiple})")
+    return replace(model, vocab_size=padded)
+
+
+def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...]:
+    """Return nanotron's split; refuse a stage without layers, or an output head before the last stage."""
+
+    def fills(stages: int) -> bool:
+        split, head = nanotron_split(model, stages, tp)
+        return min(split) > 0 and head == stages - 1
+
+    if not (pp <= model.num_layers and fills(pp)):
+        fields.fault(
+            "parallelism.pp",
+            f"{pp} stages for {model.num_layers} layers: nanotron would leave a stage without a layer, or "
+            "put the output head on another stage than the last",
+            nearest=str(max(filter(fills, range(1, min(pp, model.num_layers + 1))))),
+        )
+        fields.stop()
+    return nanotron_split(model, pp, tp)[0]
+
+
+def _zero(fields: Fields) -> int:
+    """Return ZeRO stage 0 or 1; nanotron's parser accepts any number."""
+    stage = fields.integer("optimizer.zero_stage", 0, low=0)
+    if stage > _MAX_ZERO:
+        fields.fault("optimizer.zero_stage", f"nanotron has no stage {stage}", allowed="0, 1", nearest="1")
+    return min(stage, _MAX_ZERO)
+
+
+def _schedule(fields: Fields, pp: int) -> str:
+    engine = fields.word("parallelism.pp_engine", "afab", allowed=("afab", "1f1b"))
+    if pp == 1:
+        return "none"
+    if not fields.has("parallelism.pp_engine"):
+        fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
+    return "gpipe" if engine == "afab" else "1f1b"
+
+
+def _sequence_parallel(fields: Fields) -> bool:
+    """Return whether the mode is REDUCE_SCATTER (sequence parallel); ALL_REDUCE is the default."""
+    mode = fields.word("parallelism.tp_mode", "ALL_REDUCE", allowed=("ALL_REDUCE", "REDUCE_SCATTER"))
+    return mode == "REDUCE_SCATTER"
+
+
+def _precision(fields: Fields) -> str:
+    dtype = fields.word("model.dtype", "bfloat16")
+    if dtype != "bfloat16":
+        fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
+    return "bf16"
+
+
+def _optimizer(fields: Fields) -> str:
+    name = fields.word("optimizer.optimizer_factory.name", "adamW")
+    if name.lower() != "adamw":
+        fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
+    return "adamw"
+
+
+def _read_model(fields: Fields, overrides: Overrides) -> ModelSpec:
+    """Return the supplied model if the file has the same kind, else the file's."""
+    other_kind = fields.has("model.model_config.is_mamba_config")
+    return _model(fields) if overrides.model is None or other_kind else overrides.model
+
+
+def _refuse_layers(fields: Fields) -> None:
+    """Record a fault for each model key that neither LlamaConfig nor Qwen2Config has."""
+    at = "model.model_config"
+    for name in fields.names_in(at):
+        known = name.startswith(("_", "moe_config", "rope_scaling.")) or name in (*_SHAPE, *_REFUSED_APART)
+        value = fields.raw(f"{at}.{name}") if known else fields.peek(f"{at}.{name}")
+        if not known and value not in (None, False):
+            message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
+            fields.fault(f"{at}.{name}", message, allowed=passing(f"{at}.{name}"))
+    for name in ("is_llama_config", "is_qwen2_config"):
+        fields.flag(f"{at}.{name}", default=False)
+    if fields.word(f"{at}.hidden_act", "silu") != "silu":
+        fields.fault(f"{at}.hidden_act", "is not priced", allowed="silu")
+    if fields.has(f"{at}.sliding_window_size"):
+        fields.fault(f"{at}.sliding_window_size", "windows are not priced under nanotron", allowed="null")
+
+
+_REFUSED_APART = ("is_mamba_config", "ssm_cfg", "sliding_window_size")
+
+
+def _model(fields: Fields) -> ModelSpec:
+    """Return the model of a Llama or Qwen2 configuration, which uses transformers' names.
+
+    Raises:
+        InvalidProblemError: a size is missing, or the shape is not priced.
+    """
+    at = "model.model_config."
+    _refuse_layers(fields)
+    if fields.has(f"{at}is_mamba_config") or fields.has(f"{at}ssm_cfg"):
+        fields.fault(f"{at}is_mamba_config", "state-space models are not priced")
+        fields.stop()
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    for name in sizes:
+        fields.expect(at + name, "is not given; add it, or name the model with --model")
+    if fields.has(f"{at}moe_config") or fields.has(f"{at}moe_config.num_experts"):
+        fields.fault(f"{at}moe_config", "experts of nanotron are not read")
+    fields.stop()
+    layers, hidden, ffn, heads, vocabulary = (fields.integer(at + name, 1) for name in sizes)
+    fields.stop()
+    kv_heads = fields.integer(f"{at}num_key_value_heads", heads)
+    rotary = fields.number(f"{at}rope_theta", 10_000.0)
+    raw: dict[str, object] = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": ffn, "num_attention_heads": heads,
+        "num_kv_heads": kv_heads, "vocab_size": vocabulary, "rotary_base": max(int(rotary), 1),
+        "tied_embeddings": fields.flag(f"{at}tie_word_embeddings", default=False),
+        "max_position_embeddings": fields.integer(f"{at}max_position_embeddings", 2048),
+        "qkv_bias": fields.flag(f"{at}attention_bias", default=False),
+        "norm_epsilon": fields.number(f"{at}rms_norm_eps", 1e-6),
+    }  # fmt: skip
+    fields.stop()
+    return model_from_shape(raw, name="launch file")

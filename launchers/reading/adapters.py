@@ -1,0 +1,334 @@
+"""Adapters of peft and quantised frozen weights, by the trainers' names.
+
+Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), LLaMA-Factory 0.9.5
+(hparams/model_args.py), ms-swift 4 (arguments/base_args), Axolotl 0.19 (loaders/model.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.adapters import (
+    ATTENTION_TARGETS,
+    EMBEDDING,
+    HEAD,
+    LORA_TARGETS,
+    NORMS,
+    SINGLE_TARGETS,
+    TRAINED_MODULES,
+    BasePrecision,
+    linear_names,
+    names_every,
+    of_linear_experts,
+)
+from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
+
+# --------------------------------------------------------------------------------------------------
+# Adapters.
+
+
+_KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+_WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
+_SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
+
+
+def adapters_of(
+    fields: Fields,
+    usual: str,
+    *,
+    pefts: bool,
+    strange: bool = False,
+    program: str = "",
+    supplied: object = None,
+) -> tuple[int, tuple[str, ...]]:
+    """Return rank and targets of LoRA, if the run trains it.
+
+    Args:
+        fields: the trainer's arguments.
+        usual: the default of the trainer, ``full`` or ``lora``.
+        pefts: whether its adapters default to peft's own.
+        strange: whether the script is unknown, with defaults of its own.
+        program: the started program; its name may show that it trains adapters.
+        supplied: a rank that the user supplies; it overrides the arguments.
+    """
+    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
+    whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
+    if any(fields.flag(name, default=False) for name in _SWITCHES):
+        kind = "lora"
+    if pefts and kind == "full" and not whole and (_of_bits(fields) or _is_of_lora(fields, program)):
+        kind = "lora"
+    if kind not in ("full", "lora"):
+        fields.fault(
+            next(name for name in _KINDS if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
+        )
+    if kind != "lora":
+        if pefts and not whole:
+            _refuse_silent_rank(fields, program)
+        return 0, ATTENTION_TARGETS
+    if fields.raw("lora_config"):
+        fields.fault(
+            "lora_config", "adapters in a file of their own are not read", allowed="lora_r next to it"
+        )
+    refuse_uncounted(fields)
+    fastchats = _FASTCHATS.search(program) is not None
+    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts and not fastchats else 8))
+    rank = supplied if isinstance(supplied, int) and supplied > 0 else rank
+    said = supplied or fields.has("lora_rank") or fields.has("lora_r")
+    if strange and not fastchats and not said:
+        why = "is not given, and what the script takes then is not known"
+        fields.fault("lora_r", why, allowed="lora_r, in the script or next to it (--set lora_rank=…)")
+    if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
+        fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
+    if strange and not fastchats and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
+        why = (
+            "is not given, and scripts on weights of few bits often adapt all linear layers, not peft's two"
+        )
+        fields.fault("lora_target_modules", why, allowed="it next to lora_r")
+    _note_continued(fields)
+    return rank, adapted(fields, pefts=pefts)
+
+
+# Names besides rank, targets and modules that change how many weights peft trains (LoraConfig, 0.21), by
+# its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
+UNCOUNTED = re.compile(
+    r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
+    r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
+)
+WHY_UNCOUNTED = "changes which weights are trained next to a rank and targets, and is not priced"
+
+
+def refuse_uncounted(fields: Fields) -> None:
+    """Record a fault for a name of peft's that changes the number of trained weights."""
+    if (name := fields.named(UNCOUNTED)) is not None:
+        fields.fault(name, WHY_UNCOUNTED, allowed=f"none, or --ignore {name} for adapters without it")
+
+
+_CONTINUED = ("adapter_name_or_path", "adapters", "peft_path", "lora_model_dir", "lora_weight_path")
+
+
+def _note_continued(fields: Fields) -> None:
+    """Note the assumptions on adapters that were trained before."""
+    name = next((name for name in _CONTINUED if fields.has(name)), None)
+    if name is not None:
+        fields.note(f"{name}: adapters that are there are taken to have the rank and targets said here")
+
+
+_OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
+_KINDS_OF_THEM = (
+    "lora", "qlora", "dora", "rslora", "adalora", "ia3", "peft", "adapter", "freeze", "bitfit",
+)  # fmt: skip
+_OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
+# FastChat's, and its forks': rank 8 of q_proj and v_proj by default.
+_FASTCHATS = re.compile(r"fastchat/train/train_(?:\w+_)?lora\.py$")
+
+
+def _of_bits(fields: Fields) -> bool:
+    """Return whether a rank is given with 4- or 8-bit weights, which transformers never trains in full."""
+    return bool(_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
+
+
+def _is_of_lora(fields: Fields, program: str) -> bool:
+    """Return whether a program's name contains LoRA, and only its arguments are known."""
+    if _FASTCHATS.search(program):
+        return True
+    said = [any(fields.raw(name) for name in names) for names in (("lora_rank", "lora_r"), _TARGETS)]
+    return bool(_OF_LORA.search(program.rpartition("/")[2])) and all(said)
+
+
+def _refuse_silent_rank(fields: Fields, program: str) -> None:
+    """Record a fault for words of adapters without a switch: only some scripts train adapters with them."""
+    said = any(fields.has(name) for name in _SWITCHES)
+    rank = ("lora_rank", "lora_r", "trainable")
+    name = next((name for name in rank if fields.raw(name)), fields.named(_OF_ADAPTERS))
+    name = name or fields.valued(lambda text: text.lower() in _KINDS_OF_THEM)
+    base = program.rpartition("/")[2]
+    if name is not None and not said:
+        why = "of adapters, and nothing says whether the script trains them"
+        fields.fault(
+            name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
+        )
+    elif not said and re.search(r"(?:^|_)(?:q?lora|peft|p_?tuning|prefix|adapters?)(?=_|\.)", base):
+        why = f"{shown(base)} trains adapters by its name, and no argument says which"
+        fields.fault("lora_r", why, allowed="lora_r with lora_target_modules, or use_peft true or false")
+
+
+_TARGETS = ("lora_target", "target_modules", "lora_target_modules", "lora_modules", "trainable")
+_FUSED = {  # layers that some transformers models fuse as Megatron-Core does; GPT-2 has two with one name
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
+    **dict.fromkeys(("dense", "attn.c_proj"), ("linear_proj",)),
+    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "c_fc"), ("linear_fc1",)),
+    **dict.fromkeys(("dense_4h_to_h", "mlp.c_proj"), ("linear_fc2",)),
+    "c_proj": ("linear_proj", "linear_fc2"),
+}
+_ADAPTED_AS_THEY_ARE = ("target_parameters", "lora_target_parameters")  # peft's, without a layer's name
+_WHOLE_LAYERS = ("modules_to_save", "lora_modules_to_save", "additional_target")  # peft's, by the trainers
+_WHOLE = {  # modules trained in full, by the names of transformers' classes
+    **dict.fromkeys(("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"), EMBEDDING),
+    **dict.fromkeys(("lm_head", "embed_out"), HEAD), "norm": NORMS,
+}  # fmt: skip
+_PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
+
+
+def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
+    """Return LoRA's targets; by default peft's own, or all linear layers."""
+    name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
+    for whole in _ADAPTED_AS_THEY_ARE:
+        if fields.raw(whole):
+            fields.fault(whole, "weights that are adapted without a layer of their own are not priced")
+    if pefts and not fields.raw(name):
+        fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
+        return _PEFTS_OWN
+    said = fields.raw(name) or "all"
+    words = said if isinstance(said, list) else str(said).replace(",", " ").split()
+    if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
+        return SINGLE_TARGETS
+    known = [(word,) if word in LORA_TARGETS else _FUSED.get(str(word), ()) for word in words]
+    if not all(known):
+        word = words[known.index(())]
+        fields.fault(
+            name, f'"{str(word)[:40]}" is not a layer that is priced', allowed=", ".join(LORA_TARGETS)
+        )
+        return ATTENTION_TARGETS
+    return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+def trained_whole(fields: Fields) -> tuple[str, ...]:
+    """Return the modules trained in full next to adapters, of ``TRAINED_MODULES``.
+
+    LLaMA-Factory trains embedding and head if it extends the vocabulary (model/adapter.py).
+    """
+    name = next((name for name in _WHOLE_LAYERS if fields.raw(name)), None)
+    if name is None:
+        return (EMBEDDING, HEAD) if fields.flag("resize_vocab", default=False) else ()
+    said = fields.raw(name)
+    words = [str(word) for word in said] if isinstance(said, list) else str(said).replace(",", " ").split()
+    other = next((word for word in words if word.rpartition(".")[2] not in _WHOLE), None)
+    if other is not None:
+        fields.fault(
+            name, f"{shown(other)} trained whole is not priced", allowed=", ".join(TRAINED_MODULES)
+        )
+    found = {_WHOLE.get(word.rpartition(".")[2]) for word in words}
+    return tuple(module for module in TRAINED_MODULES if module in found)
+
+
+def of_trainer(
+    fields: Fields, targets: tuple[str, ...], model: ModelSpec, rank: int = 0
+) -> tuple[str, ...]:
+    """Return the targets of a trainer that lists a class's linear layers itself if all are requested.
+
+    ``rank``: rank of a trainer that also runs on transformers 4, with experts as linear layers.
+    """
+    if not names_every(targets):
+        return targets
+    if more := of_linear_experts(model, rank):
+        fields.note(
+            "all linear layers are those of transformers 5, whose experts are none; under transformers 4 "
+            f"adapters stand next to each expert, too: {more} weights more, which are not priced"
+        )
+    return linear_names(model)
+
+
+# --------------------------------------------------------------------------------------------------
+# Quantised frozen weights, as bitsandbytes stores them.
+
+
+_SWITCHED_BITS = ("q_lora", "use_qlora")  # FastChat's, open-instruct's: 4 bits, trained by adapters
+_NESTED_BITS = ("bits", "load_in_kbits")
+_NESTED_TOO = (*_NESTED_BITS, *_SWITCHED_BITS)  # scales are quantised, too, by default
+_BITS = ("quantization_bit", "quant_bits", *_NESTED_BITS)
+_WHOLE_BITS = "16"  # of load_in_kbits, and bits
+_METHODS = ("quantization_method", "quant_method")
+_TYPES = ("quantization_type", "bnb_4bit_quant_type", "quant_type")
+_NESTED = (
+    "double_quant", "double_quantization", "bnb_4bit_use_double_quant", "use_bnb_nested_quant",
+    "use_nested_quant", "bnb_config_kwargs.bnb_4bit_use_double_quant",
+)  # fmt: skip
+_FLAGS = {  # of TRL, Axolotl, and scripts after peft's examples
+    "load_in_4bit": 4, "load_in_8bit": 8, "use_4bit_quantization": 4, "use_8bit_quantization": 8,
+    **dict.fromkeys(_SWITCHED_BITS, 4),
+}  # fmt: skip
+_WHY = "is not priced from launch files yet"
+_SHARDED = 3  # ZeRO-3
+
+
+_STORED = re.compile(
+    r"[-_](awq|gptq|aqlm|int[48]|[48]bits?|bnb|gguf|(?:nv|mx)?fp[48])(?=$|[-_/])", re.IGNORECASE
+)
+
+
+def refuse_stored(fields: Fields, name: str) -> None:
+    """Record a fault for a model with a name that states a quantised checkpoint."""
+    text = str(fields.raw(name) or "")
+    if _STORED.search(text):
+        fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")
+
+
+def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
+    """Return the type of the frozen weights; ``nested``: whether scales are quantised, too, by default."""
+    bits = _bits(fields)
+    for names, right in ((_METHODS, ("bnb", "bitsandbytes")), (_TYPES, ("nf4", "fp4"))):
+        name = next((name for name in names if fields.has(name)), None)
+        if bits and name and fields.word(name) not in right:
+            fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
+    double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
+    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _NESTED_TOO))
+    if bits == 0:
+        return "bf16"
+    return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits
+
+
+def whole_base(fields: Fields, precision: str) -> BasePrecision:
+    """Return the type of frozen weights that are not quantised: as loaded."""
+    name = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
+    said = str(fields.raw(name)).removeprefix("torch.") if name else ""
+    if said in ("bfloat16", "auto") or (said == "float16" and precision == "fp16"):
+        return "bf16"
+    if name is None:
+        fields.note("no argument says what frozen weights are loaded in: float32, 4 bytes each")
+    return "fp32"
+
+
+def _bits(fields: Fields) -> int:
+    """Return 4 or 8, or 0 for weights that are not quantised."""
+    number = next(
+        (name for name in _BITS if fields.has(name) and str(fields.raw(name)) != _WHOLE_BITS), None
+    )
+    on = [name for name in _FLAGS if fields.flag(name, default=False)]
+    found = [*([fields.integer(number, 4)] if number else []), *(_FLAGS[name] for name in on)]
+    if any(bits not in (4, 8) for bits in found):
+        fields.fault(number or _BITS[0], f"{found[0]} {_WHY}", allowed="4, 8", nearest="4")
+    if len(set(found)) > 1:
+        fields.fault(on[-1], "weights are of 4 bits or of 8, not both", allowed="one of them")
+    return found[0] if found else 0
+
+
+_STORAGE = (
+    "bnb_4bit_quant_storage",
+    "bnb_4bit_quant_storage_dtype",
+    "bnb_config_kwargs.bnb_4bit_quant_storage",
+)
+# accelerate 1.15.0, utils/fsdp_utils.py (fsdp2_prepare_model), ``ignored_params``.
+_WHOLE_ON_RANKS = "FSDP2 leaves integers of bitsandbytes whole on every rank, FSDP1 stops at them"
+_IN_FLOATS = "FSDP cuts the floats that hold them, and their scales stay whole on every rank"
+
+
+def _stored_in_floats(fields: Fields) -> bool:
+    """Return whether 4-bit weights are stored in floating-point tensors, which FSDP can shard."""
+    said = (str(fields.raw(name)).removeprefix("torch.") for name in _STORAGE)
+    return any(one in ("bfloat16", "float16", "float32") for one in said)
+
+
+def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
+    """Refuse quantised weights that are sharded over ranks, or trained themselves."""
+    name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
+    bits = f"weights of {_bits(fields)} bits"
+    if not rank:
+        fields.fault(name, f"{bits} are frozen: nothing would be trained", allowed="with LoRA")
+    if zero == _SHARDED:
+        why = _IN_FLOATS if _stored_in_floats(fields) else _WHOLE_ON_RANKS
+        fields.fault(
+            name, f"{bits} cut over ranks are not priced: {why}", allowed="without ZeRO-3 and FSDP"
+        )
+    fields.stop()

@@ -1,0 +1,541 @@
+"""The values of one file, checked one by one for kind and range; unread names are listed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+
+from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, is_off
+from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
+from meshwright.launchers.reading.documents import LocatedValue, Values
+from meshwright.launchers.rules import near_divisors
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.shell.values import unknown_fault, unknown_in
+
+# --------------------------------------------------------------------------------------------------
+# Intended names: a typo is refused, because a launcher ignores it or stops at it.
+
+
+_SHORT = 6  # letters; a shorter name may be meant as anything
+_SHORT_WORD = 4  # shorter words only match swapped letters: ep_size is not a typo of sp_size
+_LONG_WORD = 8  # longer words may have two typos
+_CUTOFF = 0.8  # of difflib's ratio: two typos in ten letters
+_BETWEEN = re.compile(r"[._-]")
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that ``name`` is a typo of; None without one.
+
+    Each word may have one letter wrong, missing, added or swapped with its neighbour; short
+    words and digits must be right: ``fp4_recipe`` is not meant to be ``fp8_recipe``.
+    """
+    if len(name) < _SHORT:
+        return None
+    near = difflib.get_close_matches(name, known, n=3, cutoff=_CUTOFF)
+    return next((other for other in near if _is_slip(name, other)), None)
+
+
+def _is_slip(name: str, other: str) -> bool:
+    """Return whether each word of one name is a typo of that of the other."""
+    if _digits(name) != _digits(other):
+        return False
+    words = list(zip_longest(_BETWEEN.split(name), _BETWEEN.split(other), fillvalue=""))
+    if any("" in pair for pair in words):
+        return _slips(name, other) == 1  # separators between words
+    return all(one == right or _is_slip_of_word(one, right) for one, right in words)
+
+
+def _is_slip_of_word(word: str, right: str) -> bool:
+    if len(right) < _SHORT_WORD:
+        return sorted(word) == sorted(right) and _slips(word, right) == 1
+    return _slips(word, right) <= 1 + (len(right) >= _LONG_WORD)
+
+
+def _digits(name: str) -> str:
+    return "".join(letter for letter in name if letter.isdecimal())
+
+
+def _slips(one: str, other: str) -> int:
+    """Return the edits or swaps of neighbouring letters between two names (optimal string alignment)."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(one, start=1):
+        now = [row]
+        for column, wanted in enumerate(other, start=1):
+            cost = min(last[column] + 1, now[-1] + 1, last[column - 1] + (letter != wanted))
+            if row > 1 and column > 1 and (letter, one[row - 2]) == (other[column - 2], wanted):
+                cost = min(cost, before[column - 2] + 1)
+            now.append(cost)
+        before, last = last, now
+    return last[-1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Names that affect a run in any launcher: a reader does not guess about an unknown one.
+
+
+_SHARES = r"(?:tensor|pipe|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
+_DECIDING: dict[str, tuple[str, ...]] = {
+    "how ranks share the model": (
+        rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
+        r"(?:tp|pp|cp|sp|ep)(?:_size|_degree)?", r"\w*gtp_weight_remat_size", r"\w+_num_weight_shards",
+        "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of scripts
+    ),
+    "how many sequences a step takes": (
+        (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
+        r"(?:(?:batch_size|bsz?)(?:_training)?|(?:batch(?:_size)?|bsz?)_per_(?:gpu|device|rank))"),
+    ),
+    "how many micro-batches a step takes": (
+        r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)", "gas",
+    ),
+    "how large the model is": (r"(?:padded_|model_)?vocab_size",),
+    "which experts the model has": (
+        r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
+        "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",
+        r"first_k_dense\w*", r"enable_shared_experts?",
+        "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
+    ),
+    "which layers the model has": (  # of MindSpeed-LLM, and unpriced ones of Megatron-LM
+        "noop_layers", "num_layer_list", "n_hash_layers", r"post_(?:layer_)?norm", r"\w*embeds?_norm",
+        r"no_(?:final|attn|mlp)_layernorm", r"(?:\w+_)?logit_softcapping", "full_attention_interval",
+        r"linear_(?:attention|conv|key|value|num)_\w+", r"(?:interleave_)?sliding_window\w*",
+        r"dsa_\w+", r"(?:enable_dsa_)?indexer\w*", r"index_(?:n_heads|topk\w*|head_dim)", "kv_compress",
+        r"o_(?:lora_rank|groups)", "attention_output_gate", r"experimental_attention_variant\w*",
+        r"enable_mla_\w+", r"(?:enable_)?mhc\w*",
+        r"(?:use_)?lf_(?:gate|conv2d)\w*",  # Yuan 2.0's convolutions in attention
+        r"hc_mult", r"(?:\w+_)?mamba\d?(?:_\w+)?", r"ssm_\w+",
+        r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
+        "mtp_use_repeated_layer", r"medusa_\w+", r"eagle\w*", r"speculative_\w+",
+        r"(?:mlp_)?layer_types?(?:_list)?", "num_kv_shared_layers", r"\w+_per_layer_input",
+        "enable_hyper_connections", "csa_compress_ratios", "exclusive_self_attention",
+        "head_wise_attn_gate",
+        "ar_validate_steps",  # ModelOpt's heads that predict further tokens
+    ),
+    "which weights are trained": (
+        r"spectrum\w*", r"(?:un)?freez(?:e|ing)\w*", r"(?:un)?frozen\w*", r"lisa_\w+",
+        "use_(?:lisa|dora|galore|lomo)", r"trainable(?:_layers|_params|_modules|_parameters\w*)?",
+        "lora_(?:r|rank|fusion)", "q_?lora", "low_rank_training", r"only_tune_\w+",
+        "tune_mm_mlp_adapter", "modules_to_save", r"\w*upcycling\w*",
+    ),
+    "what it is taught": (r"mlm_prob\w*", r"masked?_lm_prob\w*", "noise_density"),  # masked words
+    "which model it learns from": (
+        r"(?:\w+_)?(?:distill|distillation|teacher)(?:_\w+)?", r"(?:export_)?kd(?:_\w+)?", r"ref_model_\w+",
+        r"(?!(?:save|output|merged|pretrained|base|eval|cache)_)\w+_model(?:_name_or)?_path",
+    ),
+    "what the weights are kept in": (
+        "bits", "load_in_kbits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat",
+        "recipe",
+    ),
+    "what the optimizer keeps": (
+        "use_bnb_optimizer", r"(?:chunked_)?optimizer_states?_offload(?:_fraction)?",
+        r"(?:use_)?customi[sz]ed_optim\w*", "reuse_fp32_param", r"o2_(?:gradient|optimizer)", r"swap_\w+",
+    ),
+    "what is kept for the backward pass": (
+        r"recompute_(?:activation_function|norm|mla_up_proj|in_advance)\w*", "moe_zero_memory",
+        r"(?:use_|enable_)?(?:activation|gradient|grad)_(?:checkpoint(?:ing)?|ckpt)(?:_enable)?",
+        "moe_layer_recompute", "cpu_offloading(?:_num_layers)?", "moe_paged_stash",
+        r"\w*recompute_layers_per_pp_rank",
+    ),
+    "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
+}  # fmt: skip
+_OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # not affected by 1
+_ONE_RANK = ("1", "-1")
+_UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
+
+
+# Words in names of scripts' own arguments that may affect the run.
+_LIKELY = re.compile(
+    r"(?:^|_)(?:(?:model|data|tensor|pipeline|context|expert|sequence)?parallel\w*|degrees?|shards?|"
+    r"sharded|sharding|replicas?|replicate\w*|experts?|(?:[tpcdesm]p|group|node|rank|stage|mesh|gpus?)_size|"
+    r"num_(?:gpus|nodes|ranks|stages))(?:_|$)"
+)
+_UNLIKELY = re.compile(
+    r"(?:^|_)(?:save|saves|ckpt|checkpoint|log|logging|eval|val|valid|validation|test|token\w*|"
+    r"preprocess\w*|dataset\w*|dataloader|hub|random_init)(?:_|$)"
+)
+
+
+def decides(name: str, text: str, *, known: bool = True) -> str | None:
+    """Return the part of a run that depends on an unread name, judged by its last part; None for nothing.
+
+    Args:
+        name: name of the argument.
+        text: its value; off, a single rank or a single micro-batch affects nothing.
+        known: whether the launcher has such an argument; a script's own may mean anything.
+    """
+    what = None if is_off(text) else decided_by(name)
+    if what is None and not known and not is_off(text):
+        plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+        likely = _LIKELY.search(plain) is not None and not (
+            _UNLIKELY.search(plain) or _UNTEXTUAL.search(plain)
+        )
+        what = _OF_ONE[0] if likely else None
+    return None if what in _OF_ONE and text.strip() in _ONE_RANK else what
+
+
+def decided_by(name: str) -> str | None:
+    """Return the part of a run that depends on a name, whatever its value."""
+    plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+    if _UNTEXTUAL.search(plain):
+        return None
+    return next(
+        (what for what, patterns in _DECIDING.items() if any(re.fullmatch(one, plain) for one in patterns)),
+        None,
+    )
+
+
+def undecided(what: str) -> str:
+    """Return the message for a name that ``decides``."""
+    return f"unknown option that affects {what}"
+
+
+def passing(name: str) -> str:
+    """Return the hint on ignoring an unknown name."""
+    return f"--ignore {name}, where it does nothing"
+
+
+# --------------------------------------------------------------------------------------------------
+# Divisions that a file leaves to its launcher.
+
+
+def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
+    """Return an even split with one layer more in the first chunks, as DeepSpeed and torchtitan do.
+
+    DeepSpeed 0.19.8, runtime/utils.py:627 ``partition_balanced`` of the transformer layers, and
+    torchtitan 0.3.0 (``torchtitan_stages._own``, which counts embedding and head as layers).
+
+    Raises:
+        InvalidProblemError: more chunks than layers; ``field`` sets the chunks.
+    """
+    if not 1 <= chunks <= num_layers:
+        message = f"{chunks} stages for {num_layers} layers"
+        nearest = str(min(max(chunks, 1), num_layers))
+        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}", nearest=nearest)
+    least, more = divmod(num_layers, chunks)
+    return tuple(least + (place < more) for place in range(chunks))
+
+
+def divided(total: int, by: int, *, field: str, what: str) -> int:
+    """Return ``total / by``, which must be whole.
+
+    Raises:
+        InvalidProblemError: it is not whole; ``what`` describes the division in words.
+    """
+    if by < 1 or total % by:
+        raise InvalidProblemError.of(
+            field,
+            f"{what}: {by} does not divide {total}",
+            allowed=f"divisors of {total}",
+            nearest=near_divisors(max(by, 1), total) or None,
+        )
+    return total // by
+
+
+# --------------------------------------------------------------------------------------------------
+# The values.
+
+
+MAX_INTEGER = 2**31 - 1
+_FAULTS = 20
+_LONG = 6  # letters of a name that is not a typo of another known one
+_SLIPS_TRIED = 400
+_OF_PLACES = ("_name", "_dir", "_path", "_id", "_project")
+_LEFT_OPEN = ("auto", "none", "null", "")
+_KINDS = {
+    "bool": re.compile(r"true|false|yes|no|on|off|[01ytnf]"),
+    "int": re.compile(r"[-+]?[\d_]+(?:\.0*)?"),
+    "float": re.compile(r"[-+]?(?:[\d_]+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf|nan"),
+}
+_KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+
+
+class Fields:
+    """The values of a launch file by dotted name, and the faults found in them."""
+
+    def __init__(self, file: str, values: Values, overrides: Overrides | None = None) -> None:
+        self.file = file
+        self.faults: list[FieldError] = []
+        self.notes: list[str] = []
+        ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []
+        for name in ignored:
+            self.note(f"line {values[name].line}: {shown(name)} is ignored (--ignore)")
+        self._values = {name: found for name, found in values.items() if name not in ignored}
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Return whether the file gives a value; ``null`` does not count."""
+        self._taken.add(name)
+        return self._found(name) is not None
+
+    def is_null(self, name: str) -> bool:
+        """Return whether the file sets ``null``, which turns off a default."""
+        return name in self._values and self._values[name].value is None
+
+    def has_section(self, name: str) -> bool:
+        """Return whether the file gives a value in a section."""
+        return any(one.startswith(f"{name}.") and self._found(one) is not None for one in self._values)
+
+    def section(self, name: str) -> dict[str, object]:
+        """Return the values of a section, by their names in it."""
+        return {one: self.raw(f"{name}.{one}") for one in self.names_in(name)}
+
+    def names_in(self, section: str) -> list[str]:
+        """Return the names in a section, without its prefix; they stay unread."""
+        start = f"{section}."
+        return [one.removeprefix(start) for one in self._values if one.startswith(start)]
+
+    def peek(self, name: str) -> object:
+        """Return the file's value, which stays unread; None if it is not given."""
+        found = self._found(name)
+        return None if found is None else found.value
+
+    def sections(self) -> list[str]:
+        """Return the first parts of all names, each once."""
+        return list(dict.fromkeys(name.partition(".")[0] for name in self._values))
+
+    def take(self, *names: str) -> None:
+        """Mark names as read where their values do not matter."""
+        self._taken.update(names)
+
+    def raw(self, name: str, *, instead: str = "") -> object:
+        """Return the file's value; None if it is not given.
+
+        Args:
+            name: name of the value.
+            instead: option or value that replaces an unknown one.
+
+        Raises:
+            InvalidProblemError: the value is known only to a running shell.
+        """
+        self._taken.add(name)
+        found = self._found(name)
+        if found is None:
+            return None
+        unknown = unknown_in(found.value)
+        if unknown is not None:
+            raise InvalidProblemError(
+                [*self.faults, unknown_fault(name, unknown, found.line, instead=instead)]
+            )
+        return found.value
+
+    def named(self, pattern: re.Pattern[str]) -> str | None:
+        """Return the first fully matching name with a value that is not off; None without one."""
+        on = (name for name, found in self._values.items() if not is_off(str(found.value)))
+        return next((name for name in on if pattern.fullmatch(name)), None)
+
+    def valued(self, is_meant: Callable[[str], bool]) -> str | None:
+        """Return the first name with a text value that ``is_meant`` accepts; None without one."""
+        return next((name for name, found in self._values.items() if is_meant(str(found.value))), None)
+
+    def integer(self, name: str, default: int, *, low: int = 1) -> int:
+        """Return a whole number."""
+        found = self.optional(name, low=low)
+        return default if found is None else found
+
+    def optional(self, name: str, *, low: int = 1) -> int | None:
+        """Return a whole number; None if it is not given or not a whole number in range."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        number = _whole(value)
+        if value is True:
+            self.fault(name, "needs a value", allowed=f"{low} to {MAX_INTEGER}")
+            return None
+        if number is None or not low <= number <= MAX_INTEGER:
+            nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
+            self.fault(
+                name,
+                f"{_words(value)} is not a whole number in range",
+                allowed=f"{low} to {MAX_INTEGER}",
+                nearest=nearest,
+            )
+            return None
+        return number
+
+    def number(self, name: str, default: float) -> float:
+        """Return a finite number."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self.fault(name, f"{_words(value)} is not a number", allowed="a finite number")
+            return default
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return true or false; launchers accept the words, too."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        word = str(value).lower()
+        if not isinstance(value, bool | int | str) or word not in (*_TRUE, *_FALSE):
+            self.fault(name, f"{_words(value)} is neither true nor false", allowed="true, false")
+            return default
+        return word in _TRUE
+
+    def word(self, name: str, default: str = "", *, allowed: Iterable[str] = ()) -> str:
+        """Return a text, one of ``allowed`` if given, ignoring case."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        words = tuple(allowed)
+        if value is False and any(word.lower() == "no" for word in words):
+            value = "no"  # YAML reads unquoted NO as false
+        if value is True and "true" not in words:
+            self.fault(name, "needs a value", allowed=", ".join(words) or None)
+            return default
+        if not isinstance(value, str):
+            self.fault(name, f"{_words(value)} is not text", allowed=", ".join(words) or None)
+            return default
+        same = next((word for word in words if word.lower() == value.lower()), None)
+        if words and same is None:
+            nearest = UnknownNameError.among("", value, list(words)).errors[0].nearest
+            self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words), nearest=nearest)
+            return default
+        return same or value
+
+    def priced(self, program: str, name: str, default: str) -> str:
+        """Return what the program's table prices a word as; another word is a fault."""
+        values = flags_of(program)[name].priced_as
+        return str(values[self.word(name, default, allowed=values)])
+
+    def fault(
+        self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> None:
+        """Record a fault of a value; its file and line become part of the message."""
+        found = self._found(name)
+        where = f"line {found.line}: " if found and found.line else ""
+        fault = FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
+        if len(self.faults) < _FAULTS and fault not in self.faults:
+            self.faults.append(fault)
+
+    def slip_for(self, name: str) -> bool:
+        """Record a fault for a typo of a name that is not given; return whether there is one."""
+        if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
+            return False
+        slip = next((key for key in self._values if key not in self._taken and meant(key, [name])), None)
+        if slip is not None:
+            self.fault(slip, "is unknown", nearest=name)
+        return slip is not None
+
+    def expect(self, name: str, message: str = "is not given") -> None:
+        """Record a fault if a name is not given."""
+        if not self.has(name) and not self.slip_for(name):
+            self.fault(name, message)
+
+    def note(self, text: str) -> None:
+        """Add a note on the actual run."""
+        if len(self.notes) < MAX_LISTED:
+            self.notes.append(text)
+
+    def note_commands(self, over: Values) -> None:
+        """Note the values of the file that a command overrides."""
+        for name, found in over.items():
+            said = shown(str(found.value))
+            self.note(f"line {found.line} of the command: {name} is {said}, not the file's")
+
+    def stop(self) -> None:
+        """Raise the faults found so far.
+
+        Raises:
+            InvalidProblemError: there are faults.
+        """
+        if self.faults:
+            raise InvalidProblemError(self.faults)
+
+    def refuse_unpriced(self, *programs: str) -> None:
+        """Record a fault for each argument with which what is priced is not what runs."""
+        known = flag_names(*programs)
+        for name in self._values:
+            row = known.row(name)
+            if row is None or row.role != "refused" or self._lacks(row):
+                continue
+            if row.refuses(self.raw(name)):
+                usual = None if row.default is None else str(row.default).lower()
+                allowed = ", ".join(one for one in (usual, *row.unless) if one is not None) or None
+                self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
+
+    def unread(self, *programs: str) -> tuple[str, ...]:
+        """Return the unread names, except those that do not affect the price.
+
+        Args:
+            programs: with arguments that the file may give (``launchers.flags``).
+
+        Raises:
+            InvalidProblemError: one of them is a typo of a name that is not given, or affects
+                the run.
+        """
+        known = flag_names(*programs)
+        self.refuse_unpriced(*programs)
+        self._refuse_plain_sections()
+        left = [name for name in self._values if name not in self._taken]
+        lacking = [name for name in self._taken if name not in self._values]
+        self._refuse_kinds(known)
+        for name in left[:_SLIPS_TRIED]:
+            near = None if name in known else meant(name, lacking)
+            if near is not None:
+                self.fault(name, "is unknown", nearest=near)
+        self.stop()
+        found = [
+            name
+            for name in left
+            if not (known.is_free(name) or known.is_default(name, self._values[name].value))
+            and not self._lacks(known.row(name))
+        ]
+        for name in found:
+            value, row = self._values[name].value, known.row(name)
+            decided = row is not None and row.role not in ("open", "priced")
+            if not decided and (what := decides(name, str(value), known=name in known)):
+                self.fault(name, undecided(what), allowed=passing(shown(name)))
+        self.stop()
+        return tuple(shown(name) for name in found)[:MAX_LISTED]
+
+    def _lacks(self, row: Flag | None) -> bool:
+        """Return whether the argument without which a row does nothing is not given."""
+        return row is not None and row.needs is not None and self._found(row.needs) is None
+
+    def _refuse_kinds(self, known: FlagNames) -> None:
+        """Record a fault for each text in place of a number or a Boolean value."""
+        for name, found in self._values.items():
+            if not isinstance(found.value, str) or unknown_in(found.value) is not None:
+                continue
+            kind, text = known.kind(name), found.value.strip().lower()
+            if kind and text not in _LEFT_OPEN and not _KINDS[kind].fullmatch(text):
+                self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
+
+    def _refuse_plain_sections(self) -> None:
+        sections = {name.rpartition(".")[0] for name in self._taken if "." in name}
+        for name in sorted(sections - self._taken):
+            value = self.raw(name) if name in self._values else None
+            if value not in (None, {}):
+                self.fault(name, f"{_words(value)} is not a section", allowed="names with values under it")
+
+    def place(self, name: str) -> Place:
+        """Return a name of the file with its line."""
+        found = self._found(name)
+        return name, found.line if found else 0
+
+    def _found(self, name: str) -> LocatedValue | None:
+        found = self._values.get(name)
+        return None if found is None or found.value is None else found
+
+
+def _whole(value: object) -> int | None:
+    """Return a whole number, also from a text or 8.0."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else None
+    text = value.removeprefix("-") if isinstance(value, str) else ""
+    return int(str(value)) if text.isascii() and text.isdecimal() and len(text) < 12 else None  # noqa: PLR2004
+
+
+def _words(value: object) -> str:
+    return f'"{shown(value)}"' if isinstance(value, str) else shown(str(value)[:64])

@@ -1,0 +1,241 @@
+"""Files without a reader, recognised by their names: other trainers, clusters, unpriced trainings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+
+from meshwright.launchers.flags import flags_of
+from meshwright.launchers.reading.base import WHOLE_FILE, Overrides, Source, refused
+from meshwright.launchers.reading.commands import (
+    HANDLERS,
+    Command,
+    commands_of,
+    holds_file,
+    other_use,
+    require_training,
+    script_of,
+    started_program,
+)
+from meshwright.launchers.reading.documents import looks_like_document
+from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.shell.values import Script, Word
+
+_SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
+_NEMO_1_STEP = f"a Megatron-Bridge recipe of the same training, or {_SIZES}"
+_EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
+_SCRIPT = "the command that it starts, saved as a script"
+_ALL: Callable[..., bool] = all
+_ANY: Callable[..., bool] = any
+
+# Description, next step, and whether all or any names identify it; a name that ends in a dot is a prefix.
+_DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = (
+    ("a Kubernetes manifest", _SCRIPT, _ALL, ("apiVersion", "kind")),
+    ("a SkyPilot task", _SCRIPT, _ALL, ("resources.", "run")),
+    ("a Compose file", _SCRIPT, _ALL, ("services.",)),
+    ("a model's own configuration", "--model with this file", _ALL, ("model_type", "hidden_size")),
+    ("GPT-NeoX's", _SIZES, _ANY, ("pipe_parallel_size", "pipe-parallel-size", "model-parallel-size")),
+    ("FlagScale's", _SIZES, _ANY, ("experiment.", "system.tensor_model_parallel_size")),
+    ("NeuronX Distributed Training's", _SIZES, _ANY, ("distributed_strategy.",)),
+    ("Primus'", _SIZES, _ALL, ("modules.pre_trainer.framework",)),
+    ("verl's", _SIZES, _ANY, ("actor_rollout_ref.", "algorithm.adv_estimator")),
+    ("NeMo-RL's", _SIZES, _ANY, ("policy.megatron_cfg.", "policy.dtensor_cfg.", "grpo.")),
+    ("LLM Foundry's", _SIZES, _ALL, ("max_duration", "train_loader.")),
+    ("MaxText's", _SIZES, _ANY, ("base_emb_dim", "ici_fsdp_parallelism", "dcn_data_parallelism")),
+    ("torchtune's", _SIZES, _ALL, ("model._component_",)),
+    ("OLMo's", _SIZES, _ALL, ("model.d_model", "model.n_layers")),
+    ("LitGPT's", _SIZES, _ALL, ("out_dir", "train.global_batch_size", "train.micro_batch_size")),
+    ("NeMo 1's", _NEMO_1_STEP, _ANY, (
+        "model.mcore_gpt", "model.megatron_amp_O2", "model.encoder_seq_length",
+    )),
+    ("NeMo 2's", _SIZES, _ANY, ("_factory_", "task._target_", "trainer._target_", "model.config._target_")),
+    ("a test of Megatron-LM's", "its MODEL_ARGS as a script", _ANY, ("MODEL_ARGS.",)),
+)  # fmt: skip
+_PYTHON = re.compile(
+    r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
+)
+_NEMO, _NEMO_1 = "a recipe of NeMo 2", "a run of NeMo 1"
+# Commands of trainers without a reader, by their first words.
+_STARTED = tuple(
+    (re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what)
+    for words, what in (
+        (r"nemo llm \S+", _NEMO), (r"main\.py (?:\S+ )*training=\S+", _NEMO_1),
+        (r"-m verl\.\S+", "a run of verl"), (r"litgpt \S+", "a run of LitGPT"),
+        (r"tune run", "a run of torchtune"), (r"-m openrlhf\.\S+", "a run of OpenRLHF"),
+        (r"xtuner train", "a run of xtuner"),
+        (r"composer (?:\S+ )*train(?:/train)?\.py", "a run of LLM Foundry"),
+        (r"-m (?:MaxText|maxtext)\.\S+", "a run of MaxText"), (r"-m levanter\.\S+", "a run of levanter"),
+    )
+)  # fmt: skip
+_PYTHON_NAMES: Mapping[str, str] = {
+    "megatron": "a recipe of Megatron-Bridge", "nemo": _NEMO, "nemo_run": _NEMO,
+}  # fmt: skip
+_STARTER = "the script that starts it, its recipe's name with overrides, or meshwright capture -- python …"
+
+
+def foreign(source: Source) -> Iterator[FieldError]:
+    """Yield the fault of a file without a reader, with the next step; nothing if it is unknown."""
+    if source.is_script:
+        try:
+            script = script_of(source, Overrides())
+            if script.stopped > 0:
+                yield _exits(source.name, script)
+            for command in commands_of(script):
+                require_training(command, source.name)
+            yield from _of_others(source, script)
+        except InvalidProblemError as fault:
+            yield from fault.errors
+    elif source.suffix == ".py":
+        found = _PYTHON.search(source.text)
+        what = _PYTHON_NAMES[found[1].partition(".")[0]] if found else "a Python program"
+        yield _fault(source, what, _SIZES if what == _NEMO else _STARTER)
+    else:
+        names = looks_like_document(source)
+        for what, step, needed, marks in _DOCUMENTS:
+            if needed(_has(names, mark) for mark in marks):
+                yield _fault(source, what if " " in what else f"{what} configuration", step)
+                return
+
+
+def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
+    for words in script.commands:
+        text = " ".join(word.text for word in words[:_FIRST_WORDS])
+        what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
+        if what is not None:
+            message = f"line {words[0].line} of {shown(source.name)} starts {what}, which is not read"
+            step = _NEMO_1_STEP if what == _NEMO_1 else _SIZES
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
+            return
+
+
+_FIRST_WORDS = 24  # including those of the launcher
+
+
+def _has(names: Mapping[str, object], mark: str) -> bool:
+    return any(name.startswith(mark) for name in names) if mark.endswith(".") else mark in names
+
+
+def _fault(source: Source, what: str, step: str) -> FieldError:
+    return FieldError(
+        pointer=WHOLE_FILE, message=f"{shown(source.name)} is {what}, which is not read", allowed=step
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Trainings on transformers' Trainer that no plan describes, by their arguments and programs.
+
+
+_ON_PREFERENCES = "training on preferences or rewards is not priced"
+
+
+@cache
+def preferences() -> tuple[str, ...]:
+    """Return the arguments of trainers on preferences and rewards alone (TRL, ms-swift)."""
+    return tuple(name for name, flag in flags_of("transformers").items() if flag.why == _ON_PREFERENCES)
+
+
+PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its preference trainers
+    "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
+    "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
+    "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
+)  # fmt: skip
+_OTHER_TASKS = ("seq_cls", "embedding", "reranker", "generative_reranker", "prm")  # of ms-swift 4
+_STAGES = ("sft", "pt", "pretrain", "")
+SEES = re.compile(
+    r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
+)
+_SEEING_PROGRAM = re.compile(
+    r"(?:^|[-_./])(?:\w*(?:llava|chatgpt_v)|vlm?|mllm|vision|visual|omni|audio|speech|video|multi_?modal|"
+    r"internvl|asr|tts|whisper|clip|vqa|ocr)(?=$|[-_./\d])",
+    re.IGNORECASE,
+)
+# transformers' examples, which train only if requested (examples/pytorch).
+_ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
+
+
+def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") -> None:
+    """Refuse trainings that no plan describes.
+
+    Args:
+        fields: the arguments.
+        programs: those with tables of the arguments.
+        program: the program that takes them; empty if only a file of arguments is read.
+
+    Raises:
+        InvalidProblemError: the training is not priced, or trains nothing.
+    """
+    fields.refuse_unpriced(*programs)
+    if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
+        fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
+    if str(fields.raw("task_type")).lower() in _OTHER_TASKS:
+        fields.fault("task_type", "cannot be read: another head than a language model's is not priced")
+    stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
+    if stage not in _STAGES:
+        fields.fault(
+            "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
+        )
+    _require_training(fields, program)
+    if (seeing := _SEEING_PROGRAM.search(program)) is not None:
+        why = f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced"
+        fields.fault(WHOLE_FILE, why, allowed=_STARTER)
+    fields.stop()
+
+
+def _require_training(fields: Fields, program: str) -> None:
+    """Record a fault if the arguments only evaluate (TrainingArguments: ``do_train`` is off)."""
+    predicts = fields.flag("do_predict", default=False)
+    if fields.has("do_train") and not fields.flag("do_train", default=True):
+        fields.fault("do_train", "is off: it trains nothing", allowed="true", nearest="true")
+    elif not fields.has("do_train") and (predicts or _ITS_EXAMPLES.search(program)):
+        where = " next to do_predict" if predicts else ""
+        fields.fault("do_train", f"is not given{where}: it trains nothing", allowed="true")
+
+
+def _exits(name: str, script: Script) -> FieldError:
+    said = [one if one[0].isalpha() or one[0] == "_" else f"${one}" for one in script.tested[:4]]
+    why = f", because of {' and '.join(said)}" if said else ""
+    message = f"line {script.stopped} of {shown(name)}: it exits there{why}, with nothing started"
+    named = next((one for one in said if one[0] != "$"), None)
+    allowed = _EXIT if named is None else _EXIT.replace("NAME=… for what it asks for", f"{shown(named)}=…")
+    return FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
+
+
+def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
+    """Refuse a file that programs only use for something other than training.
+
+    ``scripts``: scripts by name. Programs that print or move the file do not count.
+
+    Raises:
+        InvalidProblemError: a program generates, evaluates or converts with it, and none trains; or none is
+            started at all, by scripts that merely name, look for or write the file.
+    """
+    base = started.name.rpartition("/")[2]
+    commands = [
+        (name, started_program(words))
+        for name, script in scripts
+        for words in script.commands
+        if any(holds_file(word, base) for word in words) and words[0].text not in HANDLERS
+    ]
+    if commands and all(command is not None and other_use(command) for _, command in commands):
+        name, first = commands[0]
+        require_training(first or Command("", ()), name)
+    lists = [words for _, script in scripts for words in script.commands if words[0].text not in HANDLERS]
+    if scripts and not commands and not any(map(_may_start, lists)):
+        for name, script in scripts:
+            if script.stopped > 0:
+                raise InvalidProblemError([_exits(name, script)])
+        raise refused(
+            f"{shown(scripts[0][0])} names {shown(base)} and starts no program",
+            allowed=f"{shown(base)} alone, or the script that starts a training with it",
+        )
+
+
+def _may_start(words: Sequence[Word]) -> bool:
+    if words[-1].text == "--version":
+        return False
+    command = started_program(words)
+    script = bool(words[0].unknown) or any(word.text.endswith((".sh", ".sbatch")) for word in words[:2])
+    return script if command is None else command.program != "venv.py"

@@ -1,0 +1,86 @@
+"""The launchers that plans can be exported to, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.launchers.accelerate.export import Accelerate
+from meshwright.launchers.deepspeed.export import DeepSpeed
+from meshwright.launchers.llama_factory.export import LlamaFactory
+from meshwright.launchers.megatron_bridge.export import MegatronBridge
+from meshwright.launchers.megatron_lm.export import MegatronLm
+from meshwright.launchers.ms_swift.export import MsSwift
+from meshwright.launchers.nanotron.export import Nanotron
+from meshwright.launchers.target import ExportBundle, Launcher, target_of
+from meshwright.launchers.torchtitan.export import Torchtitan
+from meshwright.launchers.transformers.export import Axolotl, LlamaFactoryAccelerate, Trl
+from meshwright.profiles.capabilities import judged_versions
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
+
+_LAUNCHERS: dict[str, Launcher] = {
+    launcher.name: launcher
+    for launcher in (
+        MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
+        LlamaFactory(), Axolotl(), Trl(), LlamaFactoryAccelerate(),
+    )
+}  # fmt: skip
+
+
+def launcher_names() -> tuple[str, ...]:
+    """Return the names that ``export`` accepts, sorted."""
+    return tuple(sorted(_LAUNCHERS))
+
+
+def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launcher") -> str:
+    """Return the requested launcher, or else the problem's.
+
+    Raises:
+        InvalidProblemError: neither names one; ``pointer`` is the place in the error.
+    """
+    name = wanted or problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(pointer, "the problem names no launcher; name one", allowed=allowed)
+    return name
+
+
+def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None = None) -> ExportBundle:
+    """Return the files that start ``plan`` under ``launcher``; for ``any``, the plan's own first one.
+
+    Args:
+        plan: plan to start.
+        problem: problem that it answers.
+        launcher: its name.
+        version: the launcher's release, if files differ between releases; None: the newest judged one.
+
+    Raises:
+        InvalidProblemError: there are no files for that release of the launcher.
+        UnknownNameError: no exporter has that name.
+        RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
+    """
+    if launcher == "any" and plan.launchers:
+        launcher = next((name for name in plan.launchers if name in _LAUNCHERS), plan.launchers[0])
+    if launcher not in _LAUNCHERS:
+        raise UnknownNameError.among("/launcher", launcher, launcher_names())
+    target = target_of(plan, replace(problem, launcher=launcher))
+    return _LAUNCHERS[launcher].export(replace(target, version=_release(launcher, version)))
+
+
+def _release(launcher: str, version: str | None) -> str:
+    """Return the release of the names to write: ``0.3`` for 0.3.1; empty for the judged one.
+
+    Raises:
+        InvalidProblemError: the launcher has files only for other releases.
+    """
+    if version is None:
+        return ""
+    known = getattr(_LAUNCHERS[launcher], "versions", ())
+    release = ".".join(version.split(".")[:2])
+    if release not in known:
+        judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))
+        message = f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files"
+        allowed = ", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}"
+        raise InvalidProblemError.of("/launcher_version", message, allowed=allowed)
+    return release

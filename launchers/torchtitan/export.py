@@ -1,0 +1,411 @@
+"""Exporter of torchtitan: a plan becomes a Python module for 0.3, or a TOML and a module for 0.2.
+
+The module's model is in ``torchtitan_model``; the TOML is written for models that 0.2's llama3 can express.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    EnvironmentVariable,
+    StartCommand,
+    bundled,
+    common_warnings,
+    compiled_facts,
+)
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.launchers.torchtitan.export_model import (
+    LLAMA,
+    family_of,
+    in_8_bits,
+    model_text,
+    norm_epsilon,
+    rotary_factor,
+)
+from meshwright.profiles.errors import FieldError, RefusedExportError
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.requirements import TORCHAO_PRODUCTS
+from meshwright.solver.configuration import SPLIT_BACKWARD
+
+# --------------------------------------------------------------------------------------------------
+# Names of a plan's values in torchtitan 0.2 and 0.3: the same in TOML and in Python.
+#
+# Names: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/configs.py. The batch: without a pipeline
+# the local batch is one micro-batch and gradients accumulate; with one the local batch holds all of them.
+
+
+Values = dict[str, object]
+SCHEDULES = {  # torch.distributed.pipelining.schedules, get_schedule_class
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
+}  # fmt: skip
+RESHARD = {0: "default", 2: "never", 3: "always"}
+
+
+def training_values(target: Target) -> Values:
+    """Return batch and sequence."""
+    config = target.config
+    pipelined = config.pipeline_parallel_size > 1
+    return {
+        "local_batch_size": config.micro_batch_size * (config.num_microbatches if pipelined else 1),
+        "global_batch_size": target.workload.global_batch_size,
+        "seq_len": target.workload.seq_length,
+        "max_norm": 1.0,
+        "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+        **({"enable_cpu_offload": True} if "parameters" in config.offload else {}),
+    }
+
+
+def parallelism_values(target: Target, head_name: str) -> Values:
+    """Return the mesh, the schedule and the modules of each stage; ``head_name`` is the output layer's."""
+    config = target.config
+    shards = config.zero_shard_size // config.context_parallel_size if config.zero_stage else 1
+    values: Values = {
+        "data_parallel_replicate_degree": config.data_parallel_size // shards,
+        "data_parallel_shard_degree": shards,
+        "fsdp_reshard_after_forward": RESHARD[config.zero_stage],
+        "tensor_parallel_degree": config.tensor_parallel_size,
+        "context_parallel_degree": config.context_parallel_size,
+        "pipeline_parallel_degree": config.pipeline_parallel_size,
+        "expert_parallel_degree": config.expert_parallel_size,
+    }
+    if config.pipeline_parallel_size > 1:
+        values["pipeline_parallel_schedule"] = SCHEDULES[config.pipeline_schedule]
+        values["pipeline_parallel_microbatch_size"] = config.micro_batch_size
+        values["module_fqns_per_model_part"] = stage_modules(config.stage_layers, head_name)
+    return values
+
+
+def overlaps_tensor(target: Target) -> bool:
+    """Return whether tensor-parallel collectives overlap products: switched on, with a compiled model."""
+    switched_on = target.workload.framework_options.get("overlap_tensor", False)
+    return bool(switched_on) and "model" in compiled_parts(target) and target.config.sequence_parallel
+
+
+def compiled_parts(target: Target) -> list[str]:
+    """Return the compiled parts: none if operators were priced singly, or the backward pass is split.
+
+    For compiled stages PyTorch's ``_check_torch_compile_compatibility`` raises; a compiled loss donates its
+    buffers, and ``stage_backward_input`` retains its graph, which AOTAutograd refuses (torch 2.13,
+    ``_functorch/config.py donated_buffer``).
+    """
+    apart = not target.facts.elementwise_fused or target.config.pipeline_schedule in SPLIT_BACKWARD
+    return [] if apart else ["model", "loss"]
+
+
+def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
+    """Return the modules of every stage in model order: a partition, since torchtitan does not check it.
+
+    Its own split counts embedding and head as a layer each, so the list is always written.
+    """
+    parts, first = [], 0
+    for count in stage_layers:
+        parts.append([f"layers.{layer}" for layer in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head_name]
+    return parts
+
+
+def flavor(target: Target) -> str:
+    """Return the name under which the model is registered."""
+    return f"meshwright-{target.plan.plan_id}"
+
+
+# --------------------------------------------------------------------------------------------------
+# torchtitan 0.3: a Python module with one function that returns the whole configuration.
+#
+# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/qwen3/__init__.py,
+# models/common/config_utils.py, trainer.py.
+
+
+MODULE = "torchtitan_plan"
+PYTHON_FILE = f"{MODULE}.py"
+
+_TEXT = '''\
+"""One configuration of torchtitan 0.3: --module torchtitan_plan --config plan."""
+
+@STANDARD@
+from functools import partial
+
+@IMPORTS@
+
+RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
+
+# The model's shape.
+@MODEL@
+
+# What does not change the cost of a step: launch.sh asks for the first two.
+HF_ASSETS_PATH, DATASET = os.environ["HF_ASSETS_PATH"], os.environ["DATASET"]
+LEARNING_RATE = float(os.environ.get("LR", "3e-4"))
+
+_LINEAR = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
+_NORM = {"weight": nn.init.ones_}
+_EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
+
+
+@FUNCTIONS@
+
+
+def plan() -> Trainer.Config:
+    """Everything that the plan decided."""
+    return Trainer.Config(
+        model_spec=model_spec(),
+        hf_assets_path=HF_ASSETS_PATH,
+        loss=@LOSS@.Config(global_vocab_size=VOCAB_SIZE),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),
+        optimizer=default_adamw(lr=LEARNING_RATE),
+        training=TrainingConfig(
+@TRAINING@
+        ),
+        parallelism=ParallelismConfig(
+@PARALLELISM@
+        ),
+        activation_checkpoint=RECOMPUTATION["@RECOMPUTE@"](),
+        compile=CompileConfig(@COMPILE@),
+    )
+'''
+_IMPORTS = (  # for every model
+    "from torch import nn",
+    "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+    "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+    "from torchtitan.distributed.pipeline_parallel import pipeline_llm",
+    "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+    "from torchtitan.protocols.model_spec import ModelSpec",
+    "from torchtitan.trainer import Trainer",
+)
+
+
+def python_file(head: str, target: Target) -> str:
+    """Return the module's text."""
+    model = model_text(target, flavor(target))
+    # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
+    training = training_values(target) | {"disable_cuda_graphs": True}
+    parallelism = parallelism_values(target, "lm_head")
+    parallelism["enable_sequence_parallel"] = target.config.sequence_parallel
+    parts = compiled_parts(target)
+    compiled = {"enable": bool(parts), "components": parts}
+    if overlaps_tensor(target):
+        compiled["enable_async_tensor_parallel"] = True
+    text = _TEXT
+    for name, value in {
+        "STANDARD": model.standard,
+        "IMPORTS": "\n".join(sorted([*_IMPORTS, *model.imports])),
+        "MODEL": model.constants,
+        "FUNCTIONS": model.functions,
+        "LOSS": model.loss,
+        "TRAINING": _arguments(training),
+        "PARALLELISM": _arguments(parallelism),
+        "RECOMPUTE": target.config.recompute_granularity,
+        "COMPILE": ", ".join(f"{name}={_python(value)}" for name, value in compiled.items()),
+    }.items():
+        text = text.replace(f"@{name}@", value)
+    return head + text
+
+
+def _python(value: object) -> str:
+    return json.dumps(value) if isinstance(value, list | str) else repr(value)
+
+
+def _arguments(values: Values) -> str:
+    lines = []
+    for name, value in values.items():
+        if name == "module_fqns_per_model_part":
+            lines.append(f"            {name}=[")
+            lines += [f"                {part!r}," for part in value]  # type: ignore[attr-defined]
+            lines.append("            ],")
+        else:
+            lines.append(f"            {name}={value!r},")
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------
+# torchtitan 0.2: its TOML, and the module that registers the model's shape as a flavor of llama3.
+#
+# Keys: torchtitan 0.2.2, config/job_config.py; shape: models/llama3/model/args.py. Its MLP width is
+# ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)`` (model/model.py FeedForward):
+# with ``multiple_of`` the wanted width and a multiplier that stays below it, exactly the wanted width.
+
+
+def is_stated_by_0_2(model: ModelSpec) -> bool:
+    """Return whether 0.2's llama3 can be the model: heads fill the hidden size, with an own output head."""
+    fills = model.head_dim * model.num_attention_heads == model.hidden_size
+    return fills and family_of(model) is LLAMA and not model.tied_embeddings
+
+
+TOML_FILE = "torchtitan_0_2.toml"
+FLAVOR_MODULE = "torchtitan_0_2_model"
+FLAVOR_FILE = f"{FLAVOR_MODULE}.py"
+
+_FLAVOR = '''\
+"""The model of the plan as a flavor of torchtitan 0.2's llama3 (experimental.custom_import)."""
+
+from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
+
+llama3_args["@FLAVOR@"] = TransformerModelArgs(
+@ARGUMENTS@
+    rope_scaling_args=RoPEScalingArgs(scaling_factor=@FACTOR@),  # 1.0: no scaling
+)
+'''
+
+
+def toml_file(head: str, target: Target) -> str:
+    """Return the configuration; ``launch.sh`` asks for data set and tokenizer."""
+    recompute, parts = target.config.recompute_granularity, compiled_parts(target)
+    asynchronous = {"enable_async_tensor_parallel": True} if overlaps_tensor(target) else {}
+    sections: dict[str, Values] = {
+        "job": {"description": f"Meshwright plan {target.plan.plan_id}"},
+        "model": {"name": "llama3", "flavor": flavor(target)},
+        "experimental": {"custom_import": FLAVOR_MODULE},
+        "optimizer": {"name": "AdamW", "lr": 0.0003},
+        "training": training_values(target) | {"dtype": "float32"},
+        "parallelism": parallelism_values(target, "output") | asynchronous,
+        "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
+        "compile": {"enable": bool(parts), "components": parts},
+    }
+    lines = []
+    for title, values in sections.items():
+        lines.append(f"\n[{title}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return head + "\n".join(lines) + "\n"
+
+
+def flavor_file(head: str, target: Target) -> str:
+    """Return the module that registers the flavor."""
+    model = target.model
+    plain = int(2 * 4 * model.hidden_size / 3)
+    arguments = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_attention_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "vocab_size": model.vocab_size,
+        "multiple_of": model.ffn_hidden_size,
+        "ffn_dim_multiplier": round(min(1.0, model.ffn_hidden_size / plain) * 0.999, 6),
+        "norm_eps": norm_epsilon(target.model),
+        "rope_theta": float(model.rotary_base or 10_000),
+        "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
+    }
+    lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
+    text = _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
+    return head + text.replace("@FACTOR@", repr(rotary_factor(target.model)))
+
+
+PRODUCT = "torchtitan 0.3.0 and 0.2.2"
+NEWER_ALONE = "torchtitan 0.3.0"
+_BESIDE = EnvironmentVariable(
+    name="PYTHONPATH",
+    value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
+    reason="torchtitan imports the plan's module by its name.",
+    is_expression=True,
+)
+PROGRAMS = f"""\
+program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}"
+    --model.hf_assets_path "${{HF_ASSETS_PATH}}" --training.dataset "${{DATASET}}")
+if [[ "${{TORCHTITAN_VERSION:-@VERSION@}}" != 0.2* ]]; then
+    program=(-m torchtitan.train --module {MODULE} --config plan)
+fi
+"""
+_MODULE = f"program=(-m torchtitan.train --module {MODULE} --config plan)\n"
+_LOGGED = """\
+# The time of every step is logged; torchtitan's own interval is 10 steps.
+# A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
+program+=(--metrics.log_freq "${LOG_INTERVAL:-1}"
+    --checkpoint.enable --checkpoint.interval "${SAVE_INTERVAL:-500}"
+    --comm.init_timeout_seconds "${TIMEOUT_S:-1800}"
+    --comm.train_timeout_seconds "${TIMEOUT_S:-1800}")"""
+NEEDS = (
+    ("HF_ASSETS_PATH", "the folder of the model's tokenizer files"),
+    ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
+)
+_ASKED = tuple(
+    EnvironmentVariable(
+        name=name, value=f'"${{{name}}}"', reason="The plan's module reads it.", is_expression=True
+    )
+    for name, _ in NEEDS
+)
+
+
+def start(target: Target, version: str, *, both: bool) -> StartCommand:
+    """Return the start of a node; ``version`` is its release, unless TORCHTITAN_VERSION selects another."""
+    return StartCommand(
+        program='"${program[@]}"',
+        needs=NEEDS,
+        packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),
+        takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
+        environment=(_BESIDE, *_ASKED),
+        before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
+    )
+
+
+class Torchtitan:
+    """Exporter to ``torchtitan.train``."""
+
+    name = "torchtitan"
+    versions = ("0.3", "0.2")
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the module, the TOML with its model, and the two scripts that start either.
+
+        Raises:
+            RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        both = is_stated_by_0_2(target.model) and not in_8_bits(target)
+        version = target.version or self.versions[0]
+        if version != self.versions[0] and not both:
+            why = (
+                "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
+                "no experts and no latent attention; products in 8 bits are written for 0.3"
+            )
+            raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
+        return bundled(
+            target,
+            product=PRODUCT if both else NEWER_ALONE,
+            start=start(target, version, both=both),
+            warnings=found_warnings(target),
+            own=lambda head: (
+                {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})
+            ),
+        )
+
+
+def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
+    return {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of torchtitan from the plan, and the parts that the plan leaves open."""
+    config = target.config
+    asked = target.workload.framework_options
+    written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
+    written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
+    yield from common_warnings(target, (*written, *compiled_facts(target)))
+    if target.model.moe:
+        yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
+    if is_stated_by_0_2(target.model) and not in_8_bits(target):
+        yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
+        if config.zero_stage == 0 and config.data_parallel_size > 1:
+            # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
+            # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 fixes it.
+            share = f"1/{config.data_parallel_size}"
+            yield (
+                "under 0.2 replicas divide gradients twice: norms that are logged and clipped are "
+                f"{share} of the true ones; write {share} of training.max_norm, or run 0.3"
+            )
+    yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
+    if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
+        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    if config.pipeline_schedule == "zb_v":
+        yield "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait"
+    if config.pipeline_schedule == "dualpipe_v":
+        yield "that a forward and a backward pass overlap is not predicted"
+    if config.recompute_granularity == "selective":
+        yield "selective recomputation is torchtitan's own: it keeps attention and every second product"
+    if target.model.rotary_base is None:
+        yield "the model does not state its rotary base: 10000 is written"

@@ -1,0 +1,605 @@
+"""Reader of training scripts on transformers' Trainer, with arguments in a command or in a YAML file.
+
+Fine-tuning as LLaMA-Factory, ms-swift (``swift sft``), TRL, DeepSpeed-Chat and plain ``Trainer`` scripts
+start it: replicas, ZeRO by DeepSpeed, or FSDP. Names and defaults: ``TrainingArguments``; those of
+LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they differ, marked below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.launchers.accelerate.read import AccelerateReader, optimizers, ranks_of
+from meshwright.launchers.accelerate.read_command import (
+    Shares,
+    shares_of,
+    shares_of_environment,
+)
+from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.reading.adapters import (
+    adapters_of,
+    base_of,
+    of_trainer,
+    refuse_stored,
+    require_whole_weights,
+    trained_whole,
+    whole_base,
+)
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.commands import (
+    Command,
+    World,
+    best,
+    chosen,
+    chosen_by,
+    commands_of,
+    environment_of,
+    other_gpus_note,
+    readable_script,
+    require_beside,
+    require_training,
+    script_of,
+    world_of,
+)
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
+from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
+from meshwright.launchers.transformers.read_ranks import (
+    engines_precision,
+    kernel_of,
+    liger,
+    of_environment,
+    on_its_engine,
+    ranks_run,
+    require_gpus_of_their_own,
+    started_by,
+    starts_processes,
+)
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
+from meshwright.shell.values import (
+    Script,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
+
+_MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
+_MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
+_PERHAPS_MODELS = ("model_name", "model_path")  # some scripts save under these names
+_NO_MODELS = re.compile(
+    r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
+)
+_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
+_PARTS = (  # cut separately and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
+    ("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"),
+    ("max_prompt_len", "max_ans_len"),
+)  # fmt: skip
+_OWN = (
+    _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
+    "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
+)  # fmt: skip
+_DECIDING = (  # arguments with values that must be known
+    *(name for name in _OWN if name != "lr_scheduler_type"), *_LENGTHS, *_MODELS, "zero_stage", "fsdp",
+    "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
+    "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
+)  # fmt: skip
+PADDED = (  # with the name of the longest length
+    "packing is off: micro-batches are padded to their longest sequence, and priced as if each had one of "
+    "{} tokens; a plan for documents of stated lengths (batching padding_to_longest) prices shorter ones"
+)
+REPLICAS = "no file or command says how ranks share the model: plain replicas, a whole one each"
+_LEAST_NAMES = 2
+_DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
+WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
+_SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
+_SWIFT = ("swift", "megatron")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool with arguments of the Trainer, and its defaults."""
+
+    name: str
+    micro: int = 8  # TrainingArguments
+    recomputes: bool = False
+    tuner: str = "full"
+    length: int | None = None
+    launcher: str = AccelerateReader.name  # launcher of its replicas and meshes
+    programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (launchers.flags)
+
+
+_PLAIN = Tool(name="transformers")
+LLAMA_FACTORY = Tool(
+    name="LLaMA-Factory",
+    recomputes=True,
+    tuner="lora",
+    length=2048,
+    launcher="llama-factory-accelerate",
+    programs=("llama-factory", "transformers"),
+)
+_FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
+_MS_SWIFT = Tool(
+    name="ms-swift", micro=1, recomputes=True, tuner="lora", programs=("ms-swift", "transformers")
+)
+_TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
+_OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
+_PEFTS = (_PLAIN, _TRL)  # use peft's own adapters by default
+
+_PROGRAMS = (
+    ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
+    ("open_instruct/finetune", _OPEN_INSTRUCT),
+)  # fmt: skip
+
+
+_MIXERS = ("dataset_mixer_list", "dataset_mix_dir")  # open-instruct's own
+# LLaMA-Factory's own entry points; others may have other defaults. None: a file of arguments.
+_ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|launcher)\.py$|^$")
+
+
+class TrainerReader:
+    """Reader of commands and YAML of scripts on transformers' Trainer."""
+
+    name = "transformers"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether there are names of TrainingArguments."""
+        if source.is_script:
+            return _is_known(*best(_commands(readable_script(source)), _is_name))
+        names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
+        return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that a command or a YAML file starts.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, is not priced, or is missing.
+        """
+        known = known_of(source, overrides)
+        if not source.is_script:
+            start = start_of(source, overrides)
+            over = {} if start is None else values_of(start[1].words, overrides)
+            over.pop("config", None)
+            fields = Fields(source.name, document_of(source) | over, overrides)
+            fields.note_commands(over)
+            if start is None:
+                return trainer_run(fields, known, _tool(fields))
+            script, command = start
+            shares = shares_of(_of_start(command), known.source)
+            known.world = world_of("", script, command)
+            require_gpus_of_their_own(fields, script, command, shares)
+            started = started_by(script, command)
+            return trainer_run(
+                fields, known, _tool(fields), started=started, shares=shares, program=command.program
+            )
+        script = script_of(source, overrides)
+        command, count = chosen(_commands(script), _is_name, overrides, source.name)
+        if not _is_known(command, count):
+            raise refused(
+                f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
+            )
+        require_training(command, source.name)
+        _require_one_run(script, command, overrides, source.name)
+        known.world = world_of(source.text, script, command)
+        beside = _arguments_beside(source, command)
+        values = on_its_engine(command, beside | values_of(command.words, overrides))
+        values |= of_environment(environment_of(script, command), values)
+        fields = Fields(source.name, values, overrides)
+        fields.take("config")
+        for note in script.notes:
+            fields.note(note)
+        shares = shares_of(_of_start(command), known.source)
+        shares = shares or shares_of_environment(environment_of(script, command), known.source)
+        if shares is not None and known.header.plan_id is None:
+            known.header = header_of(shares.source.text)  # of an exported plan left as a capture
+        require_gpus_of_their_own(fields, script, command, shares)
+        tool, started = _tool(fields, command.program), started_by(script, command)
+        program = command.program
+        return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
+
+
+def _require_one_run(script: Script, command: Command, overrides: Overrides, name: str) -> None:
+    """Refuse a script that also starts other trainings from argument files, unless one is selected."""
+    starts = [one for one in _commands(script) if one.program and one.words and starts_processes(one)]
+    files = [_configuration(one) or one.words[0] for one in starts]
+    own = {"", *(word.text for word in command.words)}
+    if overrides.run is None and any(
+        word.text.endswith(_DOCUMENTS) and word.text not in own for word in files
+    ):
+        lines = ", ".join(str(one.words[0].line) for one in starts[:8])
+        message = f"{name[:64]} starts {len(starts)} trainings (lines {lines}), some by files of arguments"
+        raise refused(message, allowed="a script with one of them, or that file")
+
+
+def _of_start(command: Command) -> Sequence[Word]:
+    """Return the words that set the sharding; TRL's command takes accelerate's among its own."""
+    return (*command.before, *command.words) if command.program == "trl sft" else command.before
+
+
+def start_of(source: Source, overrides: Overrides) -> tuple[Script, Command] | None:
+    """Return the script and command that train with a file of arguments; None without such a command.
+
+    The command's other arguments override the file (alignment-handbook, H4ArgumentParser).
+
+    Raises:
+        InvalidProblemError: no command that takes the file trains, or several differ.
+    """
+    scripts = [script_of(one, overrides) for one in source.scripts()]
+    starts = [(script, command) for script in scripts for command in _commands(script)]
+    found = chosen_by(source.name, [command for _, command in starts], _is_name)
+    return next((start for start in starts if start[1] is found), None)
+
+
+def _arguments_beside(source: Source, command: Command) -> dict[str, LocatedValue]:
+    """Return the arguments in the file named first or by ``--config``; the command's own override them."""
+    first = command.words[0] if command.words else Word("", 0)
+    named = first if first.text.endswith(_DOCUMENTS) else _configuration(command)
+    if named is None:
+        return {}
+    require_beside(source, source, named)
+    values = looks_like_document(source.at(named.text.rpartition("/")[2]))
+    if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
+        return {}  # another program's file
+    return document_of(source.at(named.text.rpartition("/")[2]))
+
+
+def _configuration(command: Command) -> Word | None:
+    for option, following in pairwise((*command.words, Word("", 0))):
+        name, equals, value = option.text.partition("=")
+        text = value if equals else following.text
+        if name == "--config" and (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault("--config", unknown, option.line)])
+        if name == "--config" and text.endswith(_DOCUMENTS):
+            return Word(text, option.line)
+    return None
+
+
+def _tool(fields: Fields, program: str = "") -> Tool:
+    """Return the tool, from the program and from names that only LLaMA-Factory or ms-swift has."""
+    if fields.has("max_seq_length"):  # its name in TRL before it recomputed by default
+        program = program.replace("trl", "")
+    own = _PLAIN
+    if fields.has("finetuning_type") or fields.has("stage"):
+        own = LLAMA_FACTORY if _ITS_PROGRAMS.search(program) else _FORK
+    own = _MS_SWIFT if fields.has("tuner_type") or fields.has("train_type") else own
+    if any(fields.has(name) or fields.has_section(name) for name in _MIXERS):
+        own = _OPEN_INSTRUCT
+    return next((tool for name, tool in _PROGRAMS if name in program), own)
+
+
+def require_do_train(fields: Fields) -> None:
+    """Record a fault unless ``do_train`` is on: LLaMA-Factory's workflows only evaluate without it."""
+    if not fields.flag("do_train", default=False):
+        fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
+
+
+def trainer_run(
+    fields: Fields,
+    known: Known,
+    tool: Tool,
+    *,
+    started: int | None = None,
+    shares: Shares | None = None,
+    program: str = "",
+) -> LaunchFile:
+    """Return the run of arguments from a command or a file.
+
+    Args:
+        fields: the arguments.
+        known: values given next to them.
+        tool: tool that takes them.
+        started: number of processes, if no launcher sets it.
+        shares: accelerate's file and options, which set the sharding.
+        program: started program; empty if only a file of arguments is read.
+
+    Raises:
+        InvalidProblemError: a value cannot be read, is not priced, or is missing.
+    """
+    refuse_unpriced(fields, tool.programs, program)
+    if tool is LLAMA_FACTORY:
+        require_do_train(fields)
+        fields.stop()
+    model = _model(fields, known)
+    mesh = None if shares is None else shares.fields
+    world = ranks_of(known, mesh, started)
+    micro = _micro(fields, known, tool)
+    count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
+        tool, micro, world or 1
+    )
+    length = _length(fields, known, tool)
+    tuned = _tuned(fields, known, tool, model, program)
+    alone = started == 1 and known.world.num_gpus in (None, 0, 1)
+    if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
+        why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
+        allowed = f"torchrun --nproc_per_node {world}, or one GPU"
+        fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
+    elif alone and world and world > 1:
+        fields.note(other_gpus_note(1, world))
+    precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
+    recompute = _recomputes(fields, tool)
+    fields.stop()
+    overrides = replace(
+        known.overrides,
+        model=model,
+        num_gpus=world,
+        values={
+            **known.overrides.values,
+            "micro_batch_size": micro,
+            "num_microbatches": count,
+            "seq_length": length,
+            "precision": precision,
+            "optimizer": tuned["optimizer"],
+            "recompute_granularity": "full" if recompute else "none",
+        },
+    )
+    found = ranks_run(tool.launcher, fields, known, overrides, shares)
+    if not program and shares is None and found.launcher != DeepSpeedReader.name and (world or 1) > 1:
+        fields.note(REPLICAS)
+    options = {
+        **found.workload.framework_options,
+        **kernel_of(fields, found.launcher, found.configuration),
+        **liger(fields, model, micro * length),
+    }
+    tuned = _as_run(fields, tool, found, tuned)
+    tuned |= known.header.adapters  # of an exported plan with a script of the user's own
+    workload = replace(found.workload, **tuned, framework_options=options)
+    whole = known.world.num_gpus == world and known.world.gpus_per_node
+    nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
+    return replace(
+        found,
+        workload=workload,
+        num_nodes=nodes.num_nodes,
+        gpus_per_node=nodes.gpus_per_node,
+        notes=(*fields.notes, *known.notes, *found.notes),
+        unread=(*fields.unread(*tool.programs), *found.unread),
+    )
+
+
+def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
+    """Return the trained modules, the adapters and the optimizer as fields of a workload."""
+    strange = tool is _PLAIN and fields.raw("use_peft") is None  # its default is TRL's
+    rank, targets = adapters_of(
+        fields,
+        tool.tuner,
+        pefts=tool in _PEFTS,
+        strange=strange,
+        program=program,
+        supplied=known.overrides.values.get("lora_rank"),
+    )
+    return {
+        "optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
+        "lora_rank": rank,
+        "lora_targets": targets if tool in _PEFTS else of_trainer(fields, targets, model, rank),
+        "trained_modules": trained_whole(fields) if rank else (),
+        "base_precision": base_of(fields, nested=tool not in _PEFTS),
+    }
+
+
+def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]) -> dict[str, Any]:
+    """Return the tuning fields with the types that weights have on the ranks of the run."""
+    rank, base, in_bf16 = tuned["lora_rank"], tuned["base_precision"], _loads_in_bf16(fields, tool)
+    optimizer = optimizer_under(found, tuned["optimizer"])
+    if not rank and keeps_no_copy(found):
+        optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
+        _note_type(fields, tool, in_bf16=in_bf16)
+    if base != "bf16":
+        require_whole_weights(fields, found.configuration.zero_stage, rank)
+    elif rank and tool in _PEFTS and not in_bf16 and found.launcher != DeepSpeedReader.name:
+        base = whole_base(fields, found.workload.precision)
+    return {**tuned, "optimizer": optimizer, "base_precision": base}
+
+
+def keeps_no_copy(found: LaunchFile) -> bool:
+    """Return whether bf16 weights have no copy: FSDP2 casts them up, DeepSpeed keeps an fp32 copy."""
+    return found.configuration.zero_stage == 0 and found.launcher != DeepSpeedReader.name
+
+
+def optimizer_under(found: LaunchFile, said: str) -> str:
+    """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments."""
+    return found.workload.optimizer if found.launcher == DeepSpeedReader.name else said
+
+
+def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
+    """Return whether weights stay in 16 bits as loaded; LLaMA-Factory casts them up (model/adapter.py)."""
+    if tool in (LLAMA_FACTORY, _FORK):
+        return fields.flag("pure_bf16", default=False)
+    said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
+    if tool is _MS_SWIFT:  # the weights' own type unless set (arguments/base_args)
+        return not {"float32", "fp32", "float16", "fp16"} & set(said)
+    return tool is _OPEN_INSTRUCT or bool({"bfloat16", "auto"} & set(said))
+
+
+def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
+    said = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
+    if said and fields.raw(said) == "auto":
+        fields.note(f"{said} auto: the weights' own type, taken for bfloat16")
+    elif said is None and tool in _PEFTS and not in_bf16:
+        fields.note(
+            "no argument says what weights are loaded in: float32, transformers' default before 5; where "
+            "the script, or a later transformers, says bfloat16: --set optimizer=adamw-pure-bf16"
+        )
+
+
+def _model(fields: Fields, known: Known) -> ModelSpec:
+    named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
+    text = str(fields.raw(named, instead="--model NAME")) if named else ""
+    if named:
+        refuse_stored(fields, named)
+    if named and SEES.search(text.rstrip("/").rpartition("/")[2]):
+        why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
+        fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
+    if named in _PERHAPS_MODELS and named_model(text) is None:
+        text = ""
+    if not text and known.overrides.model is None and known.header.model is None:
+        like = fields.valued(lambda text: named_model(text) is not None)
+        if like is not None and not _NO_MODELS.search(like):
+            why = f"{shown(str(fields.raw(like)))} may be the model, under a name that is not known here"
+            fields.fault(like, why, allowed="--model with the name of the one that is trained")
+            fields.stop()
+    return known.model(Word(text, fields.place(named)[1]) if named and text else None)
+
+
+def _commands(script: Script) -> list[Command]:
+    """Return the programs that a script starts, without words that no program receives."""
+    return [*(command for command in commands_of(script) if command.program), Command("", ())]
+
+
+def _is_known(command: Command, count: int) -> bool:
+    """Return whether enough names are known; one suffices for ms-swift's own program."""
+    return count >= (1 if command.program in ("swift sft", "swift pt") else _LEAST_NAMES)
+
+
+def _is_name(text: str) -> bool:
+    name = text.partition("=")[0]
+    return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
+
+
+def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedValue]:
+    """Return arguments by name; the last of equal ones counts.
+
+    Raises:
+        InvalidProblemError: words known only at run time may be any arguments.
+    """
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
+    found: dict[str, LocatedValue] = {}
+    for at, word in enumerate(words):
+        if not word.text.startswith("--"):
+            continue
+        name, equals, value = word.text[2:].partition("=")
+        following = words[at + 1].text if at + 1 < len(words) else "--"
+        alone = not equals and following.startswith("--")
+        text = True if alone else value if equals else following  # a switch, or its value is missing
+        key = _whole(name.replace("-", "_"))
+        if alone and key.startswith("no_") and key[3:] in _SWITCHES:
+            key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
+        if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and overrides.model:
+            continue
+        found[key] = LocatedValue(text, word.line)
+    return found
+
+
+_SWITCHES = ("gradient_checkpointing", "use_gradient_checkpointing", "bf16", "packing", "use_liger_kernel")
+_ABBREVIATED = 12  # letters: shorter ones are names of other programs
+
+
+def _whole(name: str) -> str:
+    meant = {one for one in _DECIDING if one.startswith(name)}
+    return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
+
+
+def _supplied(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
+    """Return a number; a supplied one overrides the file's, with a note."""
+    supplied = known.overrides.values.get(name)
+    if type(supplied) is not int:
+        return found
+    if found is not None and found != supplied:
+        fields.note(f"{name} {found} of the file is replaced by {supplied}")
+    return supplied
+
+
+def _micro(fields: Fields, known: Known, tool: Tool) -> int:
+    own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
+    micro = _supplied(fields, known, "micro_batch_size", own)
+    whole = fields.raw("global_batch_size")
+    if micro is None:
+        micro = tool.micro
+        if whole:
+            why = f"no {_MICRO} is given: another program makes it of this one"
+            fields.fault("global_batch_size", why, allowed=_MICRO)
+        elif tool is _FORK:
+            why = "is not given, and the script may have another default than transformers'"
+            fields.fault(_MICRO, why, allowed=f"{_MICRO}, or --set micro_batch_size=8")
+        fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
+    elif whole:
+        fields.note(f"global_batch_size is another program's: {_MICRO} counts")
+    return micro
+
+
+def _usual_count(tool: Tool, micro: int, world: int) -> int:
+    """Return the default number of accumulated micro-batches; ms-swift fills a batch of 16."""
+    return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
+
+
+def _length(fields: Fields, known: Known, tool: Tool) -> int:
+    name = next((name for name in _LENGTHS if fields.has(name)), None)
+    parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
+    if name is None and parts:
+        own = sum(fields.integer(part, 1) for part in parts)
+        fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
+        return _supplied(fields, known, "seq_length", own) or own
+    others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
+    if others and name and tool in _PEFTS and "seq_length" not in known.overrides.values:
+        why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
+        fields.fault(others[0], f"{why}: which one is meant is not known", allowed="--set seq_length=…")
+    length = _supplied(fields, known, "seq_length", fields.optional(name) if name else None)
+    usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
+    if length is None and usual is not None:
+        fields.note(f"{_LENGTHS[tool is not LLAMA_FACTORY]} is not given: {usual} is {tool.name}'s default")
+        return usual
+    where = "max_length, without which no sequence is cut" if tool is _MS_SWIFT else _OF_SCRIPTS
+    return known.required("seq_length", length, where)
+
+
+_OF_SCRIPTS = f"{_LENGTHS[2]} of the training script"
+
+
+_SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
+    """Return the autocast type by the arguments, DeepSpeed's or accelerate's file, or the weights' type."""
+    supplied = known.overrides.values.get("precision")
+    if supplied in ("bf16", "fp16"):
+        return str(supplied)
+    for name in ("bf16", "fp16"):
+        if fields.has(name) and fields.flag(name, default=False):
+            return name
+    if engine := engines_precision(fields, known.source):
+        return engine
+    if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
+        return mesh.word("mixed_precision")
+    dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
+    dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
+    if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16", default=False)):
+        tool = _PLAIN  # its weights are cast up, and products are not cast down (model/adapter.py)
+    dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
+    if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
+        fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
+        return "fp16" if dtype == "float16" else "bf16"
+    fields.has("bf16")
+    fields.fault(
+        "bf16",
+        "neither bf16 nor fp16 is given: training in fp32 is not priced",
+        allowed="bf16 or fp16 true, or --set precision=bf16",
+    )
+    return "bf16"
+
+
+def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:
+    """Return the optimizer from its name in transformers."""
+    name = fields.word(key, default)
+    if name not in optimizers():
+        fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(optimizers()))
+    if name.startswith("paged_"):
+        fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
+    return optimizers().get(name, "adamw")
+
+
+def _recomputes(fields: Fields, tool: Tool) -> bool:
+    said = fields.has("gradient_checkpointing")  # LLaMA-Factory has a switch of its own
+    if tool is LLAMA_FACTORY or (tool is _FORK and not said):
+        return not fields.flag("disable_gradient_checkpointing", default=False)
+    if not fields.has("gradient_checkpointing") and tool.recomputes:
+        fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
+    elif not fields.has("gradient_checkpointing") and not fields.has("use_gradient_checkpointing"):
+        fields.note("gradient_checkpointing is off: transformers' default, where no script turns it on")
+    own = fields.flag("use_gradient_checkpointing", default=tool.recomputes)  # in many scripts on TRL
+    return fields.flag("gradient_checkpointing", default=own)

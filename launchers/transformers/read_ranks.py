@@ -1,0 +1,541 @@
+"""Sharding of transformers' Trainer: by DeepSpeed's file, accelerate's, its own FSDP, or none.
+
+The batch, the length and the precision are the trainer's, whatever those files set
+(transformers, training_args.py and integrations/deepspeed.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from meshwright.launchers.accelerate.export import ATTENTION
+from meshwright.launchers.accelerate.read import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    ENGINE,
+    MICRO_BATCH,
+    PLUGIN_COUNT,
+    PLUGIN_FILE,
+    Arguments,
+    arguments,
+    contradictions,
+    mesh_run,
+    plugin_run,
+    values_of_file,
+)
+from meshwright.launchers.accelerate.read_command import Shares
+from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import (
+    RANK_STARTERS,
+    Command,
+    environment_of,
+    takes_every_gpu,
+    world_of,
+)
+from meshwright.launchers.reading.documents import (
+    LocatedValue,
+    Values,
+    document_of,
+    looks_like_document,
+)
+from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
+from meshwright.shell.values import (
+    UNKNOWN,
+    Script,
+    Word,
+    unknown_fault,
+    unknown_in,
+)
+from meshwright.solver.configuration import Configuration
+
+_BUILT_IN = re.compile(
+    r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
+)
+_STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
+_FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` if the trainer sets them
+_DEEPSPEEDS_BATCH = "train_batch_size"  # of all ranks; follows from the trainer's arguments
+_DEEPSPEEDS_MICRO = "train_micro_batch_size_per_gpu"
+_NAMES = {
+    _DEEPSPEEDS_MICRO: "micro_batch_size",
+    "gradient_accumulation_steps": "num_microbatches",
+    **dict.fromkeys(_FILLED, "precision"),
+}
+_OF_THE_ENGINE = "deepspeed_config"  # DeepSpeed's own argument; transformers does not see its file
+_OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # options of a command
+
+
+def ranks_run(
+    launcher: str, fields: Fields, known: Known, overrides: Overrides, shares: Shares | None
+) -> LaunchFile:
+    """Apply the sharding engine (DeepSpeed, FSDP, accelerate) to the run.
+
+    Args:
+        launcher: launcher to assign replicas and meshes to.
+        fields: the trainer's arguments.
+        known: values given next to them.
+        overrides: the model, the ranks and the trainer's batch, length, precision and recomputation.
+        shares: accelerate's file and options.
+
+    Raises:
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+    """
+    if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
+        return _by_deepspeed(fields, known, overrides)
+    said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
+    source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
+    if said.kind() != "DEEPSPEED":
+        values |= _own_fsdp(fields, known.source)
+    if "num_microbatches" in known.overrides.values:
+        values.pop(PLUGIN_COUNT, None)  # the user overrides the files
+    elsewhere = ranks is None or str(ranks.value) != str(
+        overrides.num_gpus
+    )  # the launcher sets their number
+    if elsewhere:
+        values["num_processes"] = LocatedValue(overrides.num_gpus, ranks.line if ranks else 0)
+    if elsewhere and ranks is not None:
+        values.pop("num_machines", None)
+        fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
+    fields.stop()
+    mesh = Fields(source.name, values, overrides)
+    found = _by_accelerate(
+        launcher, fields, Shares(source, values, mesh), overrides, known.overrides.values
+    )
+    return replace(found, num_nodes=None, gpus_per_node=None) if elsewhere else found
+
+
+def _by_accelerate(
+    launcher: str, fields: Fields, shares: Shares, overrides: Overrides, over: Collection[str]
+) -> LaunchFile:
+    """Return the run of accelerate's values: its DeepSpeed plugin, a mesh, or plain replicas."""
+    known, mesh = known_of(shares.source, overrides), shares.fields
+    replays = (
+        "true" if fields.flag(CHECKPOINTING, default=False) else overrides.values["recompute_granularity"]
+    )
+    given = {
+        MICRO_BATCH: Word(str(overrides.values["micro_batch_size"]), 0),
+        ACCUMULATION: Word(str(overrides.values["num_microbatches"]), 0),
+        CHECKPOINTING: Word(str(replays), 0),
+        **arguments(known, _OF_THE_START),
+    }
+    if fields.flag("torch_compile", default=False):
+        given["torch_compile"] = Word("true", 0)
+    if shares.kind() == "DEEPSPEED":
+        return _by_plugin(shares, overrides, given, over)
+    mesh.raw("mixed_precision")
+    length, precision = int(overrides.values["seq_length"]), str(overrides.values["precision"])
+    return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
+
+
+# Names for offloading in scripts that write DeepSpeed's file: a switch of DeepSpeed-Chat
+# (utils/ds_utils.py), a name of safe-rlhf's (finetune/main.py).
+_OFFLOADED = {
+    **dict.fromkeys(("none", "false"), ()), "optimizer": ("optimizer",), "parameter": ("param",),
+}  # fmt: skip
+_OFFLOADS = "fsdp_config.fsdp_offload_params"
+
+
+def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
+    """Return ``--fsdp`` and ``--fsdp_config`` as accelerate's values (transformers, _process_fsdp_args)."""
+    said, line = fields.raw("fsdp") or "", fields.place("fsdp")[1]
+    words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
+    if words[0] in ("", "false", "none"):
+        return {}
+    found: dict[str, object] = {ENGINE: "FSDP"}
+    strategy = next((word for word in words if word in _STRATEGIES), None)
+    if strategy is None and not set(words) & {"true", "fsdp", "fsdp2"}:
+        fields.fault("fsdp", f"{shown(' '.join(words))} is not priced", allowed=", ".join(_STRATEGIES))
+    if strategy is not None:
+        found["fsdp_config.fsdp_sharding_strategy"] = strategy.upper()
+    found |= {_OFFLOADS: True} if "offload" in words else {}
+    more = _own_configuration(fields, source)
+    found |= {f"fsdp_config.fsdp_{key.removeprefix('fsdp_')}": value for key, value in more.items()}
+    if strategy is not None and str(found.get("fsdp_config.fsdp_version")) == "2":
+        del found["fsdp_config.fsdp_sharding_strategy"]  # transformers 5, _apply_legacy_fsdp_to_config
+        found.setdefault("fsdp_config.fsdp_reshard_after_forward", strategy == "full_shard")
+        if strategy not in _STRATEGIES[:2]:
+            fields.fault("fsdp", f"{strategy} is FSDP1's alone", allowed=", ".join(_STRATEGIES[:2]))
+    return {key: LocatedValue(value, line) for key, value in found.items()}
+
+
+def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
+    """Return ``fsdp_config``: a section of the YAML, JSON on the command line, or a file."""
+    name = fields.raw("fsdp_config")
+    if not isinstance(name, str):
+        return fields.section("fsdp_config")
+    text = name if name.lstrip().startswith("{") else source.other(name)
+    if text is None:
+        fields.fault("fsdp_config", f"{shown(name)} is not next to the file", allowed="give that file too")
+    values = document_of(Source(name="fsdp.json", text=text)) if text else {}
+    return {key: one.value for key, one in values.items()}
+
+
+def _by_plugin(shares: Shares, overrides: Overrides, given: Arguments, over: Collection[str]) -> LaunchFile:
+    """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
+    name = shares.fields.raw(PLUGIN_FILE)
+    if isinstance(name, str):
+        key = PLUGIN_FILE
+        if not shares.source.is_script:  # the command's own options are ignored
+            own = Fields(shares.source.name, values_of_file(shares.source))
+            contradictions(own)
+            own.stop()
+        found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
+        machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
+        each = divided(ranks, machines, field="num_processes", what="num_machines")
+        return replace(found, num_nodes=machines, gpus_per_node=each)
+    values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
+    return plugin_run(Fields(shares.source.name, values, overrides), shares.source, overrides, given)
+
+
+def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, LocatedValue]:
+    """Return the arguments that accelerate's variables add (transformers, training_args.py).
+
+    Raises:
+        InvalidProblemError: a value is not known, or one of them lays out a mesh.
+    """
+    said = {name: "".join(variables[name]).lower() for name in _OF_ACCELERATE if name in variables}
+    for name, text in said.items():
+        if (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault(name, unknown, 0)])
+    if said.get(_MESH_OF_ACCELERATE, "false") not in ("false", "0", ""):
+        message = "a mesh that variables of the environment state is not read"
+        raise InvalidProblemError.of(_MESH_OF_ACCELERATE, message, allowed="accelerate's YAML")
+    found = {}
+    precision = said.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("bf16", "fp16") and not any(name in values for name in ("bf16", "fp16")):
+        found[precision] = LocatedValue(True, 0)
+    if said.get("ACCELERATE_DYNAMO_BACKEND", "no") not in ("no", "") and "torch_compile" not in values:
+        found["torch_compile"] = LocatedValue(True, 0)
+    return found
+
+
+_MESH_OF_ACCELERATE = "ACCELERATE_USE_PARALLELISM_CONFIG"
+_OF_ACCELERATE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", _MESH_OF_ACCELERATE)
+
+
+def on_its_engine(command: Command, values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
+    """Return the arguments with the ZeRO switch of a script that ``deepspeed`` starts without a file.
+
+    Raises:
+        InvalidProblemError: no argument of such a script sets the stage.
+    """
+    runner = next((word for word in command.before if word.text.rsplit("/", 1)[-1] == "deepspeed"), None)
+    own = any(name in command.program for name in ("swift", "train.py", "llamafactory"))
+    if runner is None or own or {"deepspeed", "deepspeed_config", "finetuning_type"} & set(values):
+        return values
+    if "zero_stage" not in values:
+        raise InvalidProblemError.of(
+            "--deepspeed",
+            f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
+            allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
+        )
+    return {**values, "deepspeed": LocatedValue(True, runner.line)}
+
+
+def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchFile:
+    key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
+    if fields.has_section(key):  # the file's content in place of its name
+        inside = {one: LocatedValue(value, 0) for one, value in fields.section(key).items()}
+        _require_same(inside, key, overrides, known.overrides.values)
+        return _of_deepspeeds(inside, key, overrides)
+    name = fields.raw(key)
+    if name is True and not fields.has("zero_stage"):
+        allowed = "a file of DeepSpeed's, or --zero_stage of a script that makes its own"
+        fields.fault(key, "needs a value", allowed=allowed)
+        fields.stop()
+    fields.take("zero_stage")  # the script writes it into the file
+    if name is True:  # the script makes the configuration (DeepSpeed-Chat)
+        stage = fields.integer("zero_stage", 0, low=0)
+        values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
+        away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
+        values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in away}
+        return _of_deepspeeds(
+            {one: LocatedValue(value, 0) for one, value in values.items()}, "deepspeed", overrides
+        )
+    return run_of_deepspeeds_file(
+        str(name), fields, known.source, overrides, key=key, over=known.overrides.values
+    )
+
+
+def run_of_deepspeeds_file(
+    name: str, fields: Fields, beside: Source, overrides: Overrides, *, key: str, over: Collection[str] = ()
+) -> LaunchFile:
+    """Return the run of the DeepSpeed file that ``key`` names, with ``auto`` filled from supplied values.
+
+    ``over``: values that the user supplies, which may differ from the files.
+    """
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    text = beside.other(base)
+    json_file = Source(name=base if base.endswith(".json") else f"{base}.json", text=text or "")
+    values = dict(looks_like_document(json_file)) if text else {}
+    if text and not values:
+        document_of(json_file)
+    if not values:
+        values = _built_in(fields, key, base)
+    fields.stop()
+    for said, one in values.items():
+        if (unknown := unknown_in(one.value)) is not None:
+            raise InvalidProblemError([unknown_fault(f"{said} of {shown(base)}", unknown, one.line)])
+    if key != _OF_THE_ENGINE:
+        _require_same(values, base, overrides, over)
+    elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
+        _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, overrides, over)
+    filled = {key: LocatedValue("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
+    return _of_deepspeeds({**values, **filled}, base, overrides)
+
+
+def _of_deepspeeds(values: Mapping[str, LocatedValue], base: str, overrides: Overrides) -> LaunchFile:
+    """Return the run of DeepSpeed's values, with ``auto`` filled from supplied values."""
+    text = json.dumps(_nested(_resolved(values, overrides)))
+    name = base if base.endswith(".json") else f"{base}.json"
+    return DeepSpeedReader().read(Source(name=name, text=text), overrides)
+
+
+def engines_precision(fields: Fields, beside: Source) -> str:
+    """Return the type that DeepSpeed's file turns on without the trainer's arguments; empty for none."""
+    name = fields.raw(_OF_THE_ENGINE)
+    base = str(name or "").replace("\\", "/").rsplit("/", 1)[-1]
+    text = beside.other(base) if base.endswith(".json") else None
+    own = looks_like_document(Source(name=base, text=text)) if text else {}
+    on = (key.partition(".")[0] for key in _FILLED if key in own and own[key].value is True)
+    return next(on, "")
+
+
+def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
+    """Return a built-in file of LLaMA-Factory, ms-swift or Axolotl by its usual name."""
+    match = _BUILT_IN.fullmatch(base)
+    if match is None:
+        fields.fault(
+            key, f"{shown(base)} is not next to the file", allowed="give that file too, or its folder"
+        )
+        return {}
+    fields.note(
+        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values; give the file to be sure"
+    )
+    found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
+    device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
+    weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
+    return {name: LocatedValue(value, 0) for name, value in {**found, **device, **weights}.items()}
+
+
+def _resolved(values: Mapping[str, LocatedValue], overrides: Overrides) -> dict[str, object]:
+    """Return DeepSpeed's values with ``auto`` replaced as by transformers' ``HfTrainerDeepSpeedConfig``."""
+    known, keys = _filled(overrides), flag_names(DeepSpeedReader.name)
+    found: dict[str, object] = {}
+    for name, one in values.items():
+        if one.value == "auto" and name in known:
+            found[name] = known[name]
+        elif one.value != "auto" or not (name == _DEEPSPEEDS_BATCH or keys.is_free(name)):
+            found[name] = one.value
+    precision = str(
+        overrides.values["precision"]
+    )  # accelerate adds its section (DeepSpeedPlugin.set_mixed_precision)
+    if not any(name.startswith(f"{precision}.") for name in values):
+        found[f"{precision}.enabled"] = True  # accelerate adds it (DeepSpeedPlugin.set_mixed_precision)
+    return found
+
+
+def _filled(overrides: Overrides) -> dict[str, int | str | bool]:
+    found = {key: overrides.values[name] for key, name in _NAMES.items()}
+    return found | {key: found[key] == key.partition(".")[0] for key in _FILLED}
+
+
+def _require_same(
+    values: Mapping[str, LocatedValue], base: str, overrides: Overrides, over: Collection[str]
+) -> None:
+    """Refuse a file with another batch or type than the trainer's arguments: transformers stops."""
+    fields = Fields(base, values)
+    for key, said in _filled(overrides).items():
+        value = fields.raw(key)
+        if _NAMES[key] not in over and value not in (None, "auto") and str(value) != str(said):
+            word = str(said).lower()
+            message = f"{shown(str(value).lower())} in {shown(base)}, but {word} by the trainer's arguments"
+            fields.fault(key, message, allowed=f"auto, {word}", nearest=word)
+    fields.stop()
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    tree: dict[str, object] = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                break
+            place = inner
+        place[last] = value
+    return tree
+
+
+# --------------------------------------------------------------------------------------------------
+# The started processes and their GPUs.
+
+
+_SEVERAL = ("deepspeed", "accelerate", "trl")  # start one process per visible GPU
+_TASKS = (*RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
+_STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
+
+
+def started_by(script: Script, command: Command) -> int | None:
+    """Return the processes of one node when no launcher sets them: one per visible GPU, or one."""
+    world = world_of("", script, command)
+    hangs = _has(command, _STARTERS) and any(word.unknown for word in command.before)
+    hangs = hangs or world.lacking is not None
+    if world.gpus_per_node and not world.num_nodes:
+        return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
+    gpus = _included(command.before) or _visible(script, command)
+    several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
+    several = several or hangs or takes_every_gpu(command.before)
+    several = several or _has(command, _TASKS)
+    return (gpus or None) if several else _stated_world(script, command)
+
+
+def _stated_world(script: Script, command: Command) -> int:
+    """Return the processes of python without a launcher: one, or WORLD_SIZE if others start elsewhere.
+
+    Raises:
+        InvalidProblemError: WORLD_SIZE is not known.
+    """
+    text = "".join(environment_of(script, command).get("WORLD_SIZE", ()))
+    if (unknown := unknown_in(text)) is not None:
+        line = next((word.line for word in command.before), 0)
+        raise InvalidProblemError([unknown_fault("WORLD_SIZE", unknown, line)])
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text) else 1  # noqa: PLR2004
+
+
+def starts_processes(command: Command) -> bool:
+    """Return whether a launcher of processes starts the command."""
+    return _has(command, _STARTERS)
+
+
+def _has(command: Command, programs: Collection[str]) -> bool:
+    return any(word.text.rsplit("/", 1)[-1] in programs for word in command.before)
+
+
+def _included(words: Sequence[Word]) -> int:
+    """Return the GPUs of one host in ``deepspeed --include host:0,1``; 0 for none or several hosts."""
+    texts = [word.text for word in words]
+    pairs = dict([*(text.partition("=")[::2] for text in texts), *pairwise(texts)])
+    hosts, _, gpus = pairs.get("--include", pairs.get("-i", "")).rpartition(":")
+    return 0 if "@" in hosts or not gpus else len(gpus.split(","))
+
+
+def _visible(script: Script, command: Command) -> int:
+    """Return how many GPUs a command sees (CUDA_VISIBLE_DEVICES); 0 if unset or not a plain list."""
+    said = "".join(environment_of(script, command).get("CUDA_VISIBLE_DEVICES", ()))
+    return 0 if UNKNOWN in said or not said else len(said.split(","))
+
+
+def require_gpus_of_their_own(
+    fields: Fields, script: Script, command: Command, shares: Shares | None
+) -> None:
+    """Refuse processes without a GPU each: some have none, or one process holds several.
+
+    Without ZeRO-3 and FSDP a process of ms-swift takes all GPUs that only it sees, one working
+    after another (get_default_device_map); of other trainers it feeds them all (torch's DataParallel).
+
+    Raises:
+        InvalidProblemError: a process has no GPU, or several.
+    """
+    gpus, world = _visible(script, command), world_of("", script, command)
+    mesh = None if shares is None else shares.fields
+    ranks = world.num_gpus or (mesh.optional("num_processes") if mesh else None)
+    nodes = world.num_nodes or (mesh.optional("num_machines") if mesh else None) or 1
+    each = world.gpus_per_node or (ranks // nodes if ranks else 1)
+    if gpus and each > gpus:
+        message = f"{gpus} GPUs are visible to {each} processes: torch finds no GPU for some"
+        fields.fault("CUDA_VISIBLE_DEVICES", message, allowed=f"{each} GPUs, or {gpus} processes")
+    alone = ranks in (None, 1) and world.gpus_per_node is None and not _has(command, _STARTERS)
+    sharded = fields.raw("fsdp") or re.search(r"zero_?3|stage_?3", str(fields.raw("deepspeed") or ""))
+    if command.program.startswith("swift"):
+        if gpus // each > 1 and not sharded and not (each == 1 and world.num_nodes):
+            why = f"a process holds the model over {gpus // each} of them (device_map), which is not priced"
+            message = f"{each} on {gpus} visible GPUs: {why}"
+            fields.fault("NPROC_PER_NODE", message, allowed=f"NPROC_PER_NODE={gpus}")
+    elif alone and not command.program.startswith("llamafactory") and not fields.raw("deepspeed"):
+        if gpus > 1:
+            why = f"python starts one process on {gpus} visible GPUs (torch's DataParallel)"
+            allowed = f"torchrun --nproc_per_node {gpus}, or one GPU"
+            fields.fault("CUDA_VISIBLE_DEVICES", f"{why}, which is not priced", allowed=allowed)
+        elif not gpus:
+            fields.note(
+                "python starts one process, which takes all GPUs that it sees (torch's DataParallel): "
+                "that is priced for one GPU alone"
+            )
+    if fields.flag("auto_find_batch_size", default=False):
+        fields.note("auto_find_batch_size halves micro-batches where memory runs out: priced as it starts")
+    if str(fields.raw("device_map")).lower() in _PLACEMENTS and gpus != 1:
+        fields.note(
+            "device_map: layers on several GPUs, one working after another, are not priced: one GPU each"
+        )
+    fields.stop()
+
+
+_PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of accelerate's dispatch_model
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention kernels and Liger's.
+
+
+# Attention kernels by transformers' names (AttentionInterface) that its exporter writes, and by those of
+# ms-swift and LLaMA-Factory.
+_NAMED = ("flash4", "flash3", "flash2", "cudnn", "torch", "triton")
+_KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
+    "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
+}  # fmt: skip
+
+
+def kernel_of(
+    fields: Fields, launcher: str, configuration: Configuration
+) -> dict[str, str | int | float | bool]:
+    """Return the attention kernel if it differs from the default of the price; rings have their own."""
+    name = next((name for name in ("attn_implementation", "attn_impl") if fields.has(name)), None)
+    word = fields.word(name) if name else ""
+    found = _KERNELS.get(word.lower(), "")
+    if name and word and not found:
+        fields.note(f"{name} {shown(word)} is priced as the launcher's own attention")
+    return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
+
+
+def kernel_option(found: str, launcher: str) -> dict[str, str | int | float | bool]:
+    """Return the option of a named attention kernel; empty if it is the default of the price."""
+    usual = framework_facts(framework_of(launcher)).attention_kernel
+    return {} if found in ("", usual) else {"attention_kernel": found}
+
+
+_LIGER = (
+    "use_liger_kernel",
+    "use_liger",
+    "enable_liger_kernel",
+)  # TrainingArguments, older TRL, LLaMA-Factory
+
+
+def liger(fields: Fields, model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+    """Return the options of Liger's kernels if on: norms, activations, and a loss that keeps no logits.
+
+    Its loss splits rows into vocabulary / hidden size parts, rounded to a power
+    of two (liger-kernel 0.6, ops/fused_linear_cross_entropy.py), and writes gradients over their 2 bytes.
+    """
+    if not any(fields.flag(name, default=False) for name in _LIGER):
+        return {}
+    return {"elementwise_fused": True, "norm_fused": True, **chunked_loss(model, tokens)}
+
+
+def chunked_loss(model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+    """Return the options of Liger's fused linear cross entropy."""
+    rows = -(-tokens // -(-model.vocab_size // model.hidden_size))
+    rows = 1 << (rows - 1).bit_length()
+    return {"loss_fused": True, "logit_bytes": 2.0 * min(rows / tokens, 1.0)}

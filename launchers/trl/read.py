@@ -1,0 +1,309 @@
+"""Reader of TRL's YAML of supervised fine-tuning next to accelerate's: SFTConfig and ModelConfig.
+
+Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, scripts/utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.launchers.accelerate.read import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    ENGINE,
+    MICRO_BATCH,
+    AccelerateReader,
+    Arguments,
+    arguments,
+    mesh_run,
+    number,
+    ranks_of,
+    recomputes,
+)
+from meshwright.launchers.accelerate.read_command import Shares, shares_beside
+from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.flags import flags_of
+from meshwright.launchers.reading.adapters import (
+    adapted,
+    base_of,
+    refuse_stored,
+    refuse_uncounted,
+    require_whole_weights,
+    trained_whole,
+)
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import (
+    commands_beside,
+    file_of_commands,
+    files_named,
+    holds_file,
+    program_of,
+    script_of,
+)
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
+from meshwright.launchers.reading.known import Known, header_of, known_of
+from meshwright.launchers.transformers.read import (
+    PADDED,
+    REPLICAS,
+    WITHOUT_COPY,
+    keeps_no_copy,
+    optimizer_of,
+    optimizer_under,
+    start_of,
+    values_of,
+)
+from meshwright.launchers.transformers.read_ranks import kernel_of, liger, ranks_run
+from meshwright.shell.values import Word
+
+_SHARDED = 3  # ZeRO-3
+_LEAST_NAMES = 2
+_FSDP2 = 2
+
+
+_PROGRAMS = ("trl", "trl.scripts.sft")
+_LENGTH, _MODEL = "max_length", "model_name_or_path"
+_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, MICRO_BATCH)
+_SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
+# Names of LLaMA-Factory and of the reader of transformers' Trainer: other engines, adapters, old names.
+_OTHERS_NAMES = (
+    "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
+    "max_seq_length",
+)  # fmt: skip
+_PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
+_DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
+
+
+class TrlReader:
+    """Reader of TRL's YAML of supervised fine-tuning, with accelerate's file if a script names it."""
+
+    name = "trl"
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether it is TRL's own file, or accelerate's next to a script that starts TRL."""
+        return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that both files configure.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
+        """
+        named = file_of_commands(source, _named_files(source))
+        files = [source, *documents_beside(known_of(source, overrides).source)]
+        sft = named or next((one for one in files if _is_sft(one)), None)
+        shares = _shares(source, files, sft, overrides)
+        known = known_of(source if shares is None else shares.source, overrides)
+        over = _of_sft_command(sft, overrides) if sft else {}
+        fields = Fields(sft.name, document_of(sft) | over, overrides) if sft else Fields(source.name, {})
+        fields.note_commands(over)
+        precision = _precision(fields)
+        if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
+            fields.note(PADDED.format(_LENGTH))
+        if fields.has("model_name") and not fields.has(_MODEL):
+            why = "is not one of TRL's names, and its parser stops there: the file is another program's"
+            fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
+        take_model(fields, known, _MODEL)
+        given, length = _sft_arguments(fields, known, over)
+        adapters, base = _peft(fields), base_of(fields, nested=False)
+        fields.refuse_unpriced("trl", "transformers")
+        optimizer = optimizer_of(fields, default="adamw_torch_fused")
+        dtype = _dtype(fields, precision, frozen=bool(adapters))
+        fields.word("attn_implementation", "")
+        liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
+        fields.stop()
+        unread = fields.unread("trl", "transformers")
+        plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
+        rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
+        if shares is not None and shares.kind() == "DEEPSPEED":
+            run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
+        else:
+            run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
+        if base != "bf16":
+            require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
+            adapters["base_precision"] = base
+        rest.word("mixed_precision", allowed=flags_of("accelerate")["mixed_precision"].choices)
+        rest.stop()
+        options = {
+            **run.workload.framework_options,
+            **kernel_of(fields, run.launcher, run.configuration),
+            **liger_on,
+        }
+        optimizer = optimizer_under(run, optimizer)
+        if not adapters:
+            optimizer = _of_whole_weights(optimizer, dtype, run)
+        elif base == "bf16" and dtype == "float32" and run.launcher != DeepSpeedReader.name:
+            fields.note("frozen weights in float32 (dtype, TRL's default) take 4 bytes each")
+            adapters["base_precision"] = "fp32"
+        workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
+        run = replace(run, workload=workload)
+        if shares is None:  # no file sets their place on nodes
+            run = replace(run, num_nodes=None, gpus_per_node=None)
+            if run.configuration.num_gpus > 1:
+                fields.note(REPLICAS)
+        return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _sft_by_deepspeed(
+    fields: Fields, known: Known, shares: Shares, given: Arguments, said: tuple[int, str, str]
+) -> LaunchFile:
+    """Return the run of accelerate's DeepSpeed plugin; ``said``: length, precision and optimizer."""
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": number(given, MICRO_BATCH) or _DEFAULT_BATCH,
+        "num_microbatches": number(given, ACCUMULATION) or 1,
+        "seq_length": said[0],
+        "precision": said[1],
+        "optimizer": said[2],
+        "recompute_granularity": "full" if recomputes(given, known) else "none",
+    }
+    world = ranks_of(known, shares.fields, None)
+    overrides = replace(
+        known.overrides, model=known.model(), num_gpus=world, values={**known.overrides.values, **values}
+    )
+    return ranks_run(TrlReader.name, fields, known, overrides, shares)
+
+
+def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+    """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
+    start = start_of(sft, overrides)
+    overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
+    over = {} if start is None else values_of(start[1].words, overrides)
+    return {name: found for name, found in over.items() if name != "config"}
+
+
+def _precision(fields: Fields) -> str:
+    half = fields.flag("fp16", default=False)
+    brain = fields.flag("bf16", default=not half)
+    if half and brain:
+        fields.fault("bf16", "true, and so is fp16: TrainingArguments takes one of them", allowed="false")
+    elif not half and not brain:
+        fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+    return "fp16" if half else "bf16"
+
+
+def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
+    name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
+    said = fields.word(name, "float32", allowed=("auto", "bfloat16", "float16", "float32"))
+    if said == "float16" and precision == "fp16" and not frozen:
+        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
+        fields.fault(name, why, allowed="float32, bfloat16, or an adapter", nearest="float32")
+    return said
+
+
+def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
+    """Return the optimizer, without an fp32 copy of weights that are loaded in 16 bits and stay so.
+
+    FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py).
+    """
+    in_16_bits = dtype not in ("float32", "auto")
+    return WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and keeps_no_copy(run) else optimizer
+
+
+def _peft(fields: Fields) -> dict[str, Any]:
+    """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
+    if not fields.flag("use_peft", default=False):
+        if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
+            fields.take(*_PEFTS)
+        return {}
+    refuse_uncounted(fields)
+    rank, targets = fields.integer("lora_r", 16), adapted(fields)
+    return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
+
+
+def _is_sft(source: Source) -> bool:
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    known = sum(name in names for name in _SFT_NAMES)
+    if known < _LEAST_NAMES or not any(name in names for name in _SFT_ALONE):
+        return False
+    preferring = "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
+    return not preferring and not any(name in names for name in (*_OTHERS_NAMES, *preferences()))
+
+
+def take_model(fields: Fields, known: Known, name: str) -> None:
+    """Take the model that the file names if none is supplied."""
+    refuse_stored(fields, name)
+    if fields.has(name):
+        named = Word(str(fields.raw(name)), fields.place(name)[1])
+        known.overrides = replace(known.overrides, model=known.model(named))
+        for note in known.notes:
+            fields.note(note)
+
+
+def _starts_trl(source: Source) -> bool:
+    """Return whether a script next to the file starts TRL's fine-tuning, or a program with its YAML."""
+    own = [name for name in source.files if _is_sft(source.at(name))]
+    return any(
+        _starts(words) or any(holds_file(word, name) for word in words[1:] for name in own)
+        for _, words in commands_beside(source)
+    )
+
+
+def _starts(words: Sequence[Word]) -> bool:
+    command = program_of(words)
+    return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
+
+
+def _shares(
+    source: Source, files: Sequence[Source], sft: Source | None, overrides: Overrides
+) -> Shares | None:
+    """Return the sharding of the command that starts TRL, or of accelerate's file next to its YAML.
+
+    Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
+    """
+    starts = list[tuple[Source, Sequence[Word]]]()
+    for script, words in commands_beside(source, overrides):
+        command = program_of(words)
+        if _starts(words):
+            at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
+            own = words[at].text == _PROGRAMS[0]  # TRL's program takes accelerate's options
+            starts.append((script, words[: None if own else at]))
+        elif command and sft and any(holds_file(one, sft.name) for one in command.words):
+            starts.append((script, command.before))
+    return shares_beside(starts, files)
+
+
+def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
+    """Yield the files of ``--config`` in commands next to a file that start TRL, each with its script."""
+    for script, words in commands_beside(source):
+        for option, following in pairwise((*words, Word("", 0)) if _starts(words) else ()):
+            name, equals, value = option.text.partition("=")
+            if name == "--config":
+                yield script, Word(value, option.line) if equals else following
+
+
+def documents_beside(source: Source) -> Iterator[Source]:
+    """Yield documents that the scripts next to a file name, or all of them without a script."""
+    if not source.scripts():
+        yield from map(source.at, sorted(source.files))
+    for script in source.scripts():
+        for word in files_named(script_of(script, Overrides()), programs=False):
+            if (text := source.other(word.text)) is not None:
+                yield replace(source, name=word.text, text=text)
+
+
+def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple[Arguments, int]:
+    """Return batch and checkpointing for accelerate's reader, and the length; the command's values win.
+
+    ``over``: the command's own arguments, which ``fields`` has; those before its program are accelerate's.
+    """
+    fields.slip_for(MICRO_BATCH)
+    if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
+        fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")
+    defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
+    own = {
+        name: Word(str(fields.integer(name, default)), fields.place(name)[1])
+        for name, default in defaults.items()
+    }
+    for name in (MICRO_BATCH, _LENGTH):
+        if not fields.has(name):
+            fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
+    recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
+    own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
+    elsewhere = () if over else (*defaults, CHECKPOINTING)
+    started = arguments(known, (*elsewhere, "main_process_ip"))
+    given = own | started
+    return given, number(given, _LENGTH) or _DEFAULT_LENGTH

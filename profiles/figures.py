@@ -1,0 +1,34 @@
+"""Figures as people read them: few digits, always with their unit."""
+
+from __future__ import annotations
+
+_TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def figure(value: float) -> str:
+    """Return three significant digits: 3.28, 32.8, 328."""
+    decimals = 2 if value < _TENTHS_FROM else 1 if value < _WHOLE_FROM else 0
+    return f"{value:.{decimals}f}"
+
+
+def scale_of(whole_s: float) -> tuple[float, str, int]:
+    """Return factor, unit and decimals of seconds that are written like ``whole_s``."""
+    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
+    return factor, unit, len(figure(whole_s * factor).partition(".")[2])
+
+
+def seconds_like(value_s: float, whole_s: float) -> str:
+    """Return ``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
+    factor, unit, digits = scale_of(whole_s)
+    return f"{value_s * factor:.{digits}f} {unit}"
+
+
+def percent(share: float) -> str:
+    """Return ``46 %``."""
+    return f"{share * 100:.0f} %"
+
+
+def tied(piece: str) -> str:
+    """Return a piece that is not broken: its blanks hold."""
+    return piece.replace(" ", NO_BREAK)

@@ -1,0 +1,187 @@
+"""Axolotl's YAML and the command that starts it, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+
+AXOLOTL = (
+    "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
+    "gradient_accumulation_steps: 3\nbf16: auto\ngradient_checkpointing: true\noptimizer: adamw_bnb_8bit\n"
+)
+
+
+def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides)
+
+
+def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
+    text = (
+        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+        "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+        "bf16: auto\noptimizer: adamw_8bit\ngradient_checkpointing: true\n"
+    )
+    found = read(text, Overrides(num_gpus=4), "lora.yml")
+    assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
+    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
+    assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
+    whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
+    with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
+        read(whole, Overrides(num_gpus=4), "full.yml")
+    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
+        read(f"{text}{cut}", Overrides(num_gpus=4), "sharded.yml")
+    # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
+    for more, *expected in (
+        ("flash_attention: true\n", "trl", 0, "adamw-8bit-bf16"),
+        (cut, "accelerate", 3, "adamw-8bit"),
+    ):
+        found = read(whole + more, Overrides(num_gpus=4), "full.yml")
+        assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
+        assert found.workload.global_batch_size == 16
+    for option, why in (
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP reaches no FSDP"),  # full_shard runs
+        ("reshard_after_forward: false", "is FSDP2's alone"),
+    ):
+        with pytest.raises(InvalidProblemError, match=why):
+            read(f"{whole}{cut}fsdp_config:\n  {option}\n", Overrides(num_gpus=4), "full.yml")
+    found = read(
+        f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Overrides(num_gpus=4), "full.yml"
+    )
+    assert (found.launcher, found.configuration.offload) == ("accelerate", "optimizer+parameters")
+
+
+def test_options_of_axolotls_command_count_before_its_file() -> None:
+    # the file's 2 sequences a micro-batch were read, whatever the command says
+    text = "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 2048\nsample_packing: true\nbf16: true\n"
+    text += "micro_batch_size: 2\nflash_attention: true\n"
+
+    def started(run: str) -> LaunchFile:
+        source = Source(name="a.sh", text=run, files={"a.sh": run, "a.yml": text})
+        return read_launch_files(source, Overrides(num_gpus=4))
+
+    for start in ("axolotl train a.yml", "accelerate launch -m axolotl.cli.train a.yml"):
+        found = started(f"axolotl preprocess a.yml\n{start} --micro-batch-size 8 --no-sample-packing\n")
+        assert found.workload.global_batch_size == 32  # 4 replicas × 8
+        assert any("micro_batch_size is 8, not the file's" in note for note in found.notes)
+        assert any("packing is off" in note for note in found.notes)
+    for other in ("inference", "merge-lora", "preprocess"):
+        with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: axolotl {other}"):
+            started(f"axolotl {other} a.yml --micro-batch-size 8\n")
+    with pytest.raises(InvalidProblemError, match=r"overrides_of_model_config\.num_hidden_layers"):
+        read(f"{text}overrides_of_model_config:\n  num_hidden_layers: 2\n", Overrides(num_gpus=4), "a.yml")
+
+
+def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
+    text = f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16.json\n"
+    found = read(text, Overrides(num_gpus=8), "a.yml")
+    assert (found.launcher, found.model.name, found.configuration.zero_stage) == (
+        "deepspeed",
+        "mistral-7b",
+        3,
+    )
+    # 8 replicas × 2 × 3
+    assert (found.workload.global_batch_size, found.workload.optimizer) == (48, "adamw-8bit")
+    assert any("zero3_bf16.json is taken as ZeRO-3" in note for note in found.notes)
+    files = {
+        "a.yml": text,
+        "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+    }
+    found = read_launch_files(Source(name="a.yml", text=text, files=files), Overrides(num_gpus=8))
+    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
+    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: next to"):
+        read(f"{text}tensor_parallel_size: 2\n", Overrides(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not next to the file"):
+        read(text.replace("zero3_bf16", "mine"), Overrides(num_gpus=8), "a.yml")
+
+
+def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
+    text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n"
+    found = read(text, Overrides(num_gpus=8), "a.yml")
+    assert (found.launcher, found.configuration.zero_stage) == ("accelerate", 0)
+    workload = found.workload
+    assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
+    assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
+    for line, cause in (
+        ("load_in_8bit: true", "load_in_8bit: line 12: next to adapter qlora Axolotl 0.19 does not look"),
+        ("deepspeed: zero3.json", "load_in_4bit: line 9: weights of 4 bits cut over ranks"),
+        ("fsdp: [full_shard]", "load_in_4bit: line 9: weights of 4 or 8 bits cut"),
+        ("lora_modules_to_save: [q_norm]", "lora_modules_to_save: line 12: q_norm trained whole is not"),
+        ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
+        ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
+        ("load_in_4bit: false", "adapter: line 8: qlora needs load_in_4bit"),
+    ):
+        with pytest.raises(InvalidProblemError, match=cause):
+            read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
+        read(text.replace("load_in_4bit: true\n", ""), Overrides(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="experts of fewer bits"):
+        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Overrides(num_gpus=8), "a.yml")
+
+
+def test_the_last_of_a_repeated_key_counts_and_both_lines_are_named() -> None:
+    # PyYAML, Axolotl's loader, takes the last; 8 ranks × micro-batch 2 × 5 instead of 3
+    text = f"{AXOLOTL}flash_attention: true\ngradient_accumulation_steps: 5\n"
+    first = text.splitlines().index("gradient_accumulation_steps: 3") + 1
+    found = read(text, Overrides(num_gpus=8), "a.yml")
+    assert found.workload.global_batch_size == 8 * 2 * 5
+    assert any(
+        f"gradient_accumulation_steps is given again, after line {first}: the last one counts" in note
+        for note in found.notes
+    )
+
+
+def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
+    # 8 ranks × micro-batch 2 × 12 // 2 accumulated ones
+    text = AXOLOTL.replace("gradient_accumulation_steps: 3", "batch_size: 12").replace(
+        "bf16: auto", "fp16: true"
+    )
+    text += "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj]\ndeepspeed: zero2.json\n"
+    found = read(text, Overrides(num_gpus=8), "a.yml")
+    assert (found.workload.base_precision, found.workload.lora_targets) == ("int8", ("q_proj",))
+    assert (found.configuration.zero_stage, found.workload.global_batch_size) == (2, 8 * 2 * 6)
+    assert found.workload.precision == "fp16"
+    for line, cause in (
+        ("gradient_accumulation_steps: 6", "batch_size: line 4: Axolotl takes it or"),
+        ("load_in_4bit: true", "load_in_4bit: line 12: next to adapter lora"),
+        ("activation_offloading: true", "activations on the host"),
+    ):
+        with pytest.raises(InvalidProblemError, match=cause):
+            read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="fp16: line 5: weights in fp16 alone"):
+        read(text.replace("adapter: lora\nload_in_8bit: true\n", ""), Overrides(num_gpus=8), "a.yml")
+
+
+def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
+    text = f"{AXOLOTL}adapter: lora\nlora_target_linear: true\n"
+
+    def options(more: str) -> dict[str, object]:
+        return dict(read(text + more, Overrides(num_gpus=8), "a.yml").workload.framework_options)
+
+    # 2 × 4096 tokens in 32000 / 4096 → 8 parts of 1024, whose logits have 2 bytes each
+    fused = "liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n"
+    expected = {"loss_fused": True, "logit_bytes": 2 * 1024 / 8192, "norm_fused": True}
+    assert options(f"plugins: [axolotl.integrations.liger.LigerPlugin]\n{fused}") == expected
+    assert options(fused) == {}  # nothing without the plugin
+    cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    assert options(cut) == {"loss_fused": True, "logit_bytes": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n",
+            "plugins: .*otherwise than is priced",
+        ),
+        ("layer_offloading: true\n", "layer_offloading: .*weights on the host"),
+    ],
+)
+def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str, why: str) -> None:
+    cut = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    with pytest.raises(InvalidProblemError, match=why):
+        read(AXOLOTL + cut + more, Overrides(num_gpus=4), "axolotl.yml")
+    with pytest.raises(InvalidProblemError, match=r"base_model: .* is stored quantised"):
+        read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")

@@ -1,0 +1,112 @@
+"""What DeepSpeed's JSON may send away from the GPU, and what it may not."""
+
+import json
+
+import pytest
+
+from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.cases import LLAMA_70B
+
+CPU, DRIVE = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/scratch"}
+
+
+def read(stage: int, **sections: object) -> LaunchFile:
+    """A run on 64 GPUs."""
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, **sections},
+    }  # fmt: skip
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+
+
+def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
+    found = read(2, offload_optimizer=CPU, offload_param=CPU)
+    assert found.configuration.offload == "optimizer"
+    # older names of the devices, which DeepSpeed takes alone
+    assert read(2, cpu_offload=True).configuration.offload == "optimizer"
+    away = read(3, cpu_offload=True, cpu_offload_param=True)
+    assert away.configuration.offload == "optimizer+parameters"
+    with pytest.raises(InvalidProblemError, match=r"cpu_offload: .*not both"):
+        read(2, cpu_offload=False, offload_optimizer=CPU)
+    assert "stage 2 shards no weights: zero_optimization.offload_param.device does nothing" in found.notes
+
+
+def test_the_oldest_form_of_the_section_is_stage_1() -> None:
+    # zero/config.py, read_zero_config_deprecated: "zero_optimization": true
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+    }  # fmt: skip
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    for switch, stage in ((True, 1), (False, 0)):
+        text = json.dumps({**raw, "zero_optimization": switch})
+        found = DeepSpeedReader().read(Source(name="ds_config.json", text=text), overrides)
+        assert found.configuration.zero_stage == stage
+
+
+@pytest.mark.parametrize(
+    ("sections", "offload"),
+    [
+        ({"offload_optimizer": CPU}, "optimizer"),
+        ({"offload_optimizer": DRIVE}, "optimizer@nvme"),
+        ({"offload_optimizer": CPU, "offload_param": CPU}, "optimizer+parameters"),
+        ({"offload_optimizer": CPU, "offload_param": DRIVE}, "optimizer+parameters@nvme"),
+        ({"offload_optimizer": DRIVE, "offload_param": DRIVE}, "optimizer@nvme+parameters@nvme"),
+        ({"offload_optimizer": {"device": "none"}, "offload_param": {"device": "none"}}, "none"),
+    ],
+)
+def test_devices_of_stage_3_are_read(sections: dict[str, object], offload: str) -> None:
+    assert read(3, **sections).configuration.offload == offload
+
+
+@pytest.mark.parametrize(
+    ("stage", "size", "held"),
+    [
+        (3, 200_000_000, {"bucket_bytes": 4e8}),
+        (2, 1e9, {"bucket_bytes": 2e9}),
+        (3, 500_000_000, {}),  # DeepSpeed's own
+        (0, 200_000_000, {}),  # without ZeRO there is none
+        (3, "auto", {"bucket_bytes": 2.0 * 8192**2}),  # transformers: the square of the hidden size
+    ],
+)
+def test_the_buffer_of_reductions_has_the_size_of_the_file(
+    stage: int, size: object, held: dict[str, float]
+) -> None:
+    assert read(stage, reduce_bucket_size=size).workload.framework_options == held
+
+
+def test_limits_of_what_zero_gathers_are_listed_where_they_are_not_the_defaults() -> None:
+    usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
+    assert usual.unread == ()
+    assert read(3, sub_group_size=1e7).unread == ("zero_optimization.sub_group_size",)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sections", "field", "nearest"),
+    [
+        (3, {"zero_quantized_weights": True}, "zero_quantized_weights", None),
+        (2, {"zero_quantized_gradients": True}, "zero_quantized_gradients", None),
+        (3, {"zenflow": {"topk_ratio": 0.1}}, "zenflow.topk_ratio", None),
+        (2, {"reduce_bucket_size": 0.5}, "reduce_bucket_size", None),
+        (3, {"memory_efficient_linear": False}, "memory_efficient_linear", "true"),
+        (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
+        (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
+        (0, {"cpu_offload": True}, "zero_optimization.cpu_offload", "false"),
+        (3, {"cpu_offload_param": True}, "zero_optimization.cpu_offload_param", "false"),
+        (3, {"offload_param": CPU}, "offload_param.device", "none"),
+        (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),
+        (3, {"offload_optimizer": {"device": "disk"}}, "offload_optimizer.device", None),
+        (3, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio", "1.0"),
+    ],
+)
+def test_what_deepspeed_ignores_or_refuses_is_named(
+    stage: int, sections: dict[str, object], field: str, nearest: str | None
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read(stage, **sections)
+    faults = {one.pointer: one for one in caught.value.errors}
+    (fault,) = (one for pointer, one in faults.items() if pointer.endswith(field))
+    if nearest is not None:
+        assert fault.nearest == nearest

@@ -1,0 +1,149 @@
+"""Values that are given in flags, files and commands; their faults say what is allowed, and say it once."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import LocatedValue
+from meshwright.launchers.reading.fields import Fields, meant
+from meshwright.launchers.reading.given import given_flags, plain_names
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.shell.values import Word
+
+
+@pytest.mark.parametrize("text", ["--micro-batch-size -1", "--micro-batch-size 0", "--micro-batch-size"])
+def test_a_size_begins_at_1_whatever_is_wrong_with_it(text: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        given_flags([Word(word, 1) for word in text.split()], Overrides())
+    assert (caught.value.errors[0].allowed or "").startswith("1 to ")
+
+
+def test_a_value_that_is_asked_for_twice_is_one_fault() -> None:
+    fields = Fields("a.yaml", {"num_machines": LocatedValue(0, 4)})
+    assert [fields.integer("num_machines", 1) for _ in range(2)] == [1, 1]
+    assert len(fields.faults) == 1
+
+
+@pytest.mark.parametrize("name", ["--tp", "--pp", "--cp", "--ep"])
+def test_a_short_name_of_ranks_is_asked_about_not_passed_by(name: str) -> None:
+    # read as if all ranks held the whole model; of one rank it says nothing
+    command = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --vocab-size 512 "
+        "--num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --bf16"
+    )
+    assert (
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 1"), Overrides()).workload.seq_length
+        == 128
+    )
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .* how ranks share the model"):
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 2"), Overrides())
+
+
+# Which names were meant.
+
+MEGATRON_LM = Path(__file__).parents[3] / "fixtures" / "megatron_lm_flags.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("tensor_model_parallel_szie", "tensor_model_parallel_size"),  # swapped
+        ("num_layres", "num_layers"),
+        ("seq_eln", "seq_len"),
+        ("micro_batch_siz", "micro_batch_size"),  # one missing
+        ("zero_optimmization.stage", "zero_optimization.stage"),  # one too many
+        ("per_device_train_batchsize", "per_device_train_batch_size"),
+        ("pipelin_model_paralel_size", "pipeline_model_parallel_size"),  # in two words
+    ],
+)
+def test_a_slip_leads_to_the_name_that_was_meant(name: str, known: str) -> None:
+    assert meant(name, ["hidden_size", known, "expert_model_parallel_size"]) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("fp4_recipe", "fp8_recipe"),  # a number is another one
+        ("parallelism_config_ep_size", "parallelism_config_sp_size"),  # short words are whole
+        ("vocab_file", "vocab_size"),  # two letters of a short word
+        ("dq", "dp"),
+        ("strange_flag", "orange_flag"),
+    ],
+)
+def test_another_name_is_no_slip(name: str, known: str) -> None:
+    assert meant(name, [known]) is None
+
+
+def test_no_flag_of_megatron_lm_is_taken_for_a_slip_of_another() -> None:
+    flags = [line.split()[0] for line in MEGATRON_LM.read_text().splitlines() if line.startswith("--")]
+    names = {flag[2:].replace("-", "_") for flag in flags} - plain_names().keys()
+    assert len(names) > 300
+    assert {name: meant(name, plain_names()) for name in names if meant(name, plain_names())} == {}
+
+
+# A file of arguments, and the command that trains by it.
+
+ARGUMENTS = (
+    "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nblock_size: 1024\nbf16: true\n"
+)
+WORDS = "--bf16 true --block_size 64 --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
+
+
+def test_what_a_command_says_beside_its_file_of_arguments_counts_before_it() -> None:
+    start = (
+        "torchrun --nproc_per_node=4 train.py c.yaml --deepspeed=zero3"  # the file alone was read: replicas
+    )
+    for script, micro in ((start, 1), (f"{start} --per_device_train_batch_size=2", 2)):
+        files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
+        config = read_launch_files(
+            Source(name="a.sh", text=f"{script}\n", files=files), Overrides()
+        ).configuration
+        assert (config.zero_stage, config.micro_batch_size, config.data_parallel_size) == (3, micro, 4)
+
+
+def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it() -> None:
+    train = "torchrun --nproc_per_node 4 t.py c.yaml"
+
+    def found(script: str, name: str = "c.yaml") -> LaunchFile:
+        files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
+        return read_launch_files(Source(name=name, text=files[name], files=files), Overrides())
+
+    # each was taken for the training, its words before the file's, and its one process
+    for other in (
+        "prepare.py --config c.yaml --block_size 64",
+        "eval.py c.yaml --bf16 false",
+        "s.py c.yaml",
+    ):
+        run = found(f"python {other}\n{train}")
+        assert (run.configuration.data_parallel_size, run.workload.seq_length) == (4, 1024)
+    with pytest.raises(
+        InvalidProblemError, match=r"c\.yaml is given to 2 commands that differ \(lines 1, 2\)"
+    ):
+        found(f"{train}\n{train} --per_device_train_batch_size 2")
+    with pytest.raises(
+        InvalidProblemError, match=r"line 1 of a script next to c\.yaml: eval\.py evaluates"
+    ):
+        found("python eval.py c.yaml")
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not next to it"):
+        found(f"{train.replace('c.yaml', 'd.yaml')} {WORDS}", "a.sh")
+
+
+def test_llama_factorys_own_command_says_how_many_processes_it_starts() -> None:
+    own = ARGUMENTS.replace("block_size", "cutoff_len")
+    text = f"stage: sft\ndo_train: true\nfinetuning_type: full\n{own}"
+
+    def ranks(script: str) -> int:
+        files = {"a.sh": f"{script}\n", "c.yaml": text}
+        return read_launch_files(
+            Source(name="a.sh", text=files["a.sh"], files=files), Overrides()
+        ).configuration.data_parallel_size
+
+    train = "llamafactory-cli train c.yaml"
+    assert ranks(f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {train}") == 4
+    assert ranks(f"CUDA_VISIBLE_DEVICES=0,1 {train}") == 2
+    assert ranks(f"FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=4 {train}") == 2 * 4
+    # both commands' values were merged
+    with pytest.raises(InvalidProblemError, match="given to 2 commands that differ"):
+        ranks(f"export NPROC_PER_NODE=4\n{train}\n{train} per_device_train_batch_size=8")

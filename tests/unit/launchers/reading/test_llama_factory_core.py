@@ -1,0 +1,139 @@
+"""LLaMA-Factory, mostly over Megatron-Core's adapter: what counts where its file is silent, or twofold."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+
+
+def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides)
+
+
+CORE = (
+    "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 4096\n"
+    "bf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+    "expert_model_parallel_size: 4\noverlap_grad_reduce: true\n"
+)
+
+
+def core(text: str = "") -> LaunchFile:
+    return read(CORE + text, Overrides(num_gpus=8), "a.yaml")
+
+
+def test_llama_factorys_adapter_has_its_own_defaults() -> None:
+    # mcore_adapter, training_args.py: no fused activation, tokens gathered
+    assert core().workload.framework_options == {"elementwise_fused": False, "moe_dispatcher": "allgather"}
+    said = "bias_activation_fusion: true\nmoe_token_dispatcher_type: alltoall\n"
+    assert core(said).workload.framework_options == {}
+    mesh = core("tensor_model_parallel_size: 2\n").configuration
+    assert mesh.sequence_parallel  # model_config.py: with experts on tensor ranks it is put on
+
+
+def test_every_layer_recomputes_by_default_only_where_recomputation_is_full_and_states_no_method() -> None:
+    assumed = "recompute_granularity full without a method: every layer is taken to recompute"
+    full = "recompute_granularity: full\n"
+    stated = f"{full}recompute_method: block\nrecompute_num_layers: 4\n"
+    for text, granularity, is_assumed in (
+        ("", "none", False),
+        (full, "full", True),
+        (stated, "full", False),
+    ):
+        found = core(text)
+        assert found.configuration.recompute_granularity == granularity
+        assert (assumed in found.notes) == is_assumed
+
+
+def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
+    more = "additional_configs:\n  bias_activation_fusion: true\n  moe_token_dispatcher_type: alltoall\n"
+    found = core(f"{more}  attention_dropout: 0.1\n")
+    assert found.workload.framework_options == {
+        "dropout": True, "elementwise_fused": False, "moe_dispatcher": "allgather",
+    }  # fmt: skip
+    assert any(
+        "line 12: additional_configs.bias_activation_fusion does nothing" in one for one in found.notes
+    )
+    with pytest.raises(InvalidProblemError, match="line 12: unknown option that affects which layers"):
+        core("additional_configs:\n  indexer_top: 3\n")
+    passed = read(
+        f"{CORE}additional_configs:\n  indexer_top: 3\n",
+        Overrides(num_gpus=8, ignored=("additional_configs.indexer_top",)), "a.yaml",
+    )  # fmt: skip
+    assert passed.model.num_layers == 48
+    with pytest.raises(InvalidProblemError, match="a file of further values is not read"):
+        core("additional_configs: more.json\n")
+
+
+def test_prediction_layers_that_no_argument_asks_for_are_not_trained() -> None:
+    overrides = Overrides(num_gpus=8, model=find_model("deepseek-v3"))
+    assert overrides.model is not None
+    assert overrides.model.num_mtp_layers == 1
+    swift = (
+        "NPROC_PER_NODE=8 megatron sft --model deepseek-ai/DeepSeek-V3 --micro_batch_size 1 "
+        "--torch_dtype bfloat16 --global_batch_size 8 --max_length 4096 --expert_model_parallel_size 8"
+    )
+    for text, name in ((swift, "a.sh"), (CORE, "a.yaml")):
+        found = read(f"{text}\n", overrides, name)
+        assert found.model.num_mtp_layers == 0
+        assert any("0 prediction layers are trained" in note for note in found.notes)
+    assert read(f"{swift} --mtp_num_layers 1\n", overrides, "a.sh").model == overrides.model
+    assert read(f"{CORE}mtp_num_layers: 1\n", overrides, "a.yaml").model == overrides.model
+
+
+def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> None:
+    dense = CORE.replace("expert_model_parallel_size: 4", "tensor_model_parallel_size: 1")
+    trainers = dense.replace("tensor_model_parallel_size: 1\n", "")
+    for text in (dense, trainers):
+        found = read(text, Overrides(num_gpus=8), "a.yaml")
+        assert any("(batching padding_to_longest)" in note for note in found.notes)
+        for full in ("packing: true\n", "neat_packing: true\n"):
+            found = read(f"{text}{full}", Overrides(num_gpus=8), "a.yaml")
+            assert not any("packing is off" in note for note in found.notes)
+        pretrained = read(text.replace("stage: sft", "stage: pt"), Overrides(num_gpus=8), "a.yaml")
+        assert not any("packing is off" in note for note in pretrained.notes)
+    assert not any("packing is off" in note for note in core().notes)  # experts pad to cutoff_len
+
+
+def test_llama_factory_trains_nothing_unless_it_is_told_to() -> None:
+    text = CORE.replace("expert_model_parallel_size: 4\n", "")
+    with pytest.raises(InvalidProblemError, match=r"do_train: .*trains nothing"):
+        read(text.replace("do_train", "do_predict"), Overrides(num_gpus=8), "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "name", ["cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps"]
+)
+def test_what_the_run_decides_is_not_read_among_the_model_s_own(name: str) -> None:
+    """mcore_adapter's update_with_args passes by what the model's configuration lacks."""
+    kept = "".join(line for line in CORE.splitlines(keepends=True) if not line.startswith(name))
+    with pytest.raises(InvalidProblemError, match=rf"\.{name}: .*not read there\. Nearest: {name}$"):
+        read(f"{kept}additional_configs:\n  {name}: 512\n", Overrides(num_gpus=8), "a.yaml")
+
+
+def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
+    # the last line of CORE's ten, and one more; omegaconf/_utils.py: "found duplicate key"
+    trainers = CORE.replace("expert_model_parallel_size: 4\n", "").replace(
+        "overlap_grad_reduce: true\n", ""
+    )
+    for text, lines in ((CORE, (7, 11)), (trainers, (7, 9))):
+        said = f"line {lines[1]}: per_device_train_batch_size is given again, after line {lines[0]}, which"
+        with pytest.raises(InvalidProblemError, match=said):
+            read(f"{text}per_device_train_batch_size: 2\n", Overrides(num_gpus=8), "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["fp32_residual_connection", "use_torch_fsdp2", "fp4_param_gather"])
+def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name: str) -> None:
+    swift = (
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --torch_dtype bfloat16 "
+        f"--global_batch_size 8 --max_length 4096 --{name}"
+    )
+    with pytest.raises(InvalidProblemError, match=f"--{name}: line 1: cannot be read: "):
+        read(f"{swift} true\n", Overrides(), "a.sh")
+    assert read(f"{swift} false\n", Overrides(), "a.sh").configuration.num_gpus == 8
+    with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read: "):
+        core(f"additional_configs:\n  {name}: true\n")

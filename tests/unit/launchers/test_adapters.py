@@ -1,0 +1,313 @@
+"""LoRA and QLoRA in launch files: written where the launcher has them, read back, refused elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import Target
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.library import find_model
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.checks import check_limits
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Workload
+from meshwright.solver.space.launcher_rules import problem_faults
+from tests.launchers.cases import plan
+from tests.launchers.plans import problem_of
+
+NODE = Configuration(data_parallel_size=8, num_microbatches=16, stage_layers=(32,))
+SHARDS = replace(NODE, zero_stage=3, zero_shard_size=8)
+
+
+def tuned(launcher: str, config: Configuration = NODE, **changes: Any) -> Target:  # noqa: ANN401
+    """A plan of Llama 3.1 8B with adapters of rank 16 on one node."""
+    problem = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1)
+    adapters: dict[str, Any] = {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), **changes}
+    return Target(
+        plan=plan(config), problem=replace(problem, workload=replace(problem.workload, **adapters))
+    )
+
+
+def files(found: Target) -> dict[str, str]:
+    return export(found.plan, found.problem, found.problem.launcher).files
+
+
+def read_back(found: Target) -> Workload:
+    texts = files(found)
+    source = Source(name="trl_sft.yaml", text=texts["trl_sft.yaml"], files=texts)
+    return read_launch_files(source).workload
+
+
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double"])
+def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
+    found = tuned("llama-factory-accelerate", base_precision=base)
+    texts = files(found)
+    told = yaml.safe_load(texts["llama_factory_train.yaml"])
+    assert [told[name] for name in ("finetuning_type", "lora_rank", "lora_alpha", "lora_target")] == [
+        "lora", 16, 32, "q_proj,v_proj",
+    ]  # fmt: skip
+    assert told.get("quantization_bit") == {"bf16": None, "int8": 8}.get(base, 4)
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    assert read_launch_files(source).workload == found.workload
+
+
+def of_llama_factory(**changes: object) -> Source:
+    """LLaMA-Factory's own example of LoRA (examples/train_lora), next to accelerate's of FSDP."""
+    own = {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True,
+        "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "dataset": "identity",
+        "template": "llama3", "cutoff_len": 2048, "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8, "bf16": True, **changes,
+    }  # fmt: skip
+    mesh = {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16",
+        "num_machines": 1, "num_processes": 2, "rdzv_backend": "static",
+        "fsdp_config": {
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_sharding_strategy": "FULL_SHARD",
+            "fsdp_offload_params": False, "fsdp_state_dict_type": "FULL_STATE_DICT",
+        },
+    }  # fmt: skip
+    script = "accelerate launch --config_file fsdp.yaml src/train.py lora.yaml\n"
+    texts = {"lora.yaml": yaml.safe_dump(own), "fsdp.yaml": yaml.safe_dump(mesh)}
+    return Source(name="train.sh", text=script, files=texts)
+
+
+def test_llama_factorys_yaml_takes_the_mesh_of_accelerates_beside_it() -> None:
+    found = read_launch_files(of_llama_factory())
+    config = found.configuration
+    assert found.launcher == "llama-factory-accelerate"
+    assert (config.data_parallel_size, config.zero_stage, config.num_microbatches) == (2, 3, 8)
+    assert config.recompute_granularity == "full"  # unless disable_gradient_checkpointing says otherwise
+    assert (found.workload.global_batch_size, found.workload.lora_rank) == (2 * 8, 8)
+
+
+def test_llama_factorys_yaml_takes_deepspeeds_stage_of_accelerates_beside_it() -> None:
+    found = of_llama_factory()
+    mesh = yaml.safe_load(found.files["fsdp.yaml"]) | {
+        "distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2},
+    }  # fmt: skip
+    read = read_launch_files(replace(found, files={**found.files, "fsdp.yaml": yaml.safe_dump(mesh)}))
+    assert (read.launcher, read.configuration.zero_stage, read.workload.lora_rank) == ("deepspeed", 2, 8)
+    assert (read.workload.global_batch_size, read.workload.seq_length) == (2 * 8, 2048)
+
+
+def test_weights_of_4_bits_that_fsdp_would_cut_are_refused_with_their_line() -> None:
+    with pytest.raises(InvalidProblemError, match="weights of 4 bits cut over ranks are not priced"):
+        read_launch_files(of_llama_factory(quantization_bit=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization_bit": 2}, "quantization_bit: line 11: 2 is not priced"),
+        ({"quantization_bit": 4, "quantization_method": "hqq"}, "hqq is not priced"),
+        ({"quantization_bit": 4, "finetuning_type": "full"}, "nothing would be trained"),
+    ],
+)
+def test_other_frozen_weights_are_refused_by_name(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        read_launch_files(of_llama_factory(**changes))
+
+
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double"])
+def test_trl_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
+    found = tuned("trl", base_precision=base)
+    told = yaml.safe_load(files(found)["trl_sft.yaml"])
+    assert (told["use_peft"], told["lora_r"], told["lora_target_modules"]) == (
+        True,
+        16,
+        ["q_proj", "v_proj"],
+    )
+    assert told["dtype"] == "bfloat16"
+    assert told.get("load_in_4bit", False) == base.startswith("nf4")
+    again = read_back(found)
+    names = ("lora_rank", "lora_targets", "base_precision")
+    assert [getattr(again, name) for name in names] == [getattr(found.workload, name) for name in names]
+
+
+def test_weights_of_4_bits_are_not_cut_by_fsdp() -> None:
+    assert files(tuned("trl", SHARDS))
+    with pytest.raises(RefusedExportError, match="does not run 3 next to the others"):
+        files(tuned("trl", SHARDS, base_precision="nf4"))
+
+
+def test_axolotl_is_told_rank_and_layers_and_they_are_read_back() -> None:
+    found = tuned("axolotl", SHARDS)
+    texts = files(found)
+    told = yaml.safe_load(texts["axolotl.yaml"])
+    assert [told[name] for name in ("adapter", "lora_r", "lora_alpha")] == ["lora", 16, 32]
+    again = read_launch_files(Source(name="axolotl.yaml", text=texts["axolotl.yaml"], files=texts)).workload
+    assert (again.lora_rank, again.lora_targets) == (16, ("q_proj", "v_proj"))
+
+
+def test_axolotls_loss_without_logits_is_written_as_its_plugin_and_read_back() -> None:
+    options = {"loss_fused": True, "logit_bytes": 0.0}
+    found = tuned("axolotl", SHARDS, framework_options=options)
+    bundle = export(found.plan, found.problem, "axolotl")
+    assert not any("loss_fused" in warning for warning in bundle.warnings)
+    source = Source(name="axolotl.yaml", text=bundle.files["axolotl.yaml"], files=bundle.files)
+    assert read_launch_files(source).workload.framework_options == options
+
+
+def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
+    found = tuned("ms-swift", lora_targets=("linear_qkv", "linear_fc1"))
+    texts = files(found)
+    assert "--tuner_type lora" in texts["plan_args.sh"]
+    assert "--target_modules linear_qkv linear_fc1" in texts["plan_args.sh"]
+    again = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts)).workload
+    assert (again.lora_rank, again.lora_targets) == (16, ("linear_qkv", "linear_fc1"))
+
+
+@pytest.mark.parametrize("launcher", ["axolotl", "ms-swift"])
+def test_frozen_weights_of_4_bits_are_refused_by_name_where_they_are_not_priced(launcher: str) -> None:
+    targets = ("linear_qkv",) if launcher == "ms-swift" else ("q_proj",)
+    with pytest.raises(RefusedExportError, match="is not planned with frozen weights in nf4"):
+        files(tuned(launcher, lora_targets=targets, base_precision="nf4"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "optimizer", "config", "written", "dtype"),
+    [
+        ("trl", "adamw-8bit", NODE, "adamw_bnb_8bit", "float32"),
+        ("trl", "adamw-8bit", SHARDS, "adamw_torch_8bit", "float32"),
+        ("trl", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", "bfloat16"),
+        ("trl", "adamw-pure-bf16", NODE, "adamw_torch_fused", "bfloat16"),
+        ("llama-factory-accelerate", "adamw-pure-bf16", NODE, "adamw_torch_fused", None),
+        ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
+        ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
+        ("llama-factory-accelerate", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", None),
+    ],
+)
+def test_8_bit_adam_is_written_by_its_name_and_read_back(
+    launcher: str, optimizer: str, config: Configuration, written: str, dtype: str | None
+) -> None:
+    found = tuned(launcher, config, lora_rank=0, optimizer=optimizer)
+    texts = files(found)
+    name = {
+        "trl": "trl_sft.yaml",
+        "axolotl": "axolotl.yaml",
+        "llama-factory-accelerate": "llama_factory_train.yaml",
+    }[launcher]
+    told = yaml.safe_load(texts[name])
+    assert told.get("optim", told.get("optimizer")) == written
+    assert told.get("dtype") == dtype
+    assert (
+        read_launch_files(Source(name=name, text=texts[name], files=texts)).workload.optimizer == optimizer
+    )
+
+
+def test_a_script_of_the_trainer_is_told_of_8_bit_adam_on_its_command_line() -> None:
+    texts = files(tuned("accelerate", lora_rank=0, optimizer="adamw-8bit"))
+    assert "--optim adamw_bnb_8bit" in texts["launch.sh"]
+
+
+def test_a_script_of_the_trainers_own_is_asked_to_train_the_planned_adapters() -> None:
+    found = tuned("accelerate", base_precision="nf4")  # which no argument of the trainer says
+    bundle = export(found.plan, found.problem, "accelerate")
+    asked = next(text for text in bundle.warnings if "adapters alone" in text)
+    assert "LoraConfig(r=16, target_modules=['q_proj', 'v_proj'])" in asked
+    assert "load_in_4bit=True" in asked
+    assert asked in bundle.files["README.md"]
+
+
+def test_weights_without_a_copy_are_no_shards_that_fsdp_casts_up() -> None:
+    with pytest.raises(RefusedExportError, match="zero_stage == 0"):
+        files(tuned("trl", SHARDS, lora_rank=0, optimizer="adamw-8bit-bf16"))
+
+
+@pytest.mark.parametrize("launcher", ["torchtitan", "nanotron", "deepspeed", "megatron-bridge"])
+def test_a_launcher_that_is_told_of_no_adapters_refuses_them_and_names_those_that_are(
+    launcher: str,
+) -> None:
+    with pytest.raises(
+        RefusedExportError,
+        match=r"with adapters; accelerate, axolotl, llama-factory-accelerate, ms-swift, trl are",
+    ):
+        files(tuned(launcher))
+
+
+def test_layers_that_peft_has_no_name_for_are_refused_with_those_that_it_has() -> None:
+    with pytest.raises(RefusedExportError, match="trl names no linear_qkv"):
+        files(tuned("trl", lora_targets=("linear_qkv",)))
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge", "ms-swift"])
+def test_moments_in_bf16_are_written_as_dtypes_of_the_precision_aware_optimizer_and_read_back(
+    launcher: str,
+) -> None:
+    sharded = replace(SHARDS, zero_stage=1)
+    texts = files(tuned(launcher, sharded, lora_rank=0, optimizer="adamw-bf16"))
+    arguments = "".join(texts.values()).replace("_", "-").replace("=torch.bfloat16", " bf16")
+    assert "exp-avg-dtype bf16" in arguments
+    assert "exp-avg-sq-dtype bf16" in arguments
+    read = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts))
+    assert (read.workload.optimizer, read.configuration.zero_stage) == ("adamw-bf16", 1)
+    with pytest.raises(RefusedExportError, match="zero_stage"):
+        files(tuned(launcher, NODE, lora_rank=0, optimizer="adamw-bf16"))
+
+
+def test_gradients_in_bf16_ask_ms_swift_for_the_precision_aware_optimizer() -> None:
+    # Megatron-Core: "main_grads_dtype can only be fp32 when not using precision-aware optimizer"
+    changes: dict[str, object] = {"lora_rank": 0, "framework_options": {"gradient_dtype": "bf16"}}
+    texts = files(tuned("ms-swift", replace(SHARDS, zero_stage=1), **changes))
+    arguments = "".join(texts.values())
+    assert "--main_grads_dtype bf16" in arguments
+    assert "--use_precision_aware_optimizer true" in arguments
+    with pytest.raises(RefusedExportError, match="zero_stage == 1"):
+        files(tuned("ms-swift", NODE, **changes))
+
+
+def test_what_is_trained_whole_is_written_under_each_trainers_name_of_it_and_priced() -> None:
+    whole = ("embed_tokens", "lm_head")
+    for launcher, file, name, config, said in (
+        ("trl", "trl_sft.yaml", "lora_modules_to_save", NODE, list(whole)),
+        ("axolotl", "axolotl.yaml", "lora_modules_to_save", SHARDS, list(whole)),
+        (
+            "llama-factory-accelerate",
+            "llama_factory_train.yaml",
+            "additional_target",
+            NODE,
+            "embed_tokens,lm_head",
+        ),
+    ):
+        found = tuned(launcher, config, trained_modules=whole)
+        assert yaml.safe_load(files(found)[file])[name] == said
+        alone = replace(found.problem, workload=replace(found.problem.workload, trained_modules=()))
+        more = [
+            predict(problem, default_profile(problem.cluster, launcher), config).stages[0].memory_bytes
+            for problem in (found.problem, alone)
+        ]
+        weights = 2 * found.problem.model.vocab_size * found.problem.model.hidden_size
+        # 2 + 2 + 4 bytes in bf16, as peft copies; 4 + 4 + 8 where LLaMA-Factory casts up; next to gradients
+        # as much again in the buckets that eight replicas reduce; of FSDP2's shards an eighth, but for
+        # gradients, which add up whole over 16 micro-batches
+        each = {"trl": 10, "llama-factory-accelerate": 20, "axolotl": 2 / 8 + 2 + 4 / 8}[launcher]
+        states = [sum(one[name] for name in ("weights", "gradients", "optimizer")) for one in more]
+        assert states[0] - states[1] == pytest.approx(weights * each, rel=1e-3)
+
+
+def test_nothing_is_trained_whole_beside_fused_layers_or_without_adapters() -> None:
+    able = launcher_capabilities("ms-swift")
+    problem = tuned("trl", trained_modules=("lm_head",)).problem
+    problem = replace(problem, launcher="ms-swift")
+    assert "/workload/trained_modules" in [fault.pointer for fault in problem_faults(problem, able)]
+    bare = replace(problem, workload=replace(problem.workload, lora_rank=0))
+    with pytest.raises(InvalidProblemError, match="without adapters all weights are trained"):
+        check_limits(bare)
+
+
+def test_all_layers_of_experts_are_counted_as_transformers_5_has_them_and_what_4_adds_is_said() -> None:
+    found = read_launch_files(of_llama_factory(model_name_or_path="Qwen/Qwen3-30B-A3B"))
+    more = 8 * 3 * (2048 + 768) * 128 * 48  # rank 8, three matrices of 128 experts in 48 layers
+    assert any(f"{more} weights more, which are not priced" in note for note in found.notes)
+    dense = read_launch_files(of_llama_factory())
+    assert not any("transformers 4" in note for note in dense.notes)

@@ -1,0 +1,100 @@
+"""The tables of launchers' arguments: exact names, and what is free decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from meshwright.launchers.flags import flag_names, flags_of, programs
+from meshwright.launchers.reading.fields import decided_by
+from meshwright.launchers.reading.foreign import preferences
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+PROGRAMS = programs()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_free_argument_is_one_that_decides_a_run(program: str) -> None:
+    free = [name for name, flag in flags_of(program).items() if flag.role in ("harmless", "free")]
+    assert free
+    assert [name for name in free if name in preferences()] == []
+    own = [  # lighteval evaluates
+        name
+        for name in free
+        if program not in WITH_REASONS
+        and decided_by(name)
+        and not name.startswith("lighteval.")  # evaluates
+    ]
+    assert own == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_reason(program: str) -> None:
+    lacking = [
+        name
+        for name, flag in flags_of(program).items()
+        if not flag.type
+        or (flag.role in ("free", "open")) is (program in WITH_REASONS)
+        or (flag.role in ("harmless", "refused") and not flag.why)
+        or (flag.role == "priced" and not flag.sets)
+        or (flag.role == "means" and not flag.means)
+    ]
+    assert lacking == []
+
+
+WITH_REASONS = {
+    "accelerate", "deepspeed", "deepspeed-launcher", "megatron-core", "megatron-lm", "torchrun",
+    "torchtitan", "transformers", "trl",
+}  # fmt: skip
+
+
+def test_what_a_spelling_means_is_a_priced_argument() -> None:
+    for program in sorted(WITH_REASONS):
+        table = {**flags_of(program), **flags_of("megatron-lm")}
+        for name, flag in flags_of(program).items():
+            by_value = [one for one in flag.means.values() if isinstance(one, dict)]
+            for meaning in by_value or [dict(flag.means)]:
+                assert [new for new in meaning if not table[new].sets] == [], name
+
+
+def test_what_an_argument_needs_is_one_of_the_table() -> None:
+    for program in PROGRAMS:
+        table = flags_of(program)
+        assert [flag.needs for flag in table.values() if flag.needs and flag.needs not in table] == []
+
+
+@pytest.mark.parametrize("name", ["model", "option", "plan", "workload"])
+def test_what_an_argument_sets_is_a_field(name: str) -> None:
+    records = {"model": ModelSpec, "option": FrameworkFacts, "plan": Configuration, "workload": Workload}
+    known = {f"{name}.{one.name}" for one in fields(records[name])} | {name}
+    known |= {f"model.mla.{one.name}" for one in fields(MlaSpec)}
+    known |= {f"model.moe.{one.name}" for one in fields(MoeSpec)}
+    tables = [flags_of(program) for program in sorted(WITH_REASONS)]
+    said = {flag.sets for table in tables for flag in table.values() if flag.sets}
+    assert {one for one in said if one.partition(".")[0] == name} <= known
+
+
+def test_a_name_is_free_by_itself_or_by_its_section_and_never_by_its_beginning() -> None:
+    names = flag_names("transformers", "deepspeed")
+    assert all(
+        map(names.is_free, ("logging_steps", "--logging-steps", "scheduler.params.warmup_num_steps"))
+    )
+    for other in ("logging_parallel_size", "data_parallel_size", "schedulers.params", "scheduler_params"):
+        assert not names.is_free(other)
+        assert other not in names
+    assert "deepspeed" in names
+    assert not names.is_free("deepspeed")
+
+
+def test_defaults_are_those_of_the_newest_release_that_has_the_argument() -> None:
+    assert flags_of("transformers")["warmup_ratio"].of == "older releases"
+    assert flags_of("transformers")["seed"].default == 42
+    names = flag_names("transformers")
+    assert names.is_default("group_by_length", "False")
+    assert not names.is_default("group_by_length", True)
+    assert not names.is_default("not_an_argument", None)

@@ -1,0 +1,122 @@
+"""Gradients of Megatron-Bridge are reduced in what was priced: the recipe has the last word over ddp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.launchers.reading.base import LaunchFile, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import Target
+from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.plans import CASES
+
+_OFFLOADED = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]  # which weights in 8 bits exclude
+FOUND = replace(
+    _OFFLOADED, plan=replace(_OFFLOADED.plan, config=replace(_OFFLOADED.config, offload="none"))
+)
+# Precision, and the dtype of gradients; nemo's own is bf16.
+KINDS = [
+    (precision, recipe, gradients)
+    for precision, recipe in (
+        ("bf16", "none"), ("fp16", "none"), ("fp8", "none"), ("fp8", "fp8-current"),
+        ("fp8", "fp8-blockwise"), ("fp8", "mxfp8"), ("fp8", "nvfp4"),
+    )
+    for gradients in ("bf16", "fp32")
+]  # fmt: skip
+
+
+def of(precision: str, recipe: str, gradients: str) -> Target:
+    options: dict[str, str | int | float | bool] = (
+        {} if gradients == "bf16" else {"gradient_dtype": gradients}
+    )
+    options |= {} if recipe == "none" else {"precision_recipe": recipe}
+    workload = replace(FOUND.workload, precision=precision, framework_options={**options})
+    return replace(FOUND, problem=replace(FOUND.problem, workload=workload))
+
+
+def files_of(found: Target) -> dict[str, str]:
+    return export(found.plan, found.problem, "megatron-bridge").files
+
+
+def read(files: dict[str, str]) -> LaunchFile:
+    return read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+
+
+@pytest.mark.parametrize(("precision", "recipe", "gradients"), KINDS)
+def test_precision_and_gradients_are_written_and_read_back(
+    precision: str, recipe: str, gradients: str
+) -> None:
+    found = of(precision, recipe, gradients)
+    back = read(files_of(found))
+    assert back.workload == found.workload
+    assert back.notes == ()
+
+
+def test_only_another_gradient_dtype_than_the_recipes_needs_a_configuration() -> None:
+    plain = files_of(of("bf16", "none", "fp32"))["plan_args.sh"]
+    assert "    mixed_precision=bf16_mixed\n" in plain
+    own = files_of(of("bf16", "none", "bf16"))["plan_args.sh"]
+    # an object of the recipe's would be merged with the new one: it is taken away first
+    assert own.index("    mixed_precision=null\n") < own.index("mixed_precision={_target_:megatron.bridge.")
+    assert "grad_reduce_in_fp32:false" in own
+
+
+@pytest.mark.parametrize(
+    ("override", "gradients", "note"),
+    [
+        (
+            "mixed_precision=bf16_mixed",
+            "fp32",
+            "mixed_precision says grad_reduce_in_fp32=true",
+        ),
+        ("mixed_precision=bf16-mixed", "fp32", "does nothing"),
+        ("mixed_precision=bf16_mixed_bf16_grad_reduce", "bf16", None),
+        ("mixed_precision.grad_reduce_in_fp32=false", "bf16", "bf16_mixed is assumed"),
+    ],
+)
+def test_what_really_runs_is_what_mixed_precision_says(
+    override: str, gradients: str, note: str | None
+) -> None:
+    files = files_of(of("bf16", "none", "bf16"))
+    lines = [line for line in files["plan_args.sh"].splitlines() if "mixed_precision" not in line]
+    place = next(place for place, line in enumerate(lines) if "ddp.grad_reduce_in_fp32=false" in line)
+    lines.insert(place, override)
+    found = read({**files, "plan_args.sh": "\n".join(lines)})
+    assert found.workload.framework_options.get("gradient_dtype", "bf16") == gradients
+    assert (note is None) == (found.notes == ())
+    assert note is None or any(note in one for one in found.notes)
+
+
+def test_a_recipe_that_is_none_is_refused_with_its_line_and_all_that_are() -> None:
+    files = files_of(of("bf16", "none", "fp32"))
+    text = files["plan_args.sh"].replace("=bf16_mixed", "=bf17_mixed")
+    with pytest.raises(InvalidProblemError, match=r'mixed_precision: line \d+: "bf17_mixed" .*bf16_mixed'):
+        read({**files, "plan_args.sh": text})
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("training", r"is not read there\. Nearest: train\.micro_batch_size$"),
+        ("x", r"is not read there\. Allowed: micro_batch_size behind one of model\., train\., .*"),
+    ],
+)
+def test_a_right_name_in_a_wrong_section_is_refused_with_the_right_one(section: str, words: str) -> None:
+    files = files_of(of("bf16", "none", "fp32"))
+    text = files["plan_args.sh"].replace(" train.micro_batch_size", f" {section}.micro_batch_size")
+    with pytest.raises(InvalidProblemError, match=rf"^{section}\.micro_batch_size: line \d+: {words}"):
+        read({**files, "plan_args.sh": text})
+
+
+@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe of a model with gelu"])])
+def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
+    gated: bool, warned: list[str]
+) -> None:
+    """Megatron-Bridge 0.3.1, models/llama/llama_provider.py:36, qwen/qwen_provider.py:53: F.silu."""
+    model = replace(FOUND.model, gated_mlp=gated)
+    found = replace(FOUND, problem=replace(FOUND.problem, model=model))
+    said = export(found.plan, found.problem, "megatron-bridge").warnings
+    assert [one.partition(": ")[2] for one in said if "activation" in one] == warned

@@ -1,0 +1,126 @@
+"""Every fact of a model counts: in its weights, its FLOPs, its name to launchers, or its flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reference.facts import removed
+from meshwright.launchers.megatron_lm import flags as megatron_flags
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
+from meshwright.profiles.capabilities import model_facts
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import (
+    INDEXER_LIMITS,
+    STREAMS_LIMITS,
+    IndexerSpec,
+    MlaSpec,
+    MoeSpec,
+    StreamsSpec,
+)
+
+FIXTURES = Path(__file__).parents[1] / "profiles" / "fixtures"
+PARTS: tuple[tuple[str, type], ...] = (
+    ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
+    ("streams", StreamsSpec),
+)  # fmt: skip
+NAMES = {"name", "source", "display_name", "moe", "mla"}
+# What only some configs of a type have: layers without positions that are not every n-th.
+LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
+LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
+SPARSE = {"model_type": "deepseek_v32"}
+REUSED = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
+ODD = (
+    {"model_type": "gemma3n_text"},
+    {"model_type": "telechat"},
+    {"model_type": "baichuan", "vocab_size": 125_696},
+)
+
+
+def models() -> list[ModelSpec]:
+    """Every planned model of the real and the drawn configs, and what launch files alone can state."""
+    latent = model_from_config(LATENT, name="x")
+    assert latent.mla
+    bare = replace(latent, mla=replace(latent.mla, norms=False))  # Megatron-LM without --qk-layernorm
+    found = [model_from_config(LISTED, name="x"), model_from_config(REUSED, name="x"), bare]
+    found += [model_from_config(one, name="x") for one in ODD]
+    for file in ("real-configs.json", "drawn-configs.json"):
+        for one in json.loads((FIXTURES / file).read_text()):
+            try:
+                found.append(model_from_config(one["config"], name="x"))
+            except InvalidProblemError:
+                continue
+    return found
+
+
+MODELS = models()
+
+
+def seen(model: ModelSpec) -> tuple[object, ...]:
+    """What a fact may change."""
+    flags = (*megatron_flags._model(model, 1), *_router(model))
+    latent = megatron_flags._latent_attention(model.mla)
+    counts = (model.num_parameters(), model.mtp_parameters(), model.model_flops_per_token(4096))
+    named = (SINGLE_TARGETS, ("gate_proj", "up_proj", "down_proj"), ("gate",))
+    adapters = (adapter_parameters(model, 8, targets) for targets in named)
+    return *counts, *adapters, model_facts(model), flags, tuple(latent)
+
+
+def _router(model: ModelSpec) -> list[megatron_flags.MegatronFlag]:
+    if model.moe is None:
+        return []
+    layers = megatron_flags.flag("moe-layer-freq", megatron_flags.expert_layers(model))
+    return [layers, *megatron_flags._router(model.moe)]
+
+
+def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator[ModelSpec]:
+    """The model without the fact; nothing where it has none, or where it says nothing of this model."""
+    if name == "expert_bias" and not model.mlp_bias:  # no MLP has any
+        return
+    if name == "frequency" and model.layer_kinds().count("moe") == 1:  # of one layer there is no distance
+        return
+    whole = model.moe and "dense" not in model.layer_kinds() and not model.moe.num_shared_experts
+    if name == "fused_gate_up" and whole:  # there is no MLP next to the experts
+        return
+    found = removed(model, part, name, default)
+    if found:
+        yield found
+
+
+FACTS = [
+    (part, field.name, field.default)
+    for part, of in PARTS
+    for field in fields(of)
+    if field.default is not MISSING and field.name not in NAMES
+]
+
+
+@pytest.mark.parametrize(("part", "name", "default"), FACTS, ids=[".".join(one[:2]) for one in FACTS])
+def test_a_model_without_one_of_its_facts_has_another_count_price_name_or_flag(
+    part: str, name: str, default: object
+) -> None:
+    pairs = [(model, one) for model in MODELS for one in without(model, part, name, default)]
+    assert pairs, "a config has it"
+    assert all(seen(model) != seen(one) for model, one in pairs)
+
+
+@pytest.mark.parametrize("name", STREAMS_LIMITS)
+def test_every_size_of_several_streams_changes_the_count_the_work_or_the_name(name: str) -> None:
+    model = model_from_config({"model_type": "gemma3n_text"}, name="x")
+    assert model.streams
+    other = {"count": 2, "low_rank": 32, "sparse_layers": 0}[name]
+    assert seen(replace(model, streams=replace(model.streams, **{name: other}))) != seen(model)
+
+
+@pytest.mark.parametrize("name", INDEXER_LIMITS)
+def test_every_size_of_an_indexer_changes_the_count_or_the_work(name: str) -> None:
+    model = model_from_config(SPARSE, name="x")
+    assert model.indexer
+    other = replace(model.indexer, **{name: getattr(model.indexer, name) // 2})
+    assert seen(replace(model, indexer=other)) != seen(model)
