@@ -1,11 +1,12 @@
 """Writes the arguments of some launchers by their exact names, as its sources declare them; none is run.
 
-    python -m benchmarks.catalog.launcher_flags FOLDER [PROGRAM …]
+    python -m benchmarks.catalog.launcher_flags [--check] FOLDER [PROGRAM …]
 
 FOLDER holds a folder for each release below, by its name: a wheel that is unpacked (``pip download
 --no-deps PACKAGE==VERSION``), or a checkout of the commit. Each program's file in
 ``launchers/NAME/flags.yaml`` keeps the roles that it has; an argument that is new to it is ``open``. The
-other programs' tables are of their parsers (``tests/launchers/tables.py``).
+other programs' tables are of their parsers (``tests/launchers/tables.py``). ``--check`` writes nothing
+and fails where a release declares an argument that has no row, or declares it otherwise.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from meshwright.launchers.flags import Flag, flags_of, table_path
+from meshwright.launchers.flags import Flag, table_path
 
+_CHECK = "--check"
+_OF_THE_SOURCE = ("type", "default", "until")
 _MAX_TEXT = 60  # characters of a type or a default
 _HEADER = """\
 # Arguments of {name}: {releases}.
 # Written by python -m benchmarks.catalog.launcher_flags, which keeps the roles:
 # free: no time or memory of a step depends on it; open: a reader takes it, or answers list it.
-# until: the last release above that has it.
+# refused: with it, what is priced is not what runs. until: the last release above that has it.
 """
 
 
@@ -220,46 +224,54 @@ def declared(folder: Path, release: Release) -> dict[str, Flag]:
     return found
 
 
-def merged(name: str, folder: Path) -> dict[str, Flag]:
-    """Return a program's arguments in all its releases, with the roles that its file has."""
-    found: dict[str, Flag] = {}
+def merged(name: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a program's arguments in all its releases, with what its file says by hand."""
+    found: dict[str, dict[str, Any]] = {}
     for place, release in enumerate(PROGRAMS[name]):
         for key, flag in declared(folder / release.name, release).items():
-            until = release.name if place else None
-            found.setdefault(key, Flag(type=flag.type, default=flag.default, until=until))
-    known = flags_of(name) if table_path(name).is_file() else {}
-    kept = {key: flag for key, flag in known.items() if key not in found}  # of a fork, or written by hand
-    return {
-        key: Flag(
-            type=flag.type,
-            default=flag.default,
-            until=flag.until,
-            role=known[key].role if key in known else "open",
-        )
-        for key, flag in sorted((found | kept).items())
-    }
+            until = {"until": release.name} if place else {}
+            found.setdefault(key, {"type": flag.type, "default": flag.default, **until})
+    known = yaml.safe_load(table_path(name).read_text("utf-8")) if table_path(name).is_file() else {}
+    kept = {key: row for key, row in known.items() if key not in found}  # of a fork, or written by hand
+    for key, row in found.items():
+        said = {part: value for part, value in known.get(key, {}).items() if part not in _OF_THE_SOURCE}
+        row.update(said or {"role": "open"})
+    return dict(sorted((found | kept).items()))
 
 
-def written(name: str, flags: Mapping[str, Flag]) -> str:
+def written(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the text of a program's file: one line a flag."""
     releases = ", ".join(release.name for release in PROGRAMS[name])
     lines = [_HEADER.format(name=name, releases=releases)]
-    for key, flag in flags.items():
-        parts = {"type": flag.type, "default": flag.default, "until": flag.until, "role": flag.role}
-        said = {part: value for part, value in parts.items() if part != "until" or value is not None}
+    for key, row in rows.items():
         line = yaml.safe_dump(
-            {key: said}, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
+            {key: dict(row)}, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
         )
         lines.append(f"{line.strip()[1:-1]}\n")
     return "".join(lines)
 
 
-def main(words: Sequence[str]) -> None:
-    """Write the files of all programs, or of those that are named."""
-    folder, *names = words
+def faults(name: str, folder: Path) -> list[str]:
+    """Return where a program's file is not what its sources declare: each argument, and its fault."""
+    known, rows = yaml.safe_load(table_path(name).read_text("utf-8")), merged(name, folder)
+    lacking = [f"{name}: {key} has no row" for key in rows if key not in known]
+    return lacking + [
+        f"{name}: the row of {key} is not its declaration" for key in known if known[key] != rows[key]
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    """Write or check the files of all programs, or of those that are named; 1 if a check fails."""
+    folder, *names = (word for word in words if word != _CHECK)
+    found: list[str] = []
     for name in names or PROGRAMS:
-        table_path(name).write_text(written(name, merged(name, Path(folder))), "utf-8")
+        if _CHECK in words:
+            found += faults(name, Path(folder))
+        else:
+            table_path(name).write_text(written(name, merged(name, Path(folder))), "utf-8")
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

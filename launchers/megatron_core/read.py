@@ -1,6 +1,6 @@
 """Names of Megatron-Core's own configuration, which several launchers share, as flags of Megatron-LM.
 
-One reader then checks them all. Their table is ``megatron-core.yaml``: TransformerConfig,
+One reader then checks them all. Their table is ``flags.yaml`` in this folder: TransformerConfig,
 ModelParallelConfig and DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19, and names of single
 launchers, which ``of`` marks.
 """

@@ -122,6 +122,14 @@ _DEGREE = re.compile(
 )
 
 
+# Launchers over Megatron-LM that take arguments of their own, by the programs with their tables.
+_ARGUMENTS_OF = {
+    "llama-factory": ("llama-factory", "transformers"),
+    "megatron-bridge": ("megatron-bridge",),
+    "ms-swift": ("ms-swift", "transformers"),
+}
+
+
 def launch_file(
     launcher: str,
     given: Given,
@@ -149,7 +157,7 @@ def launch_file(
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
     configuration = configuration_of(given, shape, workload, gpus)
-    given.refuse_undecided()
+    given.refuse_undecided(*_ARGUMENTS_OF.get(launcher, ()))
     given.stop()
     return LaunchFile(
         launcher=launcher,

@@ -186,7 +186,8 @@ def _leave_graphs(given: Given, launcher: str) -> None:
 
 
 _NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
-_OTHERS_READ = (*_NAMES_OF_MODELS, "torch_dtype", "tuner_type", "train_type", "lora_rank", "target_modules")
+_TUNERS = ("tuner_type", "train_type", "sft_type")  # of release 4, 3 and 2
+_OTHERS_READ = (*_NAMES_OF_MODELS, *_TUNERS, "torch_dtype", "lora_rank", "target_modules")
 
 
 def _is_name(text: str) -> bool:
@@ -279,11 +280,11 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
             f"--{name}", f"line {line}: {shown(others[name])} is not priced", allowed=allowed
         )
 
-    name = "tuner_type" if "tuner_type" in others else "train_type"
-    kind = others.get(name, "full")
-    if kind not in ("full", "lora"):
-        raise refusal(name, "full, lora")
-    if kind == "full":
+    kinds = {name: others[name] for name in _TUNERS if name in others}
+    for name, kind in kinds.items():
+        if kind not in ("full", "lora"):
+            raise refusal(name, "full, lora")
+    if "lora" not in kinds.values():
         return 0, ATTENTION_TARGETS
     other = next(
         (name for name, text in others.items() if UNCOUNTED.fullmatch(name) and not is_off(text)), ""

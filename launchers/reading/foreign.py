@@ -142,7 +142,6 @@ PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its pre
     "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
     "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
-_OTHER_TASKS = ("seq_cls", "embedding", "reranker", "generative_reranker", "prm")  # of ms-swift 4
 _STAGES = ("sft", "pt", "pretrain", "")
 SEES = re.compile(
     r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
@@ -170,8 +169,6 @@ def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") 
     fields.refuse_unpriced(*programs)
     if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
         fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
-    if str(fields.raw("task_type")).lower() in _OTHER_TASKS:
-        fields.fault("task_type", "cannot be read: another head than a language model's is not priced")
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
     if stage not in _STAGES:
         fields.fault(

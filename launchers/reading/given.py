@@ -184,12 +184,16 @@ class Given:
         nearest = near[0] + name if near else None
         self.refuse(shown, f"line {value.line}: is not read there", allowed=allowed, nearest=nearest)
 
-    def refuse_undecided(self) -> None:
-        """Refuse names that are not read and affect a run: by their row, else in any launcher."""
+    def refuse_undecided(self, *programs: str) -> None:
+        """Refuse names that are not read and affect a run: by their row, else in any launcher.
+
+        ``programs``: launchers over Megatron-LM with arguments of their own.
+        """
+        rows = flag_names("megatron-lm", "megatron-core", *programs)
         for shown in self.unread:
             name, value = self.left.get(shown, ("", Value((), 0)))
             text = value.texts[0] if value.texts else "on"
-            row = flag_names("megatron-lm", "megatron-core").row(name)
+            row = rows.row(name)
             if row is not None and row.refuses(text):
                 self.refuse(shown, f"line {value.line}: cannot be read: {row.why}")
             elif what := decides(name, text, known=_is_known(shown, name)):

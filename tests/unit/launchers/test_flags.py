@@ -39,7 +39,7 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
         name
         for name, flag in flags_of(program).items()
         if not flag.type
-        or (flag.role in ("free", "open")) is (program in WITH_REASONS)
+        or (flag.role in ("free", "open") and program in WITH_REASONS)
         or (flag.role in ("harmless", "refused") and not flag.why)
         or (flag.role == "priced" and not flag.sets)
         or (flag.role == "means" and not flag.means)
