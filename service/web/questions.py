@@ -301,7 +301,7 @@ OWN_CLUSTER = (
         at=("cluster", "num_nodes"),
         label="Nodes",
         kind="number",
-        hint="if the file does not say",
+        hint="if the file does not state it",
     ),
 )
 OWN_REST = tuple(

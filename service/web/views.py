@@ -8,12 +8,13 @@ from typing import Any
 
 from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.db.plan_records import PlanFigures
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
-from meshwright.service.report.formatting import seconds
+from meshwright.service.report.formatting import gib, seconds
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
 from meshwright.service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
@@ -77,6 +78,21 @@ class AnswerPage:
 def problem_of(job: JobRecord) -> Problem:
     """Return the question of a job; of a sweep, that of its first point."""
     return parse_problem({name: part for name, part in job.request.items() if name != "sweep"})
+
+
+def measured_words(one: PlanFigures) -> str:
+    """Return what a plan's runs took, next to the prediction: ``#1 29.1 s a step (+2.7 %), 66.0 GiB``."""
+    found = []
+    if one.measured_step_time_s is not None:
+        found.append(f"{seconds(one.measured_step_time_s)} a step")
+        if one.step_time_s:
+            off = 100 * (one.measured_step_time_s / one.step_time_s - 1)
+            found[0] += f" ({off:+.1f} %)".replace("-", "−")
+    if one.measured_peak_memory_bytes is not None:
+        found.append(f"{gib(one.measured_peak_memory_bytes)} GiB")
+    if one.measured_out_of_memory:
+        found.append("out of memory")
+    return f"#{one.rank} {', '.join(found)}"
 
 
 def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRow]:

@@ -132,6 +132,16 @@ def test_step_and_memory_of_the_first_plan_are_found_without_scrolling_sideways(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_step_and_gain_of_every_what_if_are_seen_without_scrolling_sideways(
+    chrome: Browser, shown: dict[str, str], width: int
+) -> None:
+    with a_page(chrome, width=width) as page:
+        page.goto(f"{shown['answer']}/what-if")
+        for column in (3, 4, 6):
+            assert seen_whole(page, f".what-if tbody tr td:nth-child({column}):not(:empty)"), column
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_whole_menu_is_visible(chrome: Browser, shown: dict[str, str], width: int) -> None:
     with a_page(chrome, width=width) as page:
         page.goto(shown["answer"])

@@ -21,6 +21,7 @@ from meshwright.service.api.deps import (
 from meshwright.service.api.routes.jobs import submission_of
 from meshwright.service.api.routes.reports import WHAT_IF_BUDGET_S, profile_for
 from meshwright.service.api.schemas import State
+from meshwright.service.db.plan_records import PlanFilter
 from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_from_json
@@ -139,10 +140,12 @@ def search_remedy(
 def _answered(
     request: Request, service: Service, tenant: str, job_id: str, page_token: str | None
 ) -> Response:
-    """Return one page of the answer, with the launchers' verdicts on its plans."""
+    """Return one page of the answer, with what launchers and runs made of its plans."""
     jobs = service.jobs
     job, plans = jobs.plans(tenant, job_id, page_size=LISTED, page_token=page_token)
     verdicts = service.verifications.verdicts(tenant, [plan["plan_id"] for plan in plans.items])
+    of_job = PlanFilter(equal={"job_id": job_id}, measured=True, sort="rank")
+    measured = jobs.plans_like(tenant, of_job, page_size=LISTED, page_token=None).items
     return page(
         request,
         "answer.html",
@@ -150,6 +153,7 @@ def _answered(
         words=views.STATE_WORDS[job.state],
         document=views.answer_page(job, plans.items, plans.next_page_token),
         children=_children(jobs, tenant, job),
+        measured=[views.measured_words(one) for one in measured],
         verdicts=[
             (plan["rank"], plan["plan_id"], verdicts[plan["plan_id"]])
             for plan in plans.items

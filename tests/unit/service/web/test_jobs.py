@@ -215,6 +215,22 @@ def test_answers_read_back_are_what_pages_show(browser: TestClient, answered: st
     assert f"{answer.plans[0].prediction.tokens_per_s_per_gpu:.0f}" in browser.get(f"/jobs/{answered}").text
 
 
+def test_an_answer_shows_what_its_plans_were_measured_to_take(browser: TestClient, answered: str) -> None:
+    assert "Measured" not in Page(browser.get(f"/jobs/{answered}").text).text
+    first, _, third = browser.get(f"/v1/jobs/{answered}/plans").json()["plans"]
+    seconds = 1.05 * first["prediction"]["step_time_s"]
+    for plan, body in (
+        (first, {"step_time_s": 1.02 * seconds}),
+        (first, {"step_time_s": 0.98 * seconds, "peak_memory_bytes": 60 * 2**30}),
+        (third, {"out_of_memory": True}),
+    ):
+        given = browser.post(f"/v1/plans/{plan['plan_id']}/measurements", json=body)
+        assert given.status_code == 201, given.text
+    shown = Page(browser.get(f"/jobs/{answered}").text).text
+    assert "Measured, against the prediction: #1 " in shown
+    assert "a step (+5.0 %), 60.0 GiB; #3 out of memory." in shown
+
+
 def test_an_answer_says_what_launchers_made_of_its_plans(
     browser: TestClient, answered: str, database: Database, engine: JobEngine
 ) -> None:
