@@ -56,7 +56,7 @@ class Settings(BaseSettings):
         default="",
         pattern=r"^[A-Za-z0-9._, -]*$",
         max_length=4096,
-        description="names, separated by commas, that a server without keys answers to, beside loopback "
+        description="names, separated by commas, that a server without keys answers to, next to loopback "
         "names and addresses in digits",
     )
     trusted_proxies: str | None = Field(
