@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.launchers.flags import flags_of
-from tests.unit.launchers.reading.test_unknown_values import answer
+from tests.unit.launchers.reading.test_unknown_values import answer, read
 from tests.unit.launchers.reading.written_scripts import SCRIPTS
 
 SCRIPT, FILES = SCRIPTS["ms-swift"]
@@ -25,7 +25,8 @@ def test_what_the_table_refuses_is_refused_with_its_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rlhf_type", "dpo"), ("num_labels", "2"), ("sft_type", "longlora")]
+    ("name", "value"),
+    [("rlhf_type", "dpo"), ("num_labels", "2"), ("sft_type", "longlora"), ("quantization_bit", "4")],
 )
 def test_other_trainings_of_the_trainer_are_refused_on_megatron_core_too(name: str, value: str) -> None:
     assert f"--{name}" in str(with_argument(name, value))
@@ -34,3 +35,10 @@ def test_other_trainings_of_the_trainer_are_refused_on_megatron_core_too(name: s
 @pytest.mark.parametrize(("name", "value"), [("task_type", "causal_lm"), ("tuner_backend", "peft")])
 def test_a_value_that_is_priced_changes_nothing(name: str, value: str) -> None:
     assert with_argument(name, value) == with_argument("seed", "1")
+
+
+def test_weights_in_4_bits_are_priced_on_the_trainer() -> None:
+    script, files = SCRIPTS["swift sft"]
+    assert read(script, **files).workload.base_precision == "bf16"
+    script = script.replace(" --lora_rank", " --quantization_bit 4 --lora_rank")
+    assert read(script, **files).workload.base_precision.startswith("nf4")
