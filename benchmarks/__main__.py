@@ -65,7 +65,9 @@ BENCHMARKS = {
         "what tune chooses beside a full sweep, Megatron-LM and torchtitan on this CPU, half an hour",
         "tests.launchers.tuned",
     ),
-    "startup": Benchmark("CPU seconds and modules of the first commands", "benchmarks.startup"),
+    "startup": Benchmark(
+        "CPU seconds and modules of the first commands and of a server", "benchmarks.startup"
+    ),
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
         "what the tests of F1 to F28 measured, docs/reliability.md; writes (--long: chaos too)",

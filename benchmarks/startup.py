@@ -1,7 +1,8 @@
-"""CPU seconds of the commands that people type first, and the modules that each loads.
+"""CPU seconds of the first commands and of a server's start, and the modules that each loads.
 
 ``python -m benchmarks.startup`` prints a table. Seconds are the median of five runs, with those of the
-CP-SAT judge that a search starts; modules are compiled before.
+CP-SAT judge that a search starts; modules are compiled before. A server's seconds are those until it takes
+requests, without workers, over a SQLite file with a current schema.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 RUNS = 5
@@ -52,6 +54,37 @@ def modules(words: Sequence[str]) -> int:
     return int(run.stderr.split()[-1])
 
 
+SERVER = """
+import os, signal, sys, time
+from meshwright.service.cli import main  # as the command does
+from meshwright.service.serving.serve import serve
+from meshwright.service.settings import Settings
+
+def ready(url):
+    loaded = sum(name.startswith("meshwright.") for name in sys.modules)
+    print(time.process_time(), loaded, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+serve(Settings(), on_ready=ready)
+"""
+
+
+def server_start(folder: Path) -> tuple[float, int]:
+    """Return the CPU seconds that a server needs to take requests, and how many modules it has loaded."""
+    own = {"MESHWRIGHT_DATABASE_URL": f"sqlite:///{folder / 'jobs.db'}", "MESHWRIGHT_WORKERS": "0"}
+    environment = {**os.environ, **own, "MESHWRIGHT_PORT": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=True,
+    )
+    seconds, loaded = run.stdout.split()
+    return float(seconds), int(loaded)
+
+
 def main() -> None:
     """Measure and print."""
     print("| command | CPU s | modules |\n|---|---:|---:|")
@@ -59,6 +92,10 @@ def main() -> None:
         loaded = modules(words)  # compiles them as well
         seconds = median(cpu_s(words) for _ in range(RUNS))
         print(f"| `{' '.join(words)}` | {seconds:.2f} | {loaded} |", flush=True)
+    with TemporaryDirectory() as folder:
+        _, loaded = server_start(Path(folder))  # makes the schema
+        seconds = median(server_start(Path(folder))[0] for _ in range(RUNS))
+    print(f"| `serve --workers 0`, until it takes requests | {seconds:.2f} | {loaded} |")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
@@ -60,6 +60,7 @@ class Job:
     model: str | None = None  # its name in the request
     owner: str | None = None  # id of the key that submitted it
     labels: Mapping[str, str] | None = None
+    cpu_s: float | None = None  # CPU seconds of its workers
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: Progress | None = None
@@ -100,3 +101,41 @@ class Export:
     launcher: str
     files: Mapping[str, str]
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyUsage:
+    """CPU seconds of the searches of one key that ended on one day (UTC)."""
+
+    day: date
+    key_id: str | None  # None: submitted where no keys were demanded
+    cpu_s: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageList:
+    """CPU seconds by day and key, newest day first."""
+
+    usage: tuple[KeyUsage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One live worker."""
+
+    name: str  # host and process
+    kind: Literal["search", "verify"]
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    busy: bool | None  # it has a job; None: not known of a worker that verifies
+    job_id: str | None  # that job, if it is one of your own
+    busy_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerList:
+    """The workers that are alive, by name."""
+
+    workers: tuple[Worker, ...]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from meshwright_client.answers import Export, Job, JobPage
+from meshwright_client.answers import Export, Job, JobPage, KeyUsage, UsageList, Worker, WorkerList
 from meshwright_client.decoding import decoded
 from meshwright_client.files import save
 from meshwright_client.plans import (
@@ -269,6 +269,15 @@ class Client:
     def delete(self, job: Job | str) -> None:
         """Delete a job with its plans, events and re-plans, and with a sweep its points."""
         self._transport.send("DELETE", f"/v1/jobs/{_id(job)}")
+
+    def usage(self, *, days: int = 30) -> tuple[KeyUsage, ...]:
+        """Return the CPU seconds of searches by key and day (UTC), newest day first, today included."""
+        found = self._transport.ask("GET", "/v1/usage", params={"days": days})
+        return decoded(UsageList, found).usage
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Return the workers that are alive, with the job of each."""
+        return decoded(WorkerList, self._transport.ask("GET", "/v1/workers")).workers
 
     def predict(
         self, problem: Json, configuration: Json | Plan | None = None, *, launch_file: Json | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -64,6 +64,8 @@ def _plain(hint: Any, raw: object, where: str) -> object:  # noqa: ANN401 - the 
         return decoded(hint, raw, where=where)
     if hint is datetime and isinstance(raw, str):
         return _moment(raw, where)
+    if hint is date and isinstance(raw, str):
+        return _moment(raw, where).date()
     if hint in {Any, object}:
         return raw
     scalar = (int, float) if hint is float else hint

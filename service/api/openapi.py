@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,6 +24,7 @@ from meshwright.service.requests.schema import ProblemRequest
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
+EXAMPLES = Path(__file__).with_name("examples.json")  # recorded: benchmarks.reference.api_examples
 _REF = "#/components/schemas/{model}"
 
 
@@ -254,6 +257,19 @@ def install(app: FastAPI) -> None:
             ref_template=_REF,
         )
         document["components"]["schemas"].update(definitions["$defs"], JobRequest=_job_request())
+        _add_examples(document)
         return document
 
     app.openapi = completed  # type: ignore[method-assign]
+
+
+def _add_examples(document: dict[str, Any]) -> None:
+    """Show in each operation a request and the answer that a service gave to it."""
+    for operation, example in json.loads(EXAMPLES.read_text(encoding="utf-8")).items():
+        method, path = operation.split()
+        described = document["paths"][path][method.lower()]
+        described["responses"][example["status"]]["content"]["application/json"]["example"] = example[
+            "answer"
+        ]
+        if "body" in example:
+            described["requestBody"]["content"]["application/json"]["example"] = example["body"]

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from psycopg.conninfo import make_conninfo
-from psycopg.pq import PGconn, Ping
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, update
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
@@ -198,6 +196,9 @@ class Database:
         """
         if self.dialect == "sqlite":
             return
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - SQLite does without psycopg
+        from psycopg.pq import PGconn, Ping  # noqa: PLC0415
+
         _, options = self._engine.dialect.create_connect_args(self.url)
         plain = {name: value for name, value in options.items() if isinstance(value, str | int)}
         conninfo = make_conninfo("", **{"connect_timeout": CONNECT_TIMEOUT_S, **plain}).encode()

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, column, delete, insert, inspect, select, tabl
 from meshwright.service.db.database import Database, until_locked
 from meshwright.service.db.tables import schema_compatibility
 
-if TYPE_CHECKING:  # a server that finds its schema current does without it: 0.3 CPU s
+if TYPE_CHECKING:  # a server that finds its schema current does without it: 0.1 CPU s
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
     from alembic.script import Script

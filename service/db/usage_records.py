@@ -16,6 +16,7 @@ from meshwright.service.db.tables import has_worker, jobs, key_usage, workers
 DAY_S = 86_400
 LIVE_S = 30.0  # a worker that is silent for longer is not listed
 FORGOTTEN_S = 3600.0
+KEPT_DAYS = 366  # of CPU seconds: as far back as anybody may ask
 NO_KEY = ""  # of jobs that were submitted where no keys are demanded
 _TODAY = cast(func.floor(now_s() / DAY_S), Integer)
 
@@ -45,11 +46,21 @@ class WorkerRecord:
 
 
 def add_usage(connection: Connection, tenant: str, owner: str | None, *, cpu_s: float, ended: bool) -> None:
-    """Add the CPU seconds of a job to its owner's of today; ``ended``: it is one job more."""
+    """Add the CPU seconds of a job to its owner's of today, and forget the tenant's days over a year ago.
+
+    Args:
+        connection: of the caller's transaction.
+        tenant: of the job.
+        owner: the id of the key that submitted it, if any.
+        cpu_s: CPU seconds to add.
+        ended: count it as one job more.
+    """
     own = {"tenant": tenant, "day": _TODAY, "key_id": owner or NO_KEY}
     added = {"cpu_s": cpu_s, "jobs": int(ended)}
     more = {name: key_usage.c[name] + value for name, value in added.items()}
     _upsert(connection, key_usage, {**own, **added}, more)
+    old = key_usage.c.tenant == tenant, key_usage.c.day <= _TODAY - KEPT_DAYS
+    connection.execute(delete(key_usage).where(*old))
 
 
 def used_today(connection: Connection, tenant: str, owner: str | None) -> tuple[float, float]:

@@ -180,10 +180,12 @@ class ProblemRequest(Part):
     """One question put to the planner."""
 
     model: dict[str, JsonValue] = Field(
-        description="a catalog name, alone or as name, an inline shape or a Hugging Face config"
+        description="a catalog name, alone or as name, an inline shape or a Hugging Face config",
+        json_schema_extra={"type": ["object", "string"]},
     )
     cluster: dict[str, JsonValue] = Field(
-        description="a catalog name with num_nodes, or node groups inline"
+        description="a catalog name, alone or with num_nodes, or node groups inline",
+        json_schema_extra={"type": ["object", "string"]},
     )
     workload: WorkloadRequest
     launcher: str | None = Field(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
+from meshwright.service.db.usage_records import note_worker
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.workers.outcome import outcome_of
 from meshwright_client.answers import Job, Progress, State
@@ -225,6 +227,19 @@ def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) 
         client.wait(job, timeout_s=1.0)
     assert 1.0 <= time.monotonic() - began < 20.0  # how long one long poll may take
     assert late.value.job.state == "queued"
+
+
+def test_a_client_reads_cpu_seconds_and_live_workers(client: Client, engine: JobEngine) -> None:
+    job = client.submit(TINY_PROBLEM)
+    engine.complete(claimed(engine), SUCCESS, cpu_s=3.0)
+    (used,) = client.usage(days=1)
+    assert (used.cpu_s, used.jobs, used.key_id) == (3.0, 1, None)
+    assert abs(used.day - datetime.now(UTC).date()) <= timedelta(days=1)
+    assert client.job(job).cpu_s == 3.0
+    with engine._database.write() as connection:
+        note_worker(connection, "node-7:4711", kind="search", version="0.1.0")
+    (worker,) = client.workers()
+    assert (worker.name, worker.busy, worker.job_id) == ("node-7:4711", False, None)
 
 
 def test_a_cancelled_job_is_cancelled_as_often_as_one_likes(client: Client) -> None:

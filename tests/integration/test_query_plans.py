@@ -12,7 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -342,13 +342,31 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield made
         made.close()
         return
-    with new_postgres(request.getfixturevalue("postgres_server")) as made:
+    with new_postgres(request.getfixturevalue("postgres_server")) as made, no_autovacuum(made):
         fill(made, NUM_JOBS)
         with made.read() as connection:
-            connection.execute(text("SET default_statistics_target = 1000"))  # every row, no drawn ones
-            connection.execute(text("ANALYZE"))
-            connection.execute(text("RESET default_statistics_target"))
+            alone = connection.execution_options(isolation_level="AUTOCOMMIT")
+            alone.execute(text("SET default_statistics_target = 1000"))  # every row, no drawn ones
+            alone.execute(text("VACUUM (ANALYZE)"))
+            alone.execute(text("RESET default_statistics_target"))
         yield made
+
+
+@contextmanager
+def no_autovacuum(database: Database) -> Iterator[None]:
+    """Keep PostgreSQL from other statistics, of drawn rows, while plans are read: they change the plans."""
+    set_up(database, "ALTER SYSTEM SET autovacuum = off")
+    try:
+        yield
+    finally:
+        set_up(database, "ALTER SYSTEM RESET autovacuum")
+
+
+def set_up(database: Database, statement: str) -> None:
+    with database.read() as connection:
+        alone = connection.execution_options(isolation_level="AUTOCOMMIT")
+        alone.execute(text(statement))
+        alone.execute(text("SELECT pg_reload_conf()"))
 
 
 @pytest.mark.timeout(900)

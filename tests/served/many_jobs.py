@@ -73,7 +73,8 @@ _ADDED = (  # in tables that came after 0014
     SELECT 'replan-' || n, :tenant, 'many-' || n, CAST('{}' AS JSON), CAST('{}' AS JSON), :now - n
     FROM numbers WHERE n <= 10000""",
     """INSERT INTO key_usage (tenant, day, key_id, cpu_s, jobs)
-    SELECT :tenant, 10000 + n / 100, 'k' || (n % 100), 1.0, 1 FROM numbers WHERE n <= 10000""",
+    SELECT :tenant, CAST(:now / 86400 AS INTEGER) - n / 100, 'k' || (n % 100), 1.0, 1
+    FROM numbers WHERE n <= 10000""",
     """UPDATE jobs SET owner = 'k7' WHERE id IN (SELECT 'many-' || n FROM numbers WHERE n <= 10000)""",
     """INSERT INTO job_labels (job_id, name, value, tenant, created_at_s)
     SELECT 'many-' || n, 'team', 'team-' || (n % 20), :tenant, :now - (:all - n) * :each

@@ -11,7 +11,7 @@ from meshwright.service.api.deps import READS, ServiceDep, TenantDep
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import UsageList, UsageView, WorkerList, WorkerView, moment, view_of
 from meshwright.service.db import usage_records
-from meshwright.service.db.usage_records import DAY_S, UsageRecord, WorkerRecord
+from meshwright.service.db.usage_records import DAY_S, KEPT_DAYS, UsageRecord, WorkerRecord
 
 router = APIRouter(prefix="/v1", tags=["use"], dependencies=[READS], responses=declared(401, 403, 422, 503))
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["use"], dependencies=[READS], responses=d
 def read_usage(
     service: ServiceDep,
     tenant: TenantDep,
-    days: Annotated[int, Query(ge=1, le=366, description="days, today included (UTC)")] = 30,
+    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="days, today included (UTC)")] = 30,
 ) -> UsageList:
     """CPU seconds of searches by the key that submitted them and the day on which they ended."""
     with service.database.read() as connection:

@@ -28,6 +28,8 @@ EVENT = {"job_id": "a", "state": "running", "at": "2026-11-20T14:00:00Z", "cance
         (answers.Event, "EventView"),
         (answers.Export, "ExportView"),
         (answers.Infeasibility, "Infeasibility"),
+        (answers.KeyUsage, "UsageView"),
+        (answers.Worker, "WorkerView"),
         (errors.Problem, "ProblemView"),
         (errors.FieldFault, "FaultView"),
         (plans.Answer, "AnswerView"),

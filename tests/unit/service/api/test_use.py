@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from meshwright.service.api.app import create_app
 from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db import usage_records
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.tables import workers
+from meshwright.service.db.tables import key_usage, workers
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
 from meshwright.solver.problem import Problem
@@ -21,7 +22,7 @@ from meshwright.workers.runner import Runner
 from tests.builders import a_plan, an_answer
 from tests.served.access_cases import token_of
 from tests.served.api_client import BODY, submit
-from tests.served.job_records import SUCCESS, claimed
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
 
 BURNT_S = 0.2
 
@@ -63,6 +64,19 @@ def test_a_job_that_is_given_back_costs_its_key_too_and_counts_once(
     assert client.get(f"/v1/jobs/{job}").json()["cpu_s"] == 5.0
     (used,) = client.get("/v1/usage").json()["usage"]
     assert (used["cpu_s"], used["jobs"], used["key_id"]) == (5.0, 1, None)
+
+
+def test_cpu_seconds_of_a_year_ago_are_forgotten(database: Database, engine: JobEngine) -> None:
+    with database.write() as connection:
+        today = connection.execute(select(usage_records._TODAY)).scalar_one()
+        for tenant, age in ((TENANT, 365), (TENANT, 366), (TENANT, 900), ("other", 900)):
+            row = {"tenant": tenant, "day": today - age, "key_id": "k", "cpu_s": 1.0, "jobs": 1}
+            connection.execute(key_usage.insert().values(row))
+    add_job(database)
+    engine.complete(claimed(engine), SUCCESS, cpu_s=2.0)
+    with database.read() as connection:
+        kept = connection.execute(select(key_usage.c.tenant, today - key_usage.c.day)).all()
+    assert sorted(map(tuple, kept)) == [(TENANT, 0), (TENANT, 365), ("other", 900)]
 
 
 @pytest.mark.parametrize(("own", "default"), [(10.0, None), (None, 10.0), (10.0, 1.0)])

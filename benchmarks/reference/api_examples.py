@@ -1,0 +1,150 @@
+"""Writes ``service/api/examples.json``: what a service answered to one request of each operation.
+
+``python -m benchmarks.reference.api_examples``, when answers change. Lists are cut to two items, long texts
+to their beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from meshwright.service.api.app import create_app
+from meshwright.service.api.openapi import EXAMPLES
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.db.usage_records import note_worker
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.settings import Settings
+from meshwright.workers.runner import Runner
+from meshwright.workers.search import StoredSearch
+
+MOST_ITEMS, MOST_CHARACTERS = 2, 300
+WORKER = "node-7:4711"
+PROBLEM: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "cluster": {"name": "dgx-h100", "num_nodes": 2},
+    "workload": {"global_batch_size": 64, "seq_length": 8192},
+    "launcher": "megatron-lm",
+    "search": {"top_k": 1, "certify": "none"},
+}
+Examples = dict[str, dict[str, Any]]
+
+
+class Recording:
+    """Asks a service in this process, and keeps what it answers."""
+
+    def __init__(self, client: TestClient) -> None:
+        self.found: Examples = {}
+        self._client = client
+
+    def ask(self, operation: str, body: Any = None, *, query: str = "", **names: str) -> Any:  # noqa: ANN401
+        """Ask one address, such as ``GET /v1/jobs/{job_id}``.
+
+        Raises:
+            RuntimeError: it refused.
+        """
+        method, path = operation.split()
+        answer = self._client.request(method, path.format(**names) + query, json=body)
+        if answer.is_error:
+            raise RuntimeError(f"{operation}: {answer.text}")
+        kept = {"status": str(answer.status_code), "answer": shortened(answer.json())}
+        self.found[operation] = kept if body is None else {"body": body, **kept}
+        return answer.json()
+
+
+def shortened(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON with short lists and texts."""
+    if isinstance(value, dict):
+        return {name: shortened(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [shortened(one) for one in value[:MOST_ITEMS]]
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        return value[:MOST_CHARACTERS] + "…"
+    return value
+
+
+def recorded(url: str) -> Examples:
+    """Return a request and its answer of every operation that answers JSON."""
+    database = Database(url)
+    migrations.upgrade(database)
+    engine = JobEngine(database, lease_s=30.0)
+    _, token = Keys(database, actor="start").create(NewKey(tenant="default", scope="admin", title="admin"))
+    head = {"Authorization": f"Bearer {token}"}
+    search = StoredSearch(database)
+    runner = Runner(engine, search, worker=WORKER, leaving=threading.Event())
+    settings = Settings(database_url=url, verify_elsewhere=True)
+    with TestClient(create_app(settings), base_url="http://localhost", headers=head) as client:
+        to = Recording(client)
+        job = to.ask("POST /v1/jobs", {**PROBLEM, "labels": {"team": "nlp"}})["id"]
+        runner.run_next()
+        plan = to.ask("GET /v1/jobs/{job_id}/plans", job_id=job)["plans"][0]["plan_id"]
+        jobs_and_plans(to, job, plan)
+        sweep = {**PROBLEM, "sweep": {"global_batch_size": [64, 128]}}
+        sweep_id = client.post("/v1/jobs", json=sweep).json()["id"]
+        to.ask("GET /v1/jobs/{job_id}/children", job_id=sweep_id)
+        to.ask("POST /v1/jobs/{job_id}:cancel", job_id=sweep_id)
+        definitions(to)
+        to.ask("POST /v1/keys", {"scope": "submit", "title": "launcher", "max_cpu_s_per_day": 3600})
+        with database.write() as connection:
+            note_worker(connection, WORKER, kind="search", version="0.1.0")
+        for path in ("keys", "audit", "usage", "workers", "gpus"):
+            to.ask(f"GET /v1/{path}")
+        to.ask("GET /livez")
+        to.ask("GET /readyz")
+    to.found["POST /v1/keys"]["answer"]["token"] = "mw_3f9a1c04be27_…"  # noqa: S105 - not one
+    database.close()
+    return to.found
+
+
+def jobs_and_plans(to: Recording, job: str, plan: str) -> None:
+    """Ask about a finished job and its plan."""
+    to.ask("GET /v1/jobs", query="?labels=team%3Dnlp")
+    to.ask("GET /v1/jobs/{job_id}", job_id=job)
+    progress = {"lost_nodes": 1, "steps_done": 12_000, "steps_total": 50_000, "saved_step": 11_800}
+    to.ask("POST /v1/jobs/{job_id}:replan", progress, job_id=job)
+    replan = to.ask("GET /v1/jobs/{job_id}/replans", job_id=job)["replans"][0]["id"]
+    to.ask("GET /v1/jobs/{job_id}/replans/{replan_id}", job_id=job, replan_id=replan)
+    to.ask("GET /v1/plans", query="?sort=step_time_s")
+    to.ask("GET /v1/plans/{plan_id}", plan_id=plan)
+    to.ask("GET /v1/plans/{plan_id}/export", plan_id=plan)
+    to.ask("GET /v1/plans/{plan_id}/timeline", plan_id=plan)
+    to.ask("POST /v1/plans/{plan_id}:verify", plan_id=plan)
+    to.ask("GET /v1/plans/{plan_id}/verification", plan_id=plan)
+    to.ask("POST /v1/predictions", {"plan": plan})
+    to.ask("POST /v1/plans/{plan_id}/measurements", {"step_time_s": 3.1}, plan_id=plan)
+    profile = to.ask("GET /v1/profiles")["profiles"][0]["id"]
+    document = to.ask("GET /v1/profiles/{profile_id}", profile_id=profile)["document"]
+    to.ask("POST /v1/profiles", document)
+
+
+def definitions(to: Recording) -> None:
+    """Keep a model and a cluster of one's own."""
+    shape = {
+        "num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 8192,
+        "vocab_size": 50304,
+    }  # fmt: skip
+    groups = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 4}]}
+    for kind, body in (("models", shape), ("clusters", groups)):
+        to.ask(f"PUT /v1/{kind}/{{name}}", body, name="in-house")
+        to.ask(f"GET /v1/{kind}/{{name}}", name="in-house")
+        to.ask(f"GET /v1/{kind}")
+
+
+def main() -> None:
+    """Record them all."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = recorded(f"sqlite:///{Path(folder) / 'jobs.db'}")
+    EXAMPLES.write_text(
+        json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()
