@@ -27,7 +27,7 @@ def compare(
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Say what each difference between two plans buys, in seconds that add up."""
+    """Show what each difference between two plans buys, in seconds that add up."""
     first, second = (_plan(name, source) for name in (plan_a, plan_b))
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]

@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "memory": (
         "memory:memory",
-        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from when on it fits.",
+        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from how many on it fits.",
     ),
     "explain": (
         "explain:explain_options",
@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "compare": (
         "compare:compare",
-        "Say what each difference between two plans buys, in seconds that add up.",
+        "Show what each difference between two plans buys, in seconds that add up.",
     ),
     "shapes": (
         "shapes:shapes_options",
@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "validate": (
         "validate:validate_command",
-        "Predict measured runs and say how wrong the predictions are.",
+        "Predict measured runs and report the errors of the predictions.",
     ),
     "profile": (
         "profile:profile",

@@ -26,7 +26,7 @@ def validate_command(
     per_run: Annotated[Path | None, typer.Option(help="Write every prediction to this CSV.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Predict measured runs and say how wrong the predictions are."""
+    """Predict measured runs and report the errors of the predictions."""
     report = validate(
         read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
     )

@@ -81,7 +81,7 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
         Fact(label="Batch", value=batch.removeprefix("batch ")),
         Fact(label="Precision", value=precision),
         Fact(label="Launcher", value=launcher.removeprefix("for ")),
-        Fact(label="Accepted", value=f"{risk} chance to run out of memory"),
+        Fact(label="Accepted risk", value=f"{risk} of running out of memory"),
     ]
     if limits:
         facts.append(Fact(label="Limits", value="; ".join(map(clean, limits))))

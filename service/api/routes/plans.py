@@ -145,7 +145,7 @@ def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> V
     status_code=201,
     responses=declared(404, 408, 413, 415),
     openapi_extra=MEASUREMENT_BODY,
-    summary="Tell what a plan really took",
+    summary="Report what a plan really took",
 )
 async def add_measurement(
     request: Request,
