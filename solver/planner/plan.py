@@ -404,7 +404,8 @@ def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
     if not plans:
         return ()
     seen, config = plans[0].prediction, plans[0].config
-    once_s = {name: seen.time_breakdown_s.get(name, 0.0) for name in _ONCE_A_STEP}
+    terms_s = plans[0].why.waterfall_s if plans[0].why is not None else seen.time_breakdown_s
+    once_s = {name: terms_s.get(name, 0.0) for name in _ONCE_A_STEP}
     share = sum(once_s.values()) / seen.step_time_s
     if share < _SMALL_BATCH:
         return ()
