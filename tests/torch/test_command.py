@@ -175,6 +175,6 @@ def test_two_processes_that_may_not_use_the_file_both_end(out: Path) -> None:
     began_s = time.monotonic()
     code, _, stderr = profiled(out, "--only", "collectives", ranks=2)
     assert code != 0
-    assert stderr.count("error: p.json is no measured profile") == 1
+    assert stderr.count("error: p.json is not a measured profile") == 1
     assert time.monotonic() - began_s < 60
     assert out.read_text() == "{}"
