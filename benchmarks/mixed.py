@@ -1,26 +1,37 @@
-"""The real mixed cluster of Sailor's data: ``python -m benchmarks.mixed [--write]``.
+"""Searches of mixed clusters: ``python -m benchmarks.mixed [--write]``.
 
-OPT-350M with a global batch of 1 024 on A100-40 and V100-16 nodes, each priced by its own measured layers
-and links (benchmarks/data/sailor): 32, 80 and 128 A100 alone, and 128, 320 and 512 GPUs of both types, one
-A100 to three V100. The layers were timed without context parallelism, which the reference planner does not
-have either, so it is pinned to 1. Beside ours stand the seconds that the reference planner takes for each
-(its authors' planner on their profiles, as measured before). ``--write`` puts the table into the document.
+First the problems of ``benchmarks/problems/mixed``, two to eight unlike node groups and 70B models on GPUs
+of little memory, each in a process of its own: CPU seconds of the search, its gap, its peak memory.
+
+Then the real mixed cluster of Sailor's data: OPT-350M with a global batch of 1 024 on A100-40 and V100-16
+nodes, each priced by its own measured layers and links (benchmarks/data/sailor): 32, 80 and 128 A100 alone,
+and 128, 320 and 512 GPUs of both types, one A100 to three V100. The layers were timed without context
+parallelism, which the reference planner does not have either, so it is pinned to 1. Next to ours stand the
+seconds that the reference planner takes (its authors' planner on their profiles, as measured before).
+``--write`` puts both tables into the document.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import resource
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from benchmarks.search import DOCUMENT, aligned, written
 from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Progress
 from meshwright.solver.search.search import search
 
 DATA = Path(__file__).parent / "data" / "sailor"
@@ -95,11 +106,75 @@ def line(a100: int, v100: int) -> tuple[str, ...]:
     )
 
 
+# --------------------------------------------------------------------------------------------------
+# Unlike node groups, each problem in a process of its own.
+
+PROBLEMS = Path(__file__).parent / "problems" / "mixed"
+PROBLEM_HEADINGS = (
+    "problem", "GPUs", "first plan", "within 10 %", "end", "step", "gap of the closed form", "status",
+    "top 10", "peak memory",
+)  # fmt: skip
+_LIMIT_S = 20.0
+
+
+def measured(name: str, top_k: int) -> dict[str, object]:
+    """Search one problem; CPU seconds of the search alone."""
+    problem = parse_problem(json.loads((PROBLEMS / f"{name}.json").read_text(encoding="utf-8")))
+    options = replace(problem.options, top_k=top_k, time_limit_s=_LIMIT_S)
+    profile = default_profile(problem.cluster, problem.launcher)
+    before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    began_s, found = time.process_time(), list[tuple[float, float]]()
+
+    def progress(now: Progress) -> None:
+        step_s = now.incumbent_step_time_s
+        if step_s is not None and (not found or step_s < found[-1][1]):
+            found.append((time.process_time() - began_s, step_s))
+
+    answer = search(replace(problem, options=options), profile, on_progress=progress)
+    end_s = time.process_time() - began_s
+    step_s = answer.plans[0].prediction.step_time_s if answer.plans else None
+    near = [at for at, step in found if step_s is not None and step <= step_s * 1.1]
+    return {
+        "gpus": problem.cluster.num_gpus, "first_s": found[0][0] if found else end_s,
+        "near_s": near[0] if near else end_s, "end_s": end_s, "step_s": step_s,
+        "gap": answer.objective_gap, "status": answer.status,
+        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before_mib,
+    }  # fmt: skip
+
+
+def in_a_process(name: str, top_k: int) -> dict[str, Any]:
+    """Measure a problem in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.mixed", "--one", name, "--top-k", str(top_k)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+def problem_line(name: str) -> tuple[str, ...]:
+    """Measure one problem with the first plan alone, and with ten."""
+    one, ten = in_a_process(name, 1), in_a_process(name, 10)
+    return (
+        name, str(one["gpus"]),
+        f"{one['first_s']:.2f} s", f"{one['near_s']:.2f} s", f"{one['end_s']:.2f} s",
+        "-" if one["step_s"] is None else f"{one['step_s']:.3f} s",
+        "-" if one["gap"] is None else f"{one['gap']:.2%}", one["status"], f"{ten['end_s']:.2f} s",
+        f"{one['mib']:.0f} MiB",
+    )  # fmt: skip
+
+
 def main() -> None:
-    """Print the table, and write it where it is asked for."""
+    """Print the tables, and write them where it is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="put the table into the document")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--top-k", type=int, default=1, help=argparse.SUPPRESS)
     asked_for = parser.parse_args()
+    if asked_for.one:
+        print(json.dumps(measured(asked_for.one, asked_for.top_k)))
+        return
+    problems = []
+    for name in sorted(path.stem for path in PROBLEMS.glob("*.json")):
+        problems.append(problem_line(name))
+        print("  ".join(problems[-1]), flush=True)
     lines = []
     for a100, v100 in SIZES:
         lines.append(line(a100, v100))
@@ -107,6 +182,7 @@ def main() -> None:
     table = aligned(HEADINGS, lines)
     if asked_for.write:
         document = DOCUMENT.read_text(encoding="utf-8")
+        document = written(document, aligned(PROBLEM_HEADINGS, problems), "mixed-problems")
         DOCUMENT.write_text(written(document, table, "mixed"), encoding="utf-8")
 
 

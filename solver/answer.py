@@ -322,6 +322,7 @@ class Answer:
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it
+    decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"  # what chose the stages and their layers
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
@@ -347,12 +348,19 @@ class Answer:
             gap=self._gap,
             searched=(self.explored, self.space_size),
             objective="step_time" if self.objective is None else self.objective.name,
+            closed_form=self.decided_by == "cp-sat",
             odds=self.plans[0].odds if self.plans else None,
         )
 
     @property
     def _gap(self) -> float | None:
-        """Return the gap that is proved: of the objective, which is the step time unless it is named."""
+        """Return the gap that is proved: of the objective, which is the step time unless it is named.
+
+        What CP-SAT decides is proved by the closed form of the step.
+        """
+        gap, excess = self.objective_gap, self.objective_excess
+        if self.decided_by == "cp-sat" and gap is not None and excess is not None:
+            return 1.0 - (1.0 - excess) * (1.0 - gap)
         return self.gap if self.objective is None else self.objective.gap
 
     def to_json(self) -> dict[str, Any]:
@@ -388,6 +396,7 @@ def certainty_words(
     gap: float | None,
     searched: tuple[int, int],
     objective: str = "step_time",
+    closed_form: bool = False,
     odds: Odds | None = None,
 ) -> str:
     """Return one sentence on what is proved, and one on what the cost model's errors leave open.
@@ -400,6 +409,7 @@ def certainty_words(
         gap: between the first plan's objective and the proved bound, relative.
         searched: configurations settled, and all of them.
         objective: its name.
+        closed_form: whether the gap is of the closed form of the step, not of its simulation.
         odds: of the first plan; None: not known.
     """
     seen, size = (f"{number:,}".replace(",", " ") for number in searched)
@@ -411,16 +421,17 @@ def certainty_words(
         )
     if not found:
         return f"No plan was found in {which} configurations, and nothing is proved."
+    by_form = " by the closed form of its step" if closed_form else ""
     if gap is None:
         words = (
             f"Best found: {by}in {which} configurations; the distance to the best possible is not known."
         )
     elif status == "optimal" and gap <= OPTIMAL_GAP:
         words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
-        words += f"{_at_most(gap)}."
+        words += f"{_at_most(gap)}{by_form}."
     else:
         words = f"Best found: {by}in {which} configurations, within {_at_most(gap)} of the best possible "
-        words += "under our cost model."
+        words += f"under our cost model{by_form}."
     if odds is None or odds == _WITHOUT_RIVALS:
         return words
     share = _at_most(odds.regret_p90)

@@ -502,6 +502,7 @@ class AnswerView(BaseModel):
     certainty: str | None = None  # how good the first plan is, in words; none of older releases
     status: Status
     certified_by: list[str]
+    decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"  # what chose stages and layers
     objective_gap: float | None
     objective_excess: float | None
     bound_step_time_s: float | None

@@ -144,6 +144,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
     return {
         "status": status,
         "certified_by": _common(found) if complete else [],
+        "decided_by": first.get("decided_by", "exact-dp"),
         "objective_gap": 0.0 if proved else None,
         "objective_excess": first.get("objective_excess") if complete else None,
         "bound_step_time_s": None if None in bounds else min(bounds, default=None),

@@ -136,6 +136,12 @@ class Pipeline:
         phi, times = float(fill_share(Columns.of([c]))[0]), [stage.time_s for stage in self.stages]
         return [phi * sum(times) + (c.num_microbatches - phi) * time_s for time_s in times]
 
+    def step_s(self) -> float:
+        """Return the simulated step: the end of the last tail, stragglers and fixed time counted."""
+        ends = zip(self.finish_s(), self.stages, strict=True)
+        end_s = max(finish + stage.tail_s for finish, stage in ends)
+        return step_of_end_s(end_s, self.straggler, self.fixed_s)
+
 
 def can_simulate(configuration: Configuration) -> bool:
     """Return whether the micro-batches fill whole groups of the schedule's order."""

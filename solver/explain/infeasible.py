@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, islice
 from math import ceil
-from typing import Literal
 
 import numpy as np
 
@@ -20,24 +19,21 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Infeasibility, Shortfall
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import fitting, lightest, nearest
-from meshwright.solver.search.placement.frontier import Placed, PlacedFrontier
-from meshwright.solver.search.placement.plans import of_placement, of_split
-from meshwright.solver.search.placement.program import Field, Program
-from meshwright.solver.search.placement.replicas import shares_of, solve_split
-from meshwright.solver.search.placement.rows import (
-    Outer,
-    at_berth,
-    berths_of,
-    columns_of,
-    outer_of,
-    sets_of,
+from meshwright.solver.search.mixed.frontier import configuration_of
+from meshwright.solver.search.mixed.lines import Line, LineSplit, alone_lines, whole_groups
+from meshwright.solver.search.mixed.rows import (
+    MixedRows,
+    every_columns,
+    options_of,
+    with_tensor_parallel,
 )
+from meshwright.solver.search.mixed.search import any_mixed
 from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.space.enumerate import Space, with_whole
@@ -223,44 +219,11 @@ def droppable_limits(space: Space, corrections: Sequence[int]) -> Iterator[list[
 # Whether a problem on a mixed cluster has a plan at all.
 
 
-First = Configuration | Literal["unknown"] | None
-
-
-def first_plan(problem: Problem, profile: Profile) -> First:
-    """Return a configuration that is legal and fits; None: proved impossible; unknown: not in a sample.
-
-    Of the usual candidates and, where none of them does, of all (``outer_of``), as the search itself.
-
-    Raises:
-        OutOfTime: the clock that this runs under was over first.
-    """
-    fleet = NodeGroups.of(problem, profile)
-    found = _first(outer_of(fleet)[0])
-    return found if isinstance(found, Configuration) else _first(outer_of(fleet, wide=True)[0])
-
-
-def _first(outer: Outer) -> First:
-    frontier = PlacedFrontier.of(outer, 1)
-    frontier.run(lambda state: bool(state.ranked))
-    if frontier.ranked:
-        return of_placement(outer, frontier.ranked[0]).config
-    look()  # a frontier ends in silence where the time is over
-    shares = shares_of(outer) if len(outer) else []
-    for groups in sets_of(len(shares)):
-        exchange = outer.fleet.exchange_s(groups)
-        split = solve_split(shares, groups, exchange)
-        if split is not None:
-            return of_split(outer.fleet, shares, split).config
-    return None if frontier.outer.whole else "unknown"
-
-
 # --------------------------------------------------------------------------------------------------
 # Nothing fits on a mixed cluster: the placement that lacks least memory on its worst stage.
 
 
 _ROWS = 24  # rows looked at closely, those with most room for their layers
-_FIELDS = 512  # choices of berths of these rows
-_ANY = 2**60 - 1  # of a stage's time
 _LARGEST_BYTES = 2.0**44  # more than any stage lacks
 _CLOSE_BYTES = 2.0**20  # the shortfall is known to a MiB
 
@@ -278,82 +241,45 @@ class Lack:
 def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
     """Return the placement that lacks least, of the rows with most room; None if no row is legal.
 
-    A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed. Where the
-    time is over before, it is the least of what was tried, if anything was.
+    Placements are whole groups one after another. Where the time is over before, it is the least of what
+    was tried, if anything was.
     """
-    tried = list[tuple[float, Placed]]()
-    outer = Outer.of_nothing(fleet := NodeGroups.of(problem, profile))
+    fleet, least_bytes, found = NodeGroups.of(problem, profile), _LARGEST_BYTES, list[Configuration]()
     with watch.cut():
-        outer, _ = outer_of(fleet, wide=True)
-        for one in islice(_fields(outer, _roomiest(outer)) if len(outer) else (), _FIELDS):
-            look()
-            _try_less(one, tried)
-    return _lack_of(problem, profile, outer, tried[-1][1]) if tried else None
+        rows = MixedRows.of(fleet, wide=True)
+        for row in _roomiest(rows):
+            for line in [*alone_lines(rows, row), *whole_groups(rows, row)]:
+                look()
+                split, lacks = _least_lack(rows, row, line, least_bytes)
+                if split is not None:
+                    least_bytes = lacks
+                    found.append(configuration_of(rows, row, line, split))
+    return _lack_of(problem, profile, found[-1]) if found else None
 
 
-def _roomiest(outer: Outer) -> list[int]:
-    """Return light rows by how often their layers fit in the memory of the possible stages."""
-    light = lightest(outer.columns)
-    capacity = np.stack([_capacity(outer, berth, light) for berth in range(len(outer.berths))])
-    groups, p = outer.group_of, outer.columns.pipeline_parallel_size[light]
-    best = np.stack([capacity[groups == at].max(axis=0) for at in np.unique(groups)])
-    room = np.stack([outer.room[groups == at][:, light].max(axis=0) for at in np.unique(groups)])
-    order = np.argsort(-best, axis=0, kind="stable")
-    best, room = np.take_along_axis(best, order, axis=0), np.take_along_axis(room, order, axis=0)
-    taken = np.diff(np.minimum(np.cumsum(room, axis=0), p), axis=0, prepend=0)
-    order = np.argsort(-(taken * best).sum(axis=0), kind="stable")
-    return [int(row) for row in light[order[:_ROWS]]]
+def _roomiest(rows: MixedRows) -> list[int]:
+    """Return rows by how often their layers fit in the memory of the stages, one stage counted as one."""
+    each = (rows.state_bytes + rows.kept_bytes)[..., :-2].min(axis=-1)
+    held = np.maximum(rows.room, rows.allowed[None, :, 1]) * np.maximum(rows.room_bytes, 1.0) / each
+    groups = [held[rows.group_of == at].max(axis=0, initial=0.0) for at in np.unique(rows.group_of)]
+    return [int(row) for row in np.argsort(-np.sum(groups, axis=0), kind="stable")[:_ROWS]]
 
 
-def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> FloatArray:
-    """Return the layers of one stage that a berth's memory holds, (n,), however large the parts are."""
-    one = outer.rows[berth].take(rows)
-    each = (one.state_bytes + one.least_kept_bytes)[:, :-2].min(axis=1)
-    room = np.maximum(one.parts_room_bytes, 1.0)
-    return np.asarray(np.where(outer.room[berth, rows] > 0, room / each, 0.0))
-
-
-def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
-    groups = outer.group_of
-    for row in rows:
-        by_group = [
-            [None, *(int(b) for b in np.flatnonzero((groups == at) & (outer.room[:, row] > 0)))]
-            for at in range(len(outer.fleet.groups))
-        ]
-        for choice in product(*by_group):
-            berths = tuple(berth for berth in choice if berth is not None)
-            one = Field(outer=outer, row=row, berths=berths)
-            if berths and len(berths) <= one.p <= sum(one.room):
-                yield one
-
-
-def _fits_with(one: Field, more_bytes: float) -> Placed | None:
-    rows = tuple(replace(rows, budget_bytes=rows.budget_bytes + more_bytes) for rows in one.outer.rows)
-    found = Program(replace(one, outer=replace(one.outer, rows=rows))).least_sum(_ANY)
-    return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
-
-
-def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
-    """Add placements of a field with ever less further memory than those before, and that memory."""
-    least = tried[-1][0] if tried else _LARGEST_BYTES
-    able = _fits_with(one, least - _CLOSE_BYTES)
-    if able is None:
-        return
-    low, high = 0.0, least - _CLOSE_BYTES
-    tried.append((high, able))
-    while high - low > _CLOSE_BYTES:
+def _least_lack(
+    rows: MixedRows, row: int, line: Line, most_bytes: float
+) -> tuple[tuple[int, ...] | None, float]:
+    """Return a split that fits with least further memory of every GPU, below ``most_bytes``; and that."""
+    high = most_bytes - _CLOSE_BYTES
+    split, low = LineSplit(rows, row, line, more_bytes=high).any_fitting(), 0.0
+    while split is not None and high - low > _CLOSE_BYTES:
         look()
         middle = (low + high) / 2.0
-        able = _fits_with(one, middle)
-        if able is None:
-            low = middle
-        else:
-            high = middle
-            tried.append((high, able))
+        able = LineSplit(rows, row, line, more_bytes=middle).any_fitting()
+        low, high, split = (middle, high, split) if able is None else (low, middle, able)
+    return split, high
 
 
-def _lack_of(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
-    config = of_placement(outer, found).config
+def _lack_of(problem: Problem, profile: Profile, config: Configuration) -> Lack:
     stages = evaluate(problem, profile, [config])[0].stages
     budgets = [stage.on.budget_bytes for stage in stages]
     memory = [stage.memory_bytes() for stage in stages]
@@ -411,7 +337,7 @@ class ProblemLimits:
             problem = without_limits(self.problem, dropped)
             if self.memory not in kept:
                 problem = with_abundant_memory(problem)
-            found = first_plan(problem, self.profile)
+            found = any_mixed(problem, self.profile)
             self.known[kept] = None if found == "unknown" else found is not None
         return self.known[kept]
 
@@ -489,10 +415,10 @@ def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasi
 def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]:
     prefix = " and ".join(conflict) or "on this cluster"
     fleet = NodeGroups.of(limits.problem, limits.profile)
-    (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()
-    for berth in berths_of(fleet):
-        rules = rules_of(fleet.problems[berth.group])
-        masks = violation_masks(rules, at_berth(columns, berth))
+    columns, fewest = every_columns(fleet), list[Rule]()
+    for option in options_of(fleet):
+        rules = rules_of(fleet.problems[option.group])
+        masks = violation_masks(rules, with_tensor_parallel(columns, option.tensor_parallel_size))
         asked = sum(1 << bit for bit, rule in enumerate(rules) if rule.name in conflict)
         other = sum(1 << bit for bit, rule in enumerate(rules) if rule.of_request) & ~asked
         left = masks[(masks & asked) == 0] & ~other

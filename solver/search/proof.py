@@ -8,7 +8,7 @@ with few and known splits are simulated under all of them, the row with the leas
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from meshwright.solver.answer import RankFloors
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import MESH, Columns, FloatArray, IntArray
-from meshwright.solver.cost.stages import objective_s, step_of_end_s
+from meshwright.solver.configuration import MESH, FloatArray, IntArray
+from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
@@ -32,108 +32,9 @@ from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.fill import StepTimeFilter, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
-from meshwright.solver.search.placement.bounds import Floors, filled_s, least_stage_s, stages_of
-from meshwright.solver.search.placement.frontier import PlacedFrontier, Waiting
-from meshwright.solver.search.placement.program import Field, Program
-from meshwright.solver.search.placement.replicas import GroupShares, best_split
-from meshwright.solver.search.placement.rows import sets_of
 from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
-
-# --------------------------------------------------------------------------------------------------
-# Lower bounds on the closed form of rows of a mixed cluster, before any placement is looked at.
-#
-# With x the time of the slowest stage it is ``straggler (sum_s t_s + (m - 1) x + tail) + fixed``, the
-# tail at its least. No x is below tau (``bounds.least_stage_s``). In a given x the sum is least with as
-# many stages on the fastest berths as there is room for, each filled up to x, layers divisible: any other
-# has fewer stages and layers on the fastest one, two, … berths together, so that its layers cost no less.
-# That sum falls with x, so between two values of x the larger one's sum and the smaller one itself bound
-# it.
-
-
-_STEP, _STEPS = 1.0025, 64  # values of x from tau on, to 1.17 tau; the last one counts for all above
-_UNLIMITED = 1e6
-
-
-def placed_objective_bound_s(
-    floors: Floors, groups: IntArray | None, columns: Columns, layers: int
-) -> FloatArray:
-    """Bound every row over all placements from below, (n,), as ``step_bound_s``."""
-    p, m = columns.pipeline_parallel_size, columns.num_microbatches
-    slowest_s = least_stage_s(floors, groups, p, layers)
-    known = np.where(np.isfinite(slowest_s), slowest_s, 0.0)
-    each, count, forced = stages_of(floors, groups, p)
-    other_s = floors.least(floors.beside_s)
-    least = np.full(len(p), np.inf)
-    for step in range(_STEPS):
-        below = known * _STEP**step
-        above = below * (_STEP if step < _STEPS - 1 else _UNLIMITED)
-        room = count * np.maximum(above - other_s, 0.0) / each
-        least = np.minimum(least, (m - 1.0) * below + filled_s(each, room, forced, layers))
-    ends = least + (p - 1) * other_s + floors.ends_s + floors.least(floors.any_tail_s)
-    with np.errstate(invalid="ignore"):
-        found = step_of_end_s(ends, floors.least(floors.straggler), floors.least(floors.fixed_s))
-    return np.asarray(np.where(np.isfinite(slowest_s), found * SAFETY**2, np.inf))
-
-
-# --------------------------------------------------------------------------------------------------
-# How far the least closed form that is known may be from the least there is.
-#
-# Fields are opened best first under a bound on their closed form and the most promising ones are solved;
-# what is left bounds the rest (``placed_objective_bound_s``). ``GroupShares`` bounds classes of replicas.
-
-
-_SOLVED = 128  # fields at most
-_EXACT = 1.0 - 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
-    """Least closed form known, and a lower bound of every configuration's; seconds."""
-
-    known_s: float
-    bound_s: float
-
-
-def least_objective(frontier: PlacedFrontier, shares: Sequence[GroupShares], known_s: float) -> Least:
-    """Search all placements for less than ``known_s``, as far as the effort goes."""
-    known_s = min([known_s, *frontier.objectives.values()])
-    waiting, solved = _waiting(frontier, known_s), 0
-    while waiting and waiting[0][0] < known_s * _EXACT and solved < _SOLVED:
-        look()
-        _, row, berths = heapq.heappop(waiting)
-        solved += 1
-        best = Program(Field(outer=frontier.outer, row=row, berths=berths)).solve()
-        if best is not None:
-            known_s = min(known_s, best.objective_s)
-    least = min([known_s, *(bound for bound, _, _ in waiting[:1]), *_of_classes(frontier, shares)])
-    return Least(known_s=known_s, bound_s=known_s if least >= known_s * _EXACT else least)
-
-
-def _waiting(frontier: PlacedFrontier, known_s: float) -> list[Waiting]:
-    """Return a heap of unsolved fields with a closed form that may be less, by bound."""
-    outer = frontier.outer
-    bounds = placed_objective_bound_s(
-        frontier.floors, outer.group_of, outer.columns, outer.layout.num_layers
-    )
-    rows = np.flatnonzero(bounds < known_s)
-    found = [one for one in frontier.fields_of(rows, placed_objective_bound_s, known_s)
-             if one[1:] not in frontier.objectives]  # fmt: skip
-    heapq.heapify(found)
-    return found
-
-
-def _of_classes(frontier: PlacedFrontier, shares: Sequence[GroupShares]) -> list[float]:
-    """Return lower bounds of all splits of the batch over two or more groups."""
-    found = []
-    for groups in sets_of(len(shares)):
-        floors = [shares[at].objective_s for at in groups]
-        split = best_split(floors, len(floors[0]) - 1)
-        if split is not None:
-            found.append(split[0] + frontier.outer.fleet.exchange_s(groups))
-    return found
-
 
 # --------------------------------------------------------------------------------------------------
 # Which row takes no longer than another one, whatever the split.

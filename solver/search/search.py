@@ -44,9 +44,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
@@ -58,7 +60,6 @@ from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, obj
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
-from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.priced_space import (
     Priced,
     have_room,
@@ -183,7 +184,7 @@ def search(
     options = problem.options
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     if problem.places_stages:
-        return search_placed(problem, profile, watch)
+        return _mixed(problem, profile, watch)
     with Judge(options, lazy=rivals.last_s < np.inf) as judge:
         others = [on_switches(problem, one) for one in ways]
         found = _found(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
@@ -222,6 +223,24 @@ def search(
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
+    """Return the answer of CP-SAT, which is loaded for problems on unlike node groups alone."""
+    if find_spec("ortools") is None:
+        message = "node groups that differ are planned by OR-Tools, which is not installed"
+        raise InvalidProblemError(
+            [
+                FieldError(
+                    pointer="cluster.groups",
+                    message=message,
+                    allowed="one kind of node, or pip install ortools",
+                )
+            ]
+        )
+    from meshwright.solver.search.mixed.search import search_mixed  # noqa: PLC0415 (it is not for every problem)
+
+    return search_mixed(problem, profile, watch)
 
 
 def _explained(

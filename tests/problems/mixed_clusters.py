@@ -1,8 +1,6 @@
-"""Small mixed problems, and brute force over every placement of a field."""
+"""Small problems on mixed clusters."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations, product
 
 from hypothesis import strategies as st
 
@@ -12,8 +10,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.placement.program import Field, Placement, Stop
-from meshwright.solver.search.placement.rows import Outer, outer_of
+from meshwright.solver.search.mixed.rows import MixedRows
 from tests.builders import a_gpu, a_model, a_problem
 
 SLOW = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=20 * MICROSECOND_S)
@@ -63,9 +60,9 @@ def a_mixed_problem(
     return replace(problem, launcher="none")
 
 
-def outer_space(problem: Problem) -> Outer:
+def mixed_rows(problem: Problem) -> MixedRows:
     """All rows of a mixed problem, priced."""
-    return outer_of(NodeGroups.of(problem, default_profile(problem.cluster, "none")))[0]
+    return MixedRows.of(NodeGroups.of(problem, default_profile(problem.cluster, "none")))
 
 
 @st.composite
@@ -91,32 +88,3 @@ def mixed_problems(draw: st.DrawFn) -> Problem:
         return problem
     moe = MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=2048, num_dense_layers=dense)
     return replace(problem, model=replace(problem.model, moe=moe))
-
-
-def placements(field: Field) -> Iterator[Placement]:
-    """Every order of the berths, number of stages on each, and split of the layers."""
-    count, p, layers = len(field.berths), field.p, field.num_layers
-    for order in permutations(range(count)):
-        for runs in product(*(range(1, field.room[berth] + 1) for berth in order)):
-            if sum(runs) != p:
-                continue
-            berths = [berth for berth, run in zip(order, runs, strict=True) for _ in range(run)]
-            for cut in combinations(range(1, layers), p - 1):
-                edges = (0, *cut, layers)
-                stops = tuple(Stop(b, i, j) for b, (i, j) in zip(berths, pairwise(edges), strict=True))
-                if all(field.fits[s.berth, at, s.start, s.end] for at, s in enumerate(stops)):
-                    yield stops
-
-
-def fields_of(outer: Outer, row: int) -> Iterator[Field]:
-    """Every choice of berths of a row."""
-    groups = outer.group_of
-    by_group = [
-        [None, *(at for at in range(len(groups)) if groups[at] == group and outer.room[at, row])]
-        for group in range(len(outer.fleet.groups))
-    ]
-    for choice in product(*by_group):
-        berths = tuple(berth for berth in choice if berth is not None)
-        field = Field(outer=outer, row=row, berths=berths)
-        if berths and len(berths) <= field.p <= sum(field.room):
-            yield field

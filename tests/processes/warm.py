@@ -35,6 +35,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import COMMANDS
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.search import cp_sat
 from meshwright.solver.search.certify import judge
 from tests.processes.cpu_clock import count_cpu_seconds
 
@@ -46,7 +47,7 @@ LOADED = (
     "meshwright.service.serving.serve", "meshwright.service.jobs.sweeps", "meshwright_client", *RUN,
     "meshwright.workers.celery_app", *CELERY,
 )  # fmt: skip
-CERTIFY = ("split_model", "placement_model")
+CERTIFY = ("split_model",)
 REQUEST = {
     "model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100", "num_nodes": 1},
     "workload": {"global_batch_size": 64, "seq_length": 4096}, "launcher": "megatron-lm",
@@ -243,7 +244,7 @@ def _load() -> None:
     commands = (f"meshwright.service.cli.{where.partition(':')[0]}" for where, _ in COMMANDS.values())
     for name in (*LOADED, *commands):
         importlib.import_module(name)
-    sys.modules["pandas"] = sys.modules[SOLVER]._TypesAlone("pandas")  # as the solver has it
+    sys.modules["pandas"] = cp_sat._TypesAlone("pandas")  # as the solver has it
     for name in CERTIFY:
         importlib.import_module(f"meshwright.solver.search.certify.{name}")
     for name in ("pandas", *RUN):

@@ -3,7 +3,7 @@
 docs/how-the-search-works.md ("Mixed clusters") and docs/requests.md say what it is: pipelines whose
 replicas are all alike, every stage on one group, the stages of a group neighbours with one tensor-parallel
 size; or classes of replicas, each on one group of its own with as many as fit, that share the batch.
-Written without the product's enumeration, program or bounds. Whether one is legal and fits its memory is
+Written without the product's enumeration, models or bounds. Whether one is legal and fits its memory is
 what ``meshwright.solver.check`` says, what it takes is ``meshwright.solver.predict``.
 """
 
@@ -20,6 +20,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GB
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
@@ -36,6 +37,7 @@ class Placed:
 
     config: Configuration
     step_s: float
+    objective_s: float  # the closed form; of classes of replicas their step
 
 
 def a_placed_request(random: Random) -> Problem:
@@ -174,4 +176,8 @@ def all_placed(problem: Problem, profile: Profile) -> list[Placed]:
     every = list(placements(problem))
     faults = violations_of_all(problem, profile, every)
     right = [config for config, wrong in zip(every, faults, strict=True) if not wrong]
-    return [Placed(config, predict(problem, profile, config).step_time_s) for config in right]
+    found = []
+    for config, one in zip(right, evaluate(problem, profile, right), strict=True):
+        step_s = predict(problem, profile, config).step_time_s
+        found.append(Placed(config, step_s, step_s if config.replicas else one.objective_s))
+    return found

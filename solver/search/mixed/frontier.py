@@ -1,0 +1,335 @@
+"""Best first over the rows of a mixed cluster: bounds, a first plan, CP-SAT, and what is proved.
+
+A row waits under the bound of ``bounds``. A first plan comes from whole groups, split exactly. Then the
+row of least bound is given to CP-SAT (``model``), for at most what the best plan leaves and with ever
+more effort; its stages are put in lines, split exactly, priced and checked. A row is settled when its
+bound is within GAP of the best plan, so that a finished search proves: no plan's closed form is less by
+more than GAP. Plans are ranked by their simulated step among all that were priced.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.clock import OutOfTime, look
+from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.mixed.bounds import RowBounds, bounds_of
+from meshwright.solver.search.mixed.lines import (
+    Line,
+    LineSplit,
+    Split,
+    chosen_groups,
+    lines_of,
+    whole_groups,
+)
+from meshwright.solver.search.mixed.model import Solved, solve
+from meshwright.solver.search.mixed.patterns import patterns_of
+from meshwright.solver.search.mixed.rows import (
+    RANGES,
+    MixedRows,
+    StageOption,
+    are_legal,
+    columns_of,
+    rows_on,
+    with_tensor_parallel,
+)
+
+GAP = 0.01  # relative, of the closed form: what the search proves
+_FIRST_ROWS = 48  # rows whose whole groups are tried for a first plan
+_ENOUGH_FIRST = 6  # of them with a plan
+_BANDS = (1.04, 1.1, 1.2, 1.4, 2.0)  # of the slowest stage, over its least, until there is a plan
+_EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it grows
+_MOST_EFFORT = 8.0
+_FIRST_LIMIT = 40.0  # without a plan, closed forms up to so many times the row's bound are sought
+_NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
+_WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
+_ALONE = 4  # configurations of one stage that are priced of every option, at least
+Layout = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPlan:
+    """One configuration with its closed form and its simulated step."""
+
+    config: Configuration
+    objective_s: float
+    step_s: float
+    layout: Layout
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what orders plans: the step in nanoseconds, then fewer groups, stages and sizes."""
+        c = self.config
+        groups = {one.group for one in c.stage_groups}
+        return (round(self.step_s * 1e9), len(groups), c.pipeline_parallel_size,
+                c.tensor_parallel_size, repr(self.layout))  # fmt: skip
+
+
+@dataclass(slots=True, order=True)
+class _Waiting:
+    """A row to be given to CP-SAT, under the bound that is known of it."""
+
+    bound_s: float
+    row: int
+    effort: float = _EFFORT
+    tried: int = 0  # bands of the slowest stage
+    range_at: int = 0
+    in_order: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class MixedFrontier:
+    """The state of a search over the rows of a mixed cluster."""
+
+    rows: MixedRows
+    problem: Problem
+    profile: Profile
+    bounds: RowBounds
+    meshes: bool  # plans that differ in ZeRO stage, micro-batch and recomputation alone are one layout
+    best: MixedPlan | None = None  # of least closed form
+    found: dict[Configuration, MixedPlan] = field(default_factory=dict)
+    refused: set[Configuration] = field(default_factory=set)
+    rival_s: float = np.inf  # the closed form of a plan that was found elsewhere
+    solved: int = 0
+    alone_s: float = np.inf  # the least step of one stage
+    open_s: float = np.inf  # least bound of what CP-SAT left open
+    finished: bool = False
+    is_over: Callable[[], bool] = lambda: False  # stops CP-SAT while it works on a row
+    _heap: list[_Waiting] = field(default_factory=list)
+    _tried: dict[tuple[int, Line], float] = field(default_factory=dict)  # the closed form
+
+    @classmethod
+    def of(cls, rows: MixedRows, problem: Problem, profile: Profile) -> MixedFrontier:
+        """Bound every row; none is solved yet."""
+        bounds = bounds_of(rows)
+        heap = [
+            _Waiting(bound_s=float(bound), row=row)
+            for row, bound in enumerate(bounds.objective_s)
+            if np.isfinite(bound)
+        ]
+        heapq.heapify(heap)
+        meshes = problem.options.diverse
+        return cls(rows=rows, problem=problem, profile=profile, bounds=bounds, meshes=meshes, _heap=heap)
+
+    @property
+    def known_s(self) -> float:
+        """Return the least closed form of a known plan."""
+        return min(self.rival_s, np.inf if self.best is None else self.best.objective_s)
+
+    @property
+    def bound_s(self) -> float:
+        """Return what no plan's closed form is below; +inf where no row has a plan."""
+        waiting_s = self._heap[0].bound_s if self._heap else np.inf
+        return min(self.open_s, waiting_s, self.known_s * (1.0 - GAP))
+
+    @property
+    def settled(self) -> int:
+        """Return the rows that cannot change what is proved."""
+        waiting = {one.row for one in self._heap if one.bound_s < self.known_s * (1.0 - GAP)}
+        return len(self.rows) - len(waiting)
+
+    def begin(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
+        """Find a first plan: single stages, then whole groups of the rows of least bound."""
+        self.price(self._alone())
+        having = 0
+        for one in heapq.nsmallest(_FIRST_ROWS, self._heap):
+            if interrupted(self) or having >= _ENOUGH_FIRST:
+                return
+            having += self._try_lines(one.row, whole_groups(self.rows, one.row))
+
+    def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
+        """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
+        try:
+            while not interrupted(self):
+                if not self._heap or self._heap[0].bound_s >= self.known_s * (1.0 - GAP):
+                    self.finished = self.rows.whole and self.open_s >= self.known_s * (1.0 - GAP)
+                    return
+                self._solve(heapq.heappop(self._heap))
+        except OutOfTime:
+            return
+
+    def fill(self, number: int, interrupted: Callable[[MixedFrontier], bool]) -> None:
+        """Find the best of some layouts, from rows in the order of their bounds; they are not proved."""
+        order = np.argsort(self.bounds.objective_s, kind="stable")
+        order = order[np.isfinite(self.bounds.objective_s[order])]
+        for lines, most in ((whole_groups, _WHOLE_OF_PLAN * number), (chosen_groups, len(order))):
+            for row in order[:most].tolist():
+                ranked = self.ranked()[:number]
+                full = len(ranked) >= number
+                beyond = full and self.bounds.objective_s[row] > ranked[-1].objective_s
+                if beyond or (full and lines is chosen_groups) or interrupted(self):
+                    break
+                self._try_lines(row, lines(self.rows, row))
+
+    def ranked(self) -> list[MixedPlan]:
+        """Return the best plan of every layout, by their simulated steps."""
+        best = dict[Layout, MixedPlan]()
+        for one in self.found.values():
+            known = best.get(one.layout)
+            if known is None or one.key < known.key:
+                best[one.layout] = one
+        return sorted(best.values(), key=lambda one: one.key)
+
+    # ----------------------------------------------------------------------------------------------
+    # One row at a time.
+
+    def _solve(self, one: _Waiting) -> None:
+        """Give a row to CP-SAT, and put back what it leaves open."""
+        look()
+        rows, known_s = self.rows, self.known_s
+        slowest_s, m = float(self.bounds.slowest_s[one.row]), int(rows.num_microbatches[one.row])
+        most_s = known_s * (1.0 - GAP) if np.isfinite(known_s) else one.bound_s * _FIRST_LIMIT + 100.0
+        narrow = not np.isfinite(known_s) and one.tried < len(_BANDS)
+        most_us = most_s * 1e6
+        if narrow:
+            most_us = min(most_us, slowest_s * _BANDS[one.tried] * max(m - 1, 1) * 1e6 + 1e5)
+        patterns = patterns_of(rows, one.row, most_us, one.range_at)
+        found = solve(
+            rows, one.row, patterns, most_s=most_s, slowest_s=slowest_s, effort=one.effort,
+            seed=self.problem.options.seed, range_at=one.range_at,
+            in_order=one.in_order, is_over=self.is_over,
+        )  # fmt: skip
+        self.solved += 1
+        least_s = np.inf
+        if found.stages:
+            least_s = self._least_of(one.row, lines_of(rows, patterns, found.stages))
+        if narrow:
+            heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
+        else:
+            self._put_back(one, found, least_s)
+
+    def _put_back(self, one: _Waiting, found: Solved, least_s: float) -> None:
+        """Let what is left of a row wait again under its new bound, or count it as open.
+
+        ``least_s``: the closed form of the best plan that its stages make.
+        """
+        bound_s = max(one.bound_s, found.bound_s)
+        if found.status == "infeasible" or bound_s >= self.known_s * (1.0 - GAP):
+            return
+        if found.stages and least_s > found.objective_s * _NEAR and not one.in_order:
+            heapq.heappush(
+                self._heap, replace(one, bound_s=bound_s, in_order=True)
+            )  # groups would alternate
+        elif found.status in ("feasible", "unknown") and one.effort < _MOST_EFFORT:
+            heapq.heappush(self._heap, replace(one, bound_s=bound_s, effort=one.effort * _MORE))
+        elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
+            for at in range(1, len(RANGES) + 1):
+                heapq.heappush(self._heap, replace(one, bound_s=bound_s, range_at=at, effort=_EFFORT))
+        else:
+            self.open_s = min(self.open_s, bound_s)
+
+    def _least_of(self, row: int, lines: Sequence[Line]) -> float:
+        """Try lines of a row; return the least closed form of their plans, +inf where there is none."""
+        self._try_lines(row, lines)
+        return min((self._tried.get((row, line), np.inf) for line in lines), default=np.inf)
+
+    def _try_lines(self, row: int, lines: Iterable[Line]) -> bool:
+        """Split, price and check lines of a row that were not tried yet; return whether one is a plan."""
+        configs = dict[Configuration, Line]()
+        for line in lines:
+            look()
+            if (row, line) in self._tried or not self.rows.allowed[row, len(line)]:
+                continue
+            if not self.rows.are_alike(line):
+                continue
+            self._tried[row, line] = np.inf
+            split = LineSplit(self.rows, row, line).best()
+            if split is not None:
+                configs[configuration_of(self.rows, row, line, split)] = line
+        priced = self.price(list(configs))
+        self._tried |= {(row, configs[config]): value for config, value in priced.items()}
+        return bool(priced)
+
+    def price(self, configs: Sequence[Configuration]) -> dict[Configuration, float]:
+        """Price configurations, and keep those that fit and keep every rule; return their closed forms."""
+        fresh = [one for one in dict.fromkeys(configs) if one not in self.found and one not in self.refused]
+        if not fresh:
+            return {}
+        look()
+        evaluations = evaluate(self.problem, self.profile, fresh)
+        able, kept = dict[Configuration, float](), list[MixedPlan]()
+        for one in evaluations:
+            if max(one.short_bytes()) > 0.0:
+                self.refused.add(one.config)
+                continue
+            able[one.config] = one.objective_s
+            layout, step_s = layout_of(one.config, meshes=self.meshes), one.classes[0].step_s()
+            kept.append(
+                MixedPlan(config=one.config, objective_s=one.objective_s, step_s=step_s, layout=layout)
+            )
+        faults = violations_of_all(self.problem, self.profile, [one.config for one in kept])
+        for plan, own in zip(kept, faults, strict=True):
+            if own:
+                self.refused.add(plan.config)
+                del able[plan.config]
+                continue
+            self.found[plan.config] = plan
+            if self.best is None or plan.objective_s < self.best.objective_s:
+                self.best = plan
+        return able
+
+    @property
+    def _listed(self) -> int:
+        return max(self.problem.options.top_k, _ALONE)
+
+    def _alone(self) -> list[Configuration]:
+        """Return the configurations of one stage that take least, of every option."""
+        rows, found = self.rows, list[tuple[float, Configuration]]()
+        legal = np.flatnonzero(rows.allowed[:, 1])
+        for option in rows.options if len(legal) else ():
+            look()
+            columns = columns_of(self.problem, rows.sizes[legal], 1)
+            own = rows_on(rows.fleet, columns, option)
+            gpus = rows.fleet.groups[option.group].num_gpus // option.tensor_parallel_size
+            needed = columns.context_parallel_size * columns.data_parallel_size
+            split = np.full((len(legal), 1), rows.layout.num_layers)
+            stages = own.stages(split)
+            fits = (stages.peak_memory_bytes[:, 0] <= own.budget_bytes) & (needed <= gpus)
+            fits &= are_legal(rows.fleet, columns, option)
+            steps = np.where(fits, objective_s(own.prices, own.columns, stages), np.inf)
+            self.alone_s = min(self.alone_s, float(steps.min()))
+            for at in np.argsort(steps, kind="stable")[: self._listed].tolist():
+                if np.isfinite(steps[at]):
+                    row, line = int(legal[at]), (rows.options.index(option),)
+                    config = configuration_of(rows, row, line, (rows.layout.num_layers,))
+                    found.append((float(steps[at]), config))
+        return [config for _, config in sorted(found, key=lambda one: one[0])[: self._listed * 2]]
+
+
+def configuration_of(rows: MixedRows, row: int, line: Line, split: Split) -> Configuration:
+    """Return a row's stages on the options of a line as a configuration."""
+    options = [rows.options[at] for at in line]
+    largest = max(one.tensor_parallel_size for one in options)
+    columns = with_tensor_parallel(rows.columns(row, len(line)), largest)
+    replicas = int(rows.sizes[row, 0] * rows.sizes[row, 1])
+    stages = tuple(stage_group_of(rows.fleet, one, replicas) for one in options)
+    return replace(columns.configuration(0, split), stage_groups=stages)
+
+
+def stage_group_of(fleet: NodeGroups, option: StageOption, replicas: int) -> StageGroup:
+    """Return where a stage stands with all its replicas, those of the sequence's slices counted."""
+    gpus = option.tensor_parallel_size * replicas
+    return StageGroup(
+        group=fleet.names[option.group],
+        num_gpus=gpus,
+        num_nodes=gpus / fleet.groups[option.group].gpus_per_node,
+        tensor_parallel_size=option.tensor_parallel_size,
+    )
+
+
+def layout_of(config: Configuration, *, meshes: bool) -> Layout:
+    """Return what tells plans apart: everything but recomputation and the split, or the mesh alone."""
+    sizes = (config.context_parallel_size, config.expert_parallel_size, config.data_parallel_size)
+    stages = sorted((one.group, one.tensor_parallel_size) for one in config.stage_groups)
+    own = () if meshes else (config.zero_stage, config.micro_batch_size)
+    return (*sizes, *own, *stages)

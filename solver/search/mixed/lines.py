@@ -1,0 +1,253 @@
+"""Lines of stages: groups one after another, and the exact split of the layers over them.
+
+A *line* is the option of each stage, from the first to the last; the stages of a group are neighbours, so
+a slow link is crossed once for each further group. CP-SAT chooses how many stages each option has; which
+order the groups stand in, and the split of the layers, are found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.search.mixed.patterns import ENDS, ROLES, Patterns
+from meshwright.solver.search.mixed.rows import MixedRows
+
+Line = tuple[int, ...]  # an option of each stage
+Split = tuple[int, ...]  # layers of each stage
+_MOST_LINES = 24
+_MOST_ORDERS = 720
+_ROUNDING = 1.0 + 1e-9
+_STEP = 1.0005  # limits of the slowest stage are no closer
+_MOST_CAPS = 48
+_MOST_CHOICES = 96  # of options for the groups of a row
+
+
+def lines_of(rows: MixedRows, patterns: Patterns, stages: Sequence[int]) -> list[Line]:
+    """Return lines of stages that CP-SAT chose, with its first and its last stage at the ends."""
+    option, role = patterns.option, patterns.role
+    first = next(at for at in stages if ROLES[role[at]] == "first")
+    last = next(at for at in stages if ROLES[role[at]] in ENDS)
+    between = [at for at in stages if at not in (first, last)]
+    groups = sorted({int(rows.group_of[option[at]]) for at in stages})
+    ends = (int(rows.group_of[option[first]]), int(rows.group_of[option[last]]))
+    found = dict[Line, None]()
+    for order in _orders(groups):
+        if (order[0], order[-1]) != ends:
+            continue
+        for key in (_by_memory, _by_size, _by_size_down):
+            runs = [
+                sorted((at for at in between if rows.group_of[option[at]] == group),
+                       key=lambda at: key(rows, patterns, at))
+                for group in order
+            ]  # fmt: skip
+            line = (first, *(at for run in runs for at in run), last)
+            found[tuple(int(option[at]) for at in line)] = None
+        if len(found) >= _MOST_LINES:
+            break
+    return list(found)
+
+
+def _orders(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for number, order in enumerate(permutations(groups)):
+        if number >= _MOST_ORDERS:
+            return
+        yield order
+
+
+def _by_memory(_rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
+    return (-float(patterns.deepest[at]), float(patterns.option[at]))
+
+
+def _by_size(rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
+    return (float(rows.options[patterns.option[at]].tensor_parallel_size), -float(patterns.deepest[at]))
+
+
+def _by_size_down(rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
+    return (-float(rows.options[patterns.option[at]].tensor_parallel_size), -float(patterns.deepest[at]))
+
+
+def alone_lines(rows: MixedRows, row: int) -> list[Line]:
+    """Return the lines of one stage, of every group that has the GPUs, with its largest tensor size."""
+    gpus = [rows.fleet.groups[one.group].num_gpus for one in rows.options]
+    able = [at for at in range(len(rows.options)) if rows.gpus_of_stage[at, row] <= gpus[at]]
+    largest = {int(rows.group_of[at]): at for at in able}  # sizes ascend
+    return [(at,) for at in largest.values()] if rows.allowed[row, 1] else []
+
+
+def whole_groups(rows: MixedRows, row: int) -> Iterator[Line]:
+    """Yield lines of whole groups, each with one tensor size: for a first plan of a row.
+
+    The groups stand with the most memory for a layer first, where most micro-batches are in flight, or
+    last.
+    """
+    legal = np.flatnonzero(rows.allowed[row])
+    legal = legal[(legal > 1) & (legal <= rows.most_stages[row])]
+    if not len(legal):
+        return
+    room, rate = rows.room[:, row], 1.0 / rows.layer_s[:, row].min(axis=-1)
+    held = rows.room_bytes[:, row] / (rows.state_bytes + rows.kept_bytes)[:, row, :-2].max(axis=-1)
+    groups = [np.flatnonzero((rows.group_of == at) & (room > 0)) for at in np.unique(rows.group_of)]
+    groups = [own for own in groups if len(own)]
+    by_rate = [int(own[np.argmax((room * rate)[own])]) for own in groups]
+    by_memory = [int(own[np.argmax(held[own])]) for own in groups]
+    seen = set[Line]()
+    for chosen in (by_rate, by_memory):
+        fastest = sorted(chosen, key=lambda at: -float((room * rate)[at]))
+        for number in range(len(chosen), 0, -1):
+            line = _of_whole(rows, row, fastest[:number], legal.tolist(), held)
+            for one in (line, line[::-1]):
+                if one and one not in seen:
+                    seen.add(one)
+                    yield one
+
+
+def chosen_groups(rows: MixedRows, row: int) -> Iterator[Line]:
+    """Yield lines of every choice of an option for some groups, for plans further down a list.
+
+    With as many stages as there is room for, and with one on each group.
+    """
+    legal = np.flatnonzero(rows.allowed[row])
+    legal = legal[(legal > 1) & (legal <= rows.most_stages[row])]
+    held = rows.room_bytes[:, row] / (rows.state_bytes + rows.kept_bytes)[:, row, :-2].max(axis=-1)
+    groups = [
+        np.flatnonzero((rows.group_of == at) & (rows.room[:, row] > 0)) for at in np.unique(rows.group_of)
+    ]
+    choices = product(*([-1, *own.tolist()] for own in groups if len(own)))
+    seen = set[Line]()
+    for choice in islice(choices, _MOST_CHOICES if len(legal) else 0):
+        options = [at for at in choice if at >= 0]
+        if not options:
+            continue
+        least = tuple(sorted(options, key=lambda at: -float(held[at])))
+        for line in (_of_whole(rows, row, options, legal.tolist(), held), least):
+            for one in (line, line[::-1]):
+                if len(one) in legal and one not in seen:
+                    seen.add(one)
+                    yield one
+
+
+def _of_whole(
+    rows: MixedRows, row: int, options: Sequence[int], legal: Sequence[int], held: FloatArray
+) -> Line:
+    """Return all stages of some options, fewer where so many are not legal, most memory first."""
+    counts = {at: int(rows.room[at, row]) for at in options}
+    able = [number for number in legal if len(options) <= number <= sum(counts.values())]
+    if not able:
+        return ()
+    spare = sum(counts.values()) - able[-1]
+    for at in sorted(options, key=lambda at: float(-rows.layer_s[at, row].min())):  # the slowest first
+        less = min(spare, counts[at] - 1)
+        counts[at], spare = counts[at] - less, spare - less
+    ordered = sorted(options, key=lambda at: -float(held[at]))
+    return tuple(at for at in ordered for _ in range(counts[at]))
+
+
+# --------------------------------------------------------------------------------------------------
+# The split of a line that takes least by the closed form: by sums under a limit of the slowest stage.
+
+
+class LineSplit:
+    """Times and memory of layers i … j - 1 on every stage of a line, (S, L + 1, L + 1)."""
+
+    def __init__(self, rows: MixedRows, row: int, line: Line, more_bytes: float = 0.0) -> None:
+        """Weigh every stage, each GPU with ``more_bytes`` beyond its budget."""
+        sums, stages = rows.layout.cumulative, len(line)
+        held = (sums[None, :, :] - sums[:, None, :]).astype(np.float64)
+        m, of_line = int(rows.num_microbatches[row]), np.array(line)
+        self.m, self.layers = m, rows.layout.num_layers
+        shape = (stages, self.layers + 1, self.layers + 1)
+        self.time_s, self.slowest_s = np.empty(shape), np.empty(shape)
+        self.fits: BoolArray = np.zeros(shape, dtype=np.bool_)
+        transfers = rows.transfers
+        asked = rows.fleet.problem.options.stage_layers
+        size = held.sum(axis=-1)
+        weighed = dict[int, tuple[FloatArray, FloatArray, FloatArray, FloatArray]]()
+        for option in np.unique(of_line).tolist():
+            at = (option, row)
+            weighed[option] = (
+                held @ rows.layer_s[at], held @ rows.tail_s[at][:-2] + rows.rank_tail_s[at],
+                held @ rows.state_bytes[at][:-2], held @ rows.kept_bytes[at][:-2],
+            )  # fmt: skip
+        for stage, option in enumerate(line):
+            at, first, last = (option, row), stage == 0, stage == stages - 1
+            layers_s, tails_s, state, kept = weighed[option]
+            enters = stage > 0 and rows.group_of[option] != rows.group_of[line[stage - 1]]
+            beside = (transfers.entered_s if enters else transfers.inside_s)[at]
+            time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
+            tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
+            states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]
+            each = kept + first * rows.kept_bytes[at][-2] + last * rows.kept_bytes[at][-1]
+            space = (rows.head_room_bytes if last else rows.room_bytes)[at] + more_bytes
+            fits = (states + min(m, stages - stage) * each <= space) & (size >= 1)
+            if asked and asked[stage]:
+                fits &= size == asked[stage]
+            self.time_s[stage], self.slowest_s[stage] = time, (m - 1.0) * time + tail
+            self.fits[stage] = fits
+
+    def best(self) -> Split | None:
+        """Return the split of least closed form; None where none fits.
+
+        The quickest slowest stage first, then smaller sums for a slower one while that pays, to .05 %.
+        """
+        floor = self._least_slowest_s()
+        if not np.isfinite(floor):
+            return None
+        free = self._least_sum(np.inf)
+        if free is None:
+            return None
+        least_sum, split = free
+        best, cap = least_sum + self._slowest_of(split), floor
+        for _ in range(_MOST_CAPS):
+            look()
+            found = self._least_sum(cap)
+            if found is None:
+                break
+            largest = self._slowest_of(found[1])
+            if found[0] + largest < best:
+                best, split = found[0] + largest, found[1]
+            below = largest / _STEP if cap > floor else np.inf
+            cap = min(below, (best - least_sum) / _ROUNDING)
+            if cap <= floor:
+                break
+        return split
+
+    def any_fitting(self) -> Split | None:
+        """Return the split of least sum that fits; None where none does."""
+        found = self._least_sum(np.inf)
+        return None if found is None else found[1]
+
+    def _costs(self, values: FloatArray, cap_s: float) -> FloatArray:
+        return np.where(self.fits & (self.slowest_s <= cap_s * _ROUNDING), values, np.inf)
+
+    def _least_slowest_s(self) -> float:
+        costs, reached = self._costs(self.slowest_s, np.inf), np.full(self.layers + 1, np.inf)
+        reached[0] = 0.0
+        for stage in costs:
+            reached = np.maximum(reached[:, None], stage).min(axis=0)
+        return float(reached[-1])
+
+    def _least_sum(self, cap_s: float) -> tuple[float, Split] | None:
+        costs, reached = self._costs(self.time_s, cap_s), np.full(self.layers + 1, np.inf)
+        reached[0] = 0.0
+        before = list[np.ndarray[tuple[int], np.dtype[np.int64]]]()
+        for stage in costs:
+            sums = reached[:, None] + stage
+            before.append(sums.argmin(axis=0))
+            reached = sums.min(axis=0)
+        if not np.isfinite(reached[-1]):
+            return None
+        end, split = self.layers, list[int]()
+        for start in reversed(before):
+            split.append(end - int(start[end]))
+            end = int(start[end])
+        return float(reached[-1]), tuple(reversed(split))
+
+    def _slowest_of(self, split: Split) -> float:
+        ends = np.cumsum(split)
+        starts = ends - np.array(split)
+        return float(self.slowest_s[np.arange(len(split)), starts, ends].max())

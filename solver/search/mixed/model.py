@@ -1,0 +1,272 @@
+"""CP-SAT's model of one row of a mixed cluster: how many stages of which pattern.
+
+Variables
+  n[p]       stages of pattern p = (option o, layers of each kind, role); roles: first, last, the first
+             stage on a further group ("entry"), both at once ("last entry"), any other ("middle")
+  level[j]   the slowest stage takes more than v_j;  M = v_0 + sum_j (v_j - v_{j-1}) level[j]
+Constraints
+  (1) every layer of each kind is held once          sum_p layers_p n[p] = L, kind by kind
+  (2) no group gives more GPUs than it has           sum_p tp_p cp dp n[p] <= GPUs, for each group
+  (3) a pipeline has two ends                        one first stage, one last; p stages, p being legal
+  (4) a group's stages are neighbours                one of them begins it: first, entry or last entry;
+                                                     others stand there only if one begins it
+  (5) memory                                         a stage at place k from the end keeps min(m, k) micro-
+      batches in flight, so pattern p fits at places up to deepest(p). By Hall's theorem an order exists if
+      and only if for each k at most k stages have deepest <= k; the last is at place 1, the first at p
+  (6) the slowest stage                              n[p] > 0 needs level[j] where slowest(p) > v_j
+  (7) (on request) groups stand one after another    (5) within each group's run, behind the stages of the
+      groups that stand nearer to the end
+  (8) a prescribed split                             as many stages of l layers as the request names
+  (9) a constraint on all GPUs                       all stages have one tensor-parallel size
+Objective
+  minimise sum_p time_p n[p] + M  <=  sum_s t_s + max_s ((m - 1) t_s + tail_s): a bound on every plan's
+Equal stages, equal nodes and the order of the groups are no symmetry: there are neither places nor nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from meshwright.solver.configuration import IntArray
+from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns
+from meshwright.solver.search.mixed.rows import RANGES, MixedRows
+
+_MOST_LEVELS = 400
+_LOOK_S = 0.1  # between two looks at the clock
+Expression: TypeAlias = Any  # a linear expression of OR-Tools, which this module loads when it is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """What CP-SAT found for one row: its objective and bound, seconds, the fixed time counted."""
+
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    stages: tuple[int, ...] = ()  # a pattern of each
+    objective_s: float = np.inf
+    bound_s: float = 0.0  # no plan within the asked time is below
+
+
+def solve(
+    rows: MixedRows,
+    row: int,
+    patterns: Patterns,
+    *,
+    most_s: float,
+    slowest_s: float,
+    effort: float,
+    seed: int,
+    range_at: int = 0,
+    in_order: bool = False,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Solved:
+    """Find the stages of least closed form of one row.
+
+    Args:
+        rows: the priced rows.
+        row: the one that is asked about.
+        patterns: its patterns.
+        most_s: plans whose closed form is larger are not sought.
+        slowest_s: no slowest stage of this row is quicker.
+        effort: CP-SAT's deterministic time.
+        seed: of its random choices.
+        range_at: 0, or one of ``RANGES`` counted from 1, for which the patterns are priced.
+        in_order: with (7).
+        is_over: whether to stop; asked several times a second.
+    """
+    fixed_s = float(np.where(rows.room[:, row] > 0, rows.fixed_s[:, row], np.inf).min())
+    if not len(patterns):
+        return Solved(status="infeasible", bound_s=np.inf)
+    api = without_pandas()
+    model = _Model(api, rows, row, patterns)
+    model.hold_the_layers()
+    model.stand_on_groups()
+    model.have_ends(range_at)
+    model.fit_in_memory()
+    goal = model.sum_of_times() + model.slowest(int(slowest_s * (rows.num_microbatches[row] - 1) * US))
+    if in_order:
+        model.stand_in_order()
+    model.keep_the_split()
+    model.have_one_size()
+    model.of.add(goal <= int((most_s - fixed_s) * US))
+    model.of.minimize(goal)
+    solver = api.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers, parameters.random_seed = 1, seed
+    parameters.max_deterministic_time = effort
+    parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
+    status = {
+        api.OPTIMAL: "optimal", api.FEASIBLE: "feasible", api.INFEASIBLE: "infeasible",
+    }.get(_solved(solver, model.of, is_over), "unknown")  # fmt: skip
+    if status == "infeasible":
+        return Solved(status="infeasible", bound_s=most_s)
+    bound_s = max(float(solver.best_objective_bound), 0.0) / US + fixed_s
+    if status == "unknown":
+        return Solved(status="unknown", bound_s=min(bound_s, most_s))
+    stages = [at for at, count in enumerate(model.count) for _ in range(solver.value(count))]
+    objective_s = float(solver.objective_value) / US + fixed_s
+    return Solved(status=status, stages=tuple(stages), objective_s=objective_s, bound_s=bound_s)  # type: ignore[arg-type]
+
+
+def _solved(solver: Expression, model: Expression, is_over: Callable[[], bool]) -> int:
+    """Solve a model; a thread stops the solver when the time is over."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(_LOOK_S):
+            if is_over():
+                solver.stop_search()
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        return int(solver.solve(model))
+    finally:
+        ended.set()
+        watcher.join()
+
+
+class _Model:
+    """The model under construction; each method adds the constraints that its name says."""
+
+    def __init__(self, api: ModuleType, rows: MixedRows, row: int, patterns: Patterns) -> None:
+        self.of = api.CpModel()
+        self.api, self.rows, self.row, self.patterns = api, rows, row, patterns
+        self.group = rows.group_of[patterns.option]
+        self.layers = patterns.counts.sum(axis=1)
+        most = np.minimum(rows.room[patterns.option, row], rows.layout.num_layers // self.layers)
+        self.most = np.where(patterns.role == ROLES.index("middle"), np.maximum(most, 1), 1)
+        self.count = [self.of.new_int_var(0, int(each), "") for each in self.most]
+        self.used = [int(at) for at in np.unique(self.group)]
+
+    def _sum(self, index: IntArray, weights: IntArray | None = None) -> Expression:
+        if weights is None:
+            return sum(self.count[at] for at in index.tolist())
+        pairs = zip(index.tolist(), weights[index].tolist(), strict=True)
+        return sum(weight * self.count[at] for at, weight in pairs)
+
+    def _every(self) -> IntArray:
+        return np.arange(len(self.patterns))
+
+    def hold_the_layers(self) -> None:
+        """(1)."""
+        for kind, total in enumerate(self.rows.layout.cumulative[-1].tolist()):
+            self.of.add(self._sum(self._every(), self.patterns.counts[:, kind]) == total)
+
+    def stand_on_groups(self) -> None:
+        """(2) and (4)."""
+        gpus = self.rows.gpus_of_stage[self.patterns.option, self.row]
+        role, begins = self.patterns.role, self.patterns.has_role("entry", "first")
+        alone = self.patterns.has_role("last entry")
+        for group in self.used:
+            here = np.flatnonzero(self.group == group)
+            self.of.add(self._sum(here, gpus) <= self.rows.fleet.groups[group].num_gpus)
+            opened = self._sum(np.intersect1d(here, begins))
+            self.of.add(opened + self._sum(np.intersect1d(here, alone)) <= 1)
+            others = here[np.isin(role[here], [ROLES.index("middle"), ROLES.index("last")])]
+            for at in others.tolist():
+                self.of.add(self.count[at] <= int(self.most[at]) * opened)
+
+    def have_ends(self, range_at: int) -> None:
+        """(3)."""
+        self.of.add(self._sum(self.patterns.has_role("first")) == 1)
+        self.of.add(self._sum(self.patterns.has_role(*ENDS)) == 1)
+        legal = np.flatnonzero(self.rows.allowed[self.row])
+        legal = legal[(legal > 1) & (legal <= self.rows.most_stages[self.row])]
+        if range_at:
+            low, high = RANGES[range_at - 1]
+            legal = legal[(legal >= low) & (legal <= high)]
+        domain = self.api.Domain.from_values(legal.tolist())
+        self.of.add_linear_expression_in_domain(sum(self.count), domain)
+
+    def fit_in_memory(self) -> None:
+        """(5)."""
+        deepest, between = self.patterns.deepest, self.patterns.has_role("middle", "entry")
+        for place in np.unique(deepest[deepest < ANYWHERE]).tolist():
+            tight = between[deepest[between] <= place]
+            if len(tight):  # the last stage is one of the places up to this one
+                self.of.add(self._sum(tight) <= place - 1)
+        for at in self.patterns.has_role("first").tolist():
+            if deepest[at] < ANYWHERE:
+                self.of.add(sum(self.count) <= int(deepest[at])).only_enforce_if(self.count[at])
+
+    def sum_of_times(self) -> Expression:
+        """Return the sum of all stages' times."""
+        return self._sum(self._every(), self.patterns.time_us)
+
+    def slowest(self, least_us: int) -> Expression:
+        """Return M, by (6)."""
+        own = np.maximum(self.patterns.slowest_us, least_us)
+        values = np.unique(own)
+        values = values[:: max(1, len(values) // _MOST_LEVELS)]
+        levels = [self.of.new_bool_var("") for _ in values[1:]]
+        for above, below in zip(levels[1:], levels, strict=False):
+            self.of.add_implication(above, below)
+        for at, reached in enumerate((np.searchsorted(values, own, side="right") - 1).tolist()):
+            if reached and self.most[at] == 1:
+                self.of.add_implication(self.count[at], levels[reached - 1])
+            elif reached:
+                self.of.add(self.count[at] <= int(self.most[at]) * levels[reached - 1])
+        steps = np.diff(values).tolist()
+        return int(values[0]) + sum(step * level for step, level in zip(steps, levels, strict=True))
+
+    def keep_the_split(self) -> None:
+        """(8)."""
+        asked = self.rows.fleet.problem.options.stage_layers
+        for layers, number in Counter(count for count in asked if count).items():
+            self.of.add(self._sum(np.flatnonzero(self.layers == layers)) >= number)
+
+    def have_one_size(self) -> None:
+        """(9)."""
+        if not self.rows.is_of_one_size:
+            return
+        tensor = np.array([one.tensor_parallel_size for one in self.rows.options])[self.patterns.option]
+        chosen = {size: self.of.new_bool_var("") for size in np.unique(tensor).tolist()}
+        self.of.add(sum(chosen.values()) == 1)
+        for at, size in enumerate(tensor.tolist()):
+            self.of.add(self.count[at] <= int(self.most[at]) * chosen[size])
+
+    def stand_in_order(self) -> None:
+        """(7)."""
+        stages, place = int(self.rows.most_stages[self.row]), dict[int, Any]()
+        here = {group: np.flatnonzero(self.group == group) for group in self.used}
+        stands = {group: self.of.new_bool_var("") for group in self.used}
+        for group in self.used:
+            place[group] = self.of.new_int_var(0, len(self.used) - 1, "")
+            self.of.add(self._sum(here[group]) == 0).only_enforce_if(~stands[group])
+        self.of.add_all_different(list(place.values()))
+        nearer, behind = dict[tuple[int, int], Any](), {group: list[Any]() for group in self.used}
+        for at, one in enumerate(self.used):
+            for other in self.used[at + 1 :]:
+                literal = self.of.new_bool_var("")
+                self.of.add(place[other] > place[one]).only_enforce_if(literal)
+                self.of.add(place[one] > place[other]).only_enforce_if(~literal)
+                nearer[one, other], nearer[other, one] = literal, ~literal
+        for (one, other), other_is_nearer in nearer.items():
+            number = self.of.new_int_var(0, stages, "")
+            self.of.add(number >= self._sum(here[other])).only_enforce_if(other_is_nearer)
+            behind[one].append(number)
+            for at in np.intersect1d(here[one], self.patterns.has_role(*ENDS)).tolist():
+                self.of.add_bool_or(~self.count[at], ~stands[other], ~other_is_nearer)
+            for at in np.intersect1d(here[one], self.patterns.has_role("first")).tolist():
+                self.of.add_bool_or(~self.count[at], ~stands[other], other_is_nearer)
+        for group in self.used:
+            self._fit_behind(here[group], sum(behind[group]))
+
+    def _fit_behind(self, here: IntArray, behind: Expression) -> None:
+        """(5) of one group's run, with so many stages nearer to the end."""
+        between = np.intersect1d(here, self.patterns.has_role("middle", "entry"))
+        ends = self._sum(np.intersect1d(here, self.patterns.has_role(*ENDS)))
+        deepest = self.patterns.deepest
+        for limit in np.unique(deepest[between][deepest[between] < ANYWHERE]).tolist():
+            inside = between[deepest[between] <= limit]
+            tight = self.of.new_bool_var("")
+            self.of.add(self._sum(inside) == 0).only_enforce_if(~tight)
+            self.of.add(behind + self._sum(inside) + ends <= int(limit)).only_enforce_if(tight)

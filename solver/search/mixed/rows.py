@@ -1,0 +1,396 @@
+"""Rows of a mixed cluster, priced on every option that a pipeline stage has.
+
+A *row* is (cp, dp, ep, micro-batch, ZeRO stage, recomputation): what all stages share. An *option* is a
+node group with a tensor-parallel size: what each stage chooses. A stage takes tp * cp * dp GPUs of its
+group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is free: of a
+row's prices only the transfers and the straggler depend on it, so the least is taken of few and of many
+stages. Replicas are alike and chunks do not interleave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from math import gcd
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    RECOMPUTE,
+    SCHEDULES,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+)
+from meshwright.solver.cost.communication import sent_bytes
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
+from meshwright.solver.space.request_rules import limited_by, names_of
+from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.splits import Prescribed, divisors
+
+# Numbers of stages: where it matters a row is priced for each range, at the least of it.
+RANGES = ((2, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 20))
+_PRICED_FOR = (2, 9)  # numbers of stages that all rows are priced for
+_MOST_PRICED = 200_000  # rows times options, priced once for each range; of more a sample is searched
+_FULL = RECOMPUTE.index("full")
+_OF_STAGES = {"pipeline_parallel_size", "num_gpus"}  # limits that some numbers of stages keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOption:
+    """A node group with a tensor-parallel size."""
+
+    group: int  # among ``ClusterSpec.distinct_groups``
+    tensor_parallel_size: int
+
+
+def options_of(fleet: NodeGroups) -> tuple[StageOption, ...]:
+    """Return every group with each tensor-parallel size that divides the heads and its islands."""
+    heads = divisors(gcd(*fleet.problem.model.head_counts))
+    return tuple(
+        StageOption(group=at, tensor_parallel_size=size)
+        for at, group in enumerate(fleet.groups)
+        for size in heads
+        if size <= group.gpus_per_node and group.island_gpus % size == 0
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Which sizes rows have, and their columns on an option with p stages.
+
+
+def contexts_of(problem: Problem, *, wide: bool) -> list[int]:
+    """Return slices of the sequence: of enough tokens, or every one that divides where that is asked."""
+    seq = problem.workload.seq_length
+    if wide or "context_parallel_size" in limited_by(problem):
+        return divisors(seq)
+    return [1 << bit for bit in range(max(1, seq // MIN_TOKENS_PER_CONTEXT_RANK).bit_length())]
+
+
+def largest_micro_batch(problem: Problem, *, wide: bool) -> int:
+    """Return the most sequences of a micro-batch."""
+    named = not limited_by(problem).isdisjoint({"micro_batch_size", "num_microbatches"})
+    return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
+
+
+def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
+    """Yield (cp, dp, ep, micro-batch, ZeRO stage, recompute) of every row that some group has GPUs for."""
+    problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
+    able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
+    contexts, largest = contexts_of(problem, wide=wide), largest_micro_batch(problem, wide=wide)
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    for cp, dp, ep in product(contexts, divisors(batch), experts):
+        look()
+        if cp * dp > most:
+            continue
+        sizes = [size for size in divisors(batch // dp) if size <= largest]
+        zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
+        yield from ((cp, dp, ep, *rest) for rest in product(sizes, zeros, range(_FULL + 1)))
+
+
+def columns_of(problem: Problem, sizes: IntArray, stages: int | IntArray) -> Columns:
+    """Return rows of ``_sizes``, (n, 6), as columns with so many stages, of tensor-parallel size 1."""
+    cp, dp, ep, size, zero, again = sizes.T
+    ones, pp = np.ones_like(cp), np.broadcast_to(np.asarray(stages), cp.shape)
+    none, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
+    return Columns.plain(
+        tensor_parallel_size=ones,
+        sequence_parallel=np.zeros_like(cp),
+        pipeline_parallel_size=pp,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        micro_batch_size=size,
+        num_microbatches=problem.workload.global_batch_size // (dp * size),
+        pipeline_schedule=np.where(pp == 1, none, plain),
+        recompute=again,
+        recompute_layers=np.where(again == _FULL, ALL_LAYERS, 0),
+    )
+
+
+def every_columns(fleet: NodeGroups) -> Columns:
+    """Return all rows with each number of stages that a rule of the request may tell apart."""
+    sizes = np.array(list(_sizes(fleet, wide=True)), dtype=np.int64).reshape(-1, 6)
+    numbers = range(1, _numbers_of_stages(fleet.problem) + 1)
+    return Columns.concatenate([columns_of(fleet.problem, sizes, stages) for stages in numbers])
+
+
+def _numbers_of_stages(problem: Problem) -> int:
+    """Return up to how many stages rules differ: all, or one and more than one."""
+    layers = problem.model.num_layers
+    return min(layers, 2) if limited_by(problem).isdisjoint(_OF_STAGES) else layers
+
+
+def with_tensor_parallel(columns: Columns, size: int) -> Columns:
+    """Return the same rows with a tensor-parallel size."""
+    sizes = np.full(len(columns), size)
+    return replace(columns, tensor_parallel_size=sizes, sequence_parallel=(sizes > 1).astype(np.int64))
+
+
+def rows_on(fleet: NodeGroups, columns: Columns, option: StageOption) -> Rows:
+    """Return rows as an option prices them."""
+    problem, profile = fleet.problems[option.group], fleet.profiles[option.group]
+    there = with_tensor_parallel(columns, option.tensor_parallel_size)
+    return Rows(
+        columns=there,
+        prices=price(problem, there, profile),
+        layout=LayerLayout.of(problem.model),
+        budget_bytes=fleet.budget_bytes(option.group),
+        uneven_stages=True,
+        only_split=Prescribed.of(problem),
+    )
+
+
+def are_legal(fleet: NodeGroups, columns: Columns, option: StageOption) -> BoolArray:
+    """Return which rows keep the rules of model, batch, launcher and request on an option, (n,)."""
+    there = with_tensor_parallel(columns, option.tensor_parallel_size)
+    return np.asarray(violation_masks(rules_of(fleet.problems[option.group]), there) == 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices of all rows on all options.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What transfers add to a stage of each option, (B, n) or (B,) of one row, stragglers counted."""
+
+    inside_s: FloatArray  # behind a stage of the same group, both directions
+    entered_s: FloatArray  # behind a stage of another group: at least
+    scale: FloatArray  # the straggler, over that of two stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedRows:
+    """n rows on B options with two or more stages: seconds of a micro-batch, bytes of a stage.
+
+    Every time is multiplied by the option's own straggler; a plan's is the largest of its options'.
+    """
+
+    fleet: NodeGroups
+    options: tuple[StageOption, ...]
+    sizes: IntArray  # (n, 6), as ``_sizes``
+    size: int  # rows before any rule: of them ``sizes`` are priced
+    whole: bool  # not a sample
+    allowed: BoolArray  # (n, P + 1) whether so many stages are legal on some option
+    room: IntArray  # (B, n) stages that an option has GPUs for; 0 where it is not legal
+    layer_s: FloatArray  # (B, n, K) both passes of a layer of each kind
+    embedding_s: FloatArray  # (B, n)
+    head_s: FloatArray
+    forward_share: FloatArray  # of a part's passes, at most
+    hop_s: FloatArray  # (B, n) of a transfer from another group, at least, each direction
+    straggler: FloatArray  # (B, n) of two stages
+    transfers: Transfers  # of any number of stages
+    known: dict[tuple[int, int], Transfers] = field(default_factory=dict)  # of a row and a range
+    tail_s: FloatArray  # (B, n, K + 2) after the last micro-batch, by part
+    rank_tail_s: FloatArray  # (B, n)
+    fixed_s: FloatArray
+    state_bytes: FloatArray  # (B, n, K + 2)
+    kept_bytes: FloatArray  # (B, n, K + 2) of a micro-batch in flight
+    room_bytes: FloatArray  # (B, n) for both
+    head_room_bytes: FloatArray  # the same on the last stage, next to the logits
+
+    @classmethod
+    def of_nothing(cls, fleet: NodeGroups) -> MixedRows:
+        """Return no rows, as before any was enumerated."""
+        options, layers = options_of(fleet), fleet.problem.model.num_layers
+        legal = np.zeros((len(options), 0, layers + 1), dtype=np.bool_)
+        return cls._priced(fleet, options, np.zeros((0, 6), dtype=np.int64), legal, 0, whole=False)
+
+    @classmethod
+    def of(cls, fleet: NodeGroups, *, wide: bool = False) -> MixedRows:
+        """Price all rows that are legal on some option with two or more stages, or one.
+
+        ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual
+        or that the request limits. ``whole`` is false where there are so many rows that a sample is taken.
+        """
+        options = options_of(fleet)
+        sizes = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 6)
+        size, sampled = len(sizes), len(sizes) * len(options) > _MOST_PRICED
+        if sampled:
+            most = _MOST_PRICED // len(options)
+            sizes = sizes[np.linspace(0, size - 1, most).astype(np.int64)]
+        legal = _legal(fleet, sizes, options)  # (B, n, P + 1)
+        kept = np.flatnonzero(legal.any(axis=(0, 2)))
+        return cls._priced(fleet, options, sizes[kept], legal[:, kept], size, whole=not sampled)
+
+    @classmethod
+    def _priced(
+        cls, fleet: NodeGroups, options: tuple[StageOption, ...], sizes: IntArray,
+        legal: BoolArray, size: int, *, whole: bool,
+    ) -> MixedRows:  # fmt: skip
+        problem = fleet.problem
+        by_number = [
+            [_looked(rows_on(fleet, columns_of(problem, sizes, stages), one)) for one in options]
+            for stages in _PRICED_FOR
+        ]
+        two = by_number[0]
+
+        def each(read: Callable[[Rows], FloatArray], rows: Sequence[Rows] = two) -> FloatArray:
+            return np.stack([read(one) for one in rows])
+
+        straggler = each(lambda one: one.prices.straggler)
+        columns = columns_of(problem, sizes, 2)
+        hop = _least_hop_s(fleet, options, columns)
+        found = [_transfers(some, straggler, hop) for some in by_number]
+        cost = columns.context_parallel_size * columns.data_parallel_size
+        gpus = np.array([fleet.groups[one.group].num_gpus // one.tensor_parallel_size for one in options])
+        several = legal[:, :, 2:].any(axis=2)
+        space = each(lambda one: one.parts_room_bytes)
+        again = each(lambda one: one.prices.replay_workspace_bytes)
+        work = each(lambda one: one.prices.head_workspace_bytes)
+        return cls(
+            fleet=fleet, options=options, sizes=sizes, size=size, whole=whole,
+            allowed=np.asarray(legal.any(axis=0)),
+            room=np.where(several, gpus[:, None] // cost, 0),
+            layer_s=straggler[..., None] * each(lambda one: one.layer_s),
+            embedding_s=straggler * each(lambda one: one.embedding_s),
+            head_s=straggler * each(lambda one: one.head_s),
+            forward_share=each(_forward_share),
+            hop_s=hop, straggler=straggler,
+            transfers=Transfers(
+                inside_s=np.minimum(*(one.inside_s for one in found)),
+                entered_s=np.minimum(*(one.entered_s for one in found)),
+                scale=np.minimum(*(one.scale for one in found)),
+            ),
+            tail_s=straggler[..., None] * each(lambda one: one.prices.tail_s),
+            rank_tail_s=straggler * each(lambda one: one.prices.rank_tail_s),
+            fixed_s=each(lambda one: one.prices.fixed_s),
+            state_bytes=each(lambda one: one.state_bytes),
+            kept_bytes=each(lambda one: one.least_kept_bytes),
+            room_bytes=space - again,
+            head_room_bytes=space - np.maximum(again, work),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.sizes)
+
+    @cached_property
+    def group_of(self) -> IntArray:
+        """Return the group of each option, (B,)."""
+        return np.array([one.group for one in self.options])
+
+    @cached_property
+    def gpus_of_stage(self) -> IntArray:
+        """Return the GPUs that a stage takes on each option, (B, n)."""
+        tensor = np.array([one.tensor_parallel_size for one in self.options])
+        return np.asarray(tensor[:, None] * (self.sizes[:, 0] * self.sizes[:, 1])[None])
+
+    @cached_property
+    def is_of_one_size(self) -> bool:
+        """Return whether all stages have one tensor size: what a constraint says of all GPUs needs that.
+
+        Rules are asked stage by stage, as if all stages had its size.
+        """
+        return "num_gpus" in names_of(self.fleet.problem.options.constraints)
+
+    def are_alike(self, line: Sequence[int]) -> bool:
+        """Return whether options have one tensor size, where that is asked."""
+        return not self.is_of_one_size or len({self.options[at].tensor_parallel_size for at in line}) == 1
+
+    @cached_property
+    def layout(self) -> LayerLayout:
+        """Return the model's layers."""
+        return LayerLayout.of(self.fleet.problem.model)
+
+    @cached_property
+    def num_microbatches(self) -> IntArray:
+        """Return the micro-batches of each row, (n,)."""
+        return columns_of(self.fleet.problem, self.sizes, 2).num_microbatches
+
+    @cached_property
+    def most_stages(self) -> IntArray:
+        """Return the most stages of each row that are legal and that there are GPUs for, (n,)."""
+        groups = [self.room[self.group_of == at].max(axis=0) for at in np.unique(self.group_of)]
+        gpus = np.minimum(np.sum(groups, axis=0), self.layout.num_layers)
+        reached = self.allowed.shape[1] - 1 - self.allowed[:, ::-1].argmax(axis=1)
+        return np.asarray(np.minimum(gpus, reached))
+
+    def transfers_of(self, row: int, range_at: int) -> Transfers:
+        """Return transfers of a row, (B,): of any number of stages, or of ``RANGES[range_at - 1]``."""
+        if not range_at:
+            whole = self.transfers
+            return Transfers(
+                inside_s=whole.inside_s[:, row],
+                entered_s=whole.entered_s[:, row],
+                scale=whole.scale[:, row],
+            )
+        if (row, range_at) not in self.known:
+            columns = self.columns(row, RANGES[range_at - 1][0])
+            priced = [rows_on(self.fleet, columns, one) for one in self.options]
+            here = slice(row, row + 1)
+            one = _transfers(priced, self.straggler[:, here], self.hop_s[:, here])
+            self.known[row, range_at] = Transfers(
+                inside_s=one.inside_s[:, 0], entered_s=one.entered_s[:, 0], scale=one.scale[:, 0]
+            )
+        return self.known[row, range_at]
+
+    def columns(self, row: int, stages: int) -> Columns:
+        """Return one row with so many stages, of tensor-parallel size 1."""
+        return columns_of(self.fleet.problem, self.sizes[row : row + 1], stages)
+
+
+def _forward_share(rows: Rows) -> FloatArray:
+    both_s = np.maximum(rows.prices.forward_s + rows.prices.backward_s, 1e-30)
+    return np.asarray((rows.prices.forward_s / both_s).max(axis=1))
+
+
+def _looked(rows: Rows) -> Rows:
+    """Return the same, after a look at the clock."""
+    look()
+    return rows
+
+
+def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -> BoolArray:
+    """Return which numbers of stages are legal for rows on options, (B, n, P + 1)."""
+    problem, layers = fleet.problem, fleet.problem.model.num_layers
+    able = launcher_capabilities(problem.launcher)
+    legal = np.zeros((len(options), len(sizes), layers + 1), dtype=np.bool_)
+    numbers = _numbers_of_stages(problem)
+    for stages in range(1, numbers + 1):
+        look()
+        columns = columns_of(problem, sizes, stages)
+        for at, option in enumerate(options):
+            legal[at, :, stages] = are_legal(fleet, columns, option)
+    legal[:, :, numbers + 1 :] = legal[:, :, numbers : numbers + 1]
+    legal[:, sizes[:, 4] > able.max_zero_stage_with_pipeline, 2:] = False
+    asked = problem.options.stage_layers
+    if asked:
+        legal[:, :, [at for at in range(layers + 1) if at != len(asked)]] = False
+    return legal
+
+
+def _least_hop_s(fleet: NodeGroups, options: Sequence[StageOption], columns: Columns) -> FloatArray:
+    """Return the quickest transfer into each option from another group, each direction, (B, n)."""
+    least = np.full((len(options), len(columns)), np.inf)
+    for at, option in enumerate(options):
+        look()
+        problem, profile = fleet.problems[option.group], fleet.profiles[option.group]
+        there = with_tensor_parallel(columns, option.tensor_parallel_size)
+        sent, which = np.unique(sent_bytes(context_of(problem, there, profile)), return_inverse=True)
+        for other in range(len(fleet.groups)):
+            if other != option.group:
+                least[at] = np.minimum(least[at], fleet.hop_s(other, option.group, sent)[which])
+    return least
+
+
+def _transfers(rows: Sequence[Rows], straggler: FloatArray, hop_s: FloatArray) -> Transfers:
+    """Return the transfers of rows that are priced on every option for some number of stages."""
+    own = np.stack([one.prices.straggler for one in rows])
+    inside_s = 2.0 * np.stack([one.prices.transfer_s for one in rows])
+    return Transfers(inside_s=own * inside_s, entered_s=own * 2.0 * hop_s, scale=own / straggler)

@@ -1,0 +1,312 @@
+"""The search over a mixed cluster: rows priced on every node group, CP-SAT, and what is proved.
+
+Variables
+  a row (cp, dp, ep, micro-batch, ZeRO stage, recomputation); how many stages; of each stage its option
+  (node group and tensor-parallel size) and its layers; which groups stay idle, in which order they stand
+Objectives
+  J = straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed, the closed form     ``cost.evaluation``
+  S = straggler max_s (end_s + tail_s) + fixed, end_s by event simulation               ``cost.evaluation``
+Constraints
+  numbered in ``model``; rules of model, batch, launcher and request by ``rows``; every plan passes the
+  independent check before it is known (``frontier``)
+Answer
+  ``decided_by`` cp-sat. Status ``optimal``: no plan's J is less than that of the best known by more than
+  ``frontier.GAP``. Plans are ranked by S among those that were priced; ``objective_gap`` and
+  ``objective_excess`` say what is proved of J, ``bound_step_time_s`` what no plan's S is below.
+  Classes of unlike replicas, each on one group with a share of the batch, are ranked too (``replicas``);
+  for them J is S, which is proved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.clock import Watch, look, relative_gap
+from meshwright.solver.configuration import Configuration, joined, plan_id_of
+from meshwright.solver.cost.objective import claim_of
+from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
+from meshwright.solver.search.answers import versions
+from meshwright.solver.search.mixed.frontier import MixedFrontier, stage_group_of
+from meshwright.solver.search.mixed.replicas import (
+    GroupShares,
+    Split,
+    least_split_s,
+    sets_of,
+    shares_of,
+    solve_split,
+    split_bound_s,
+)
+from meshwright.solver.search.mixed.rows import MixedRows, StageOption
+
+_EVERY = 1 << 20
+_FURTHER = 16  # sets of groups that share the batch, solved for places behind the first
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """One configuration to be ranked: its closed form, its step, and what is proved of it."""
+
+    config: Configuration
+    objective_s: float
+    step_s: float
+    proved_s: float  # the closed form of a placement, the step of classes of replicas
+    layout: tuple[object, ...]
+
+
+def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool = False) -> Answer:
+    """Return the ``top_k`` best plans of a problem on a mixed cluster.
+
+    ``wide``: among all slices of the sequence and micro-batches, as where nothing else fits.
+
+    Raises:
+        InvalidProblemError: the problem names something unknown.
+        InvalidPlanError: the independent check refuses a plan (a bug).
+    """
+    watch.report("enumerating", now=True)
+    fleet = NodeGroups.of(problem, profile)
+    frontier = MixedFrontier.of(MixedRows.of_nothing(fleet), problem, profile)
+    shared = _Shared(fleet)
+
+    def interrupted(state: MixedFrontier) -> bool:
+        return _interrupt(watch, state, shared)
+
+    with watch.at_least(_FIRST_S).cut():
+        frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
+        frontier.is_over = watch.interrupted
+        frontier.begin(lambda state: interrupted(state) and bool(state.found))
+    with watch.cut():
+        shared.begin(wide=wide)
+        shared.solve(frontier.known_s)
+    frontier.rival_s = min([frontier.rival_s, *(one.score_s for one in shared.splits)])
+    frontier.run(interrupted)
+    frontier.finished &= shared.every
+    with watch.cut():
+        if problem.options.top_k > 1 and not watch.interrupted():
+            frontier.fill(problem.options.top_k, interrupted)
+            shared.solve(_last_s(frontier, problem.options.top_k), _FURTHER)
+    best = _ranking(problem, frontier, shared)
+    bound_s: float | None = None
+    with watch.cut():
+        bound_s = _bound_s(frontier, shared, best)
+    plans = _plans_of(problem, profile, best, watch.closing(), proved=frontier.finished)
+    answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s)
+    if answer.status == "infeasible" and not wide:
+        return search_mixed(problem, profile, watch, wide=True)
+    space: Literal["usual", "every"] = "every" if wide else "usual"
+    watch.report("done", explored=answer.explored, total=answer.space_size,
+                 incumbent_s=plans[0].prediction.step_time_s if plans else None,
+                 bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
+    return replace(answer, space=space)
+
+
+def any_mixed(problem: Problem, profile: Profile) -> Configuration | Literal["unknown"] | None:
+    """Return a configuration that is legal and fits; None: proved impossible; unknown: not in a sample.
+
+    Of the usual candidates and, where none of them does, of all, as the search itself.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
+    """
+    for wide in (False, True):
+        fleet = NodeGroups.of(problem, profile)
+        frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
+        frontier.begin(lambda state: bool(state.found))
+        if not frontier.found:
+            frontier.run(lambda state: bool(state.found))
+            look()  # a frontier ends in silence where the time is over
+        if frontier.found:
+            return frontier.ranked()[0].config
+        shared = _Shared(fleet)
+        shared.begin(wide=wide)
+        shared.solve(np.inf, enough=1)
+        if shared.splits:
+            return shared.configuration_of(shared.splits[0])
+        if not frontier.finished:
+            return "unknown"
+    return None
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Classes of replicas on two or more groups, and the best split of the batch over each set of them."""
+
+    fleet: NodeGroups
+    shares: list[GroupShares] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
+    every: bool = False  # set was solved, or takes longer than what is known
+
+    def begin(self, *, wide: bool) -> None:
+        """Bound every share of the batch on every group."""
+        self.shares = shares_of(self.fleet, wide=wide)
+
+    def solve(self, known_s: float, enough: int = _EVERY) -> None:
+        """Find the best split over every set of groups that may be quicker than what is known."""
+        waiting = list[tuple[float, tuple[int, ...]]]()
+        for groups in sets_of(len(self.shares)):
+            look()
+            bound = least_split_s(self.shares, groups)
+            if np.isfinite(bound):
+                waiting.append((bound + self.fleet.exchange_s(groups), groups))
+        known = {one.groups for one in self.splits}
+        for least_s, groups in sorted(one for one in waiting if one[1] not in known):
+            if enough == _EVERY:
+                known_s = min([known_s, *(one.score_s for one in self.splits)])
+            if least_s > known_s or len(self.splits) >= enough:
+                break
+            split = solve_split(self.shares, groups, self.fleet.exchange_s(groups), limit_s=known_s)
+            self.splits += [] if split is None else [split]
+        self.every = True
+
+    def bound_s(self, limit_s: float) -> float:
+        """Return what no split of the batch over any of the sets simulates faster than; at most a limit."""
+        for groups in sets_of(len(self.shares)):
+            limit_s = split_bound_s(self.shares, groups, self.fleet.exchange_s(groups), limit_s)
+        return limit_s
+
+    def configuration_of(self, split: Split) -> Configuration:
+        """Return a split of the batch as a configuration with a class of replicas for each group."""
+        classes = list[Configuration]()
+        for group, n in zip(split.groups, split.sequences, strict=True):
+            share = self.shares[group].solved[n]
+            if share is None:
+                raise InvalidPlanError("a share of the batch without a plan")
+            row = share.columns
+            option = StageOption(group=group, tensor_parallel_size=int(row.tensor_parallel_size[0]))
+            replicas = int(row.context_parallel_size[0] * row.data_parallel_size[0])
+            stages = (stage_group_of(self.fleet, option, replicas),) * int(row.pipeline_parallel_size[0])
+            classes.append(replace(row.configuration(0, share.split), stage_groups=stages))
+        return joined(classes)
+
+
+def _last_s(frontier: MixedFrontier, number: int) -> float:
+    """Return the step of the last plan that is listed; +inf while there are fewer."""
+    ranked = frontier.ranked()
+    return ranked[number - 1].step_s if len(ranked) >= number > 1 else np.inf if number > 1 else 0.0
+
+
+def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list[_Candidate]:
+    """Return the best placements and splits of the batch, each layout once."""
+    found = [
+        _Candidate(
+            config=one.config, objective_s=one.objective_s, step_s=one.step_s,
+            proved_s=one.objective_s, layout=one.layout,
+        )
+        for one in frontier.ranked()
+    ]  # fmt: skip
+    found += [
+        _Candidate(
+            config=shared.configuration_of(split), objective_s=split.objective_s, step_s=split.score_s,
+            proved_s=split.score_s, layout=("classes", *split.groups),
+        )
+        for split in shared.splits
+    ]  # fmt: skip
+    ordered = sorted(found, key=lambda one: (one.step_s, len(one.config.replicas)))
+    return ordered[: problem.options.top_k]
+
+
+def _bound_s(frontier: MixedFrontier, shared: _Shared, best: list[_Candidate]) -> float | None:
+    """Return what no plan simulates faster than; None where nothing is known."""
+    if not frontier.rows.whole or not shared.every:
+        return None
+    least = min(float(frontier.bounds.step_s.min(initial=np.inf)), frontier.alone_s)
+    if not best:
+        return least if np.isfinite(least) and not frontier.finished else None
+    return min(shared.bound_s(best[0].step_s), least)
+
+
+def _plans_of(
+    problem: Problem, profile: Profile, best: list[_Candidate], watch: Watch, *, proved: bool
+) -> tuple[Plan, ...]:
+    """Return ranked candidates as plans past the independent check; the first alone where time is over."""
+    digest, plans, by = problem_digest(problem), list[Plan](), ("cp-sat",) if proved else ()
+    for some in (slice(0, 1), slice(1, None)):
+        if not best[some] or (plans and watch.interrupted()):
+            break
+        configs = [one.config for one in best[some]]
+        predictions = predict_all(problem, profile, configs)
+        found = [
+            Plan(
+                plan_id=plan_id_of(digest, one.config),
+                rank=len(plans) + at + 1,
+                config=one.config,
+                prediction=prediction,
+                objective_s=one.objective_s,
+                certified_by=() if plans else by,
+            )
+            for at, (one, prediction) in enumerate(zip(best[some], predictions, strict=True))
+        ]
+        if faults := [fault for own in violations_of_all(problem, profile, found) for fault in own]:
+            raise InvalidPlanError("; ".join(faults))
+        plans += found
+    return tuple(plans)
+
+
+def _interrupt(watch: Watch, frontier: MixedFrontier, shared: _Shared) -> bool:
+    """Report, and return whether to stop."""
+    known = [one.step_s for one in frontier.found.values()] + [one.score_s for one in shared.splits]
+    best = min(known, default=None)
+    watch.report(
+        "solving", explored=frontier.settled, total=len(frontier.rows), incumbent_s=best,
+        now=best is not None and watch.is_news(best),
+    )  # fmt: skip
+    return watch.interrupted()
+
+
+def _answer(
+    problem: Problem, profile: Profile, frontier: MixedFrontier, best: list[_Candidate],
+    plans: tuple[Plan, ...], *, watch: Watch, bound_s: float | None,
+) -> Answer:  # fmt: skip
+    """Return the answer with what is proved."""
+    rows, proved = frontier.rows, frontier.finished
+    step_s = plans[0].prediction.step_time_s if plans else None
+    bound_s = bound_s if step_s is None or bound_s is None else min(bound_s, step_s)
+    gap = excess = None
+    if plans and rows.whole and np.isfinite(frontier.known_s):
+        gap = relative_gap(frontier.known_s, min(frontier.bound_s, frontier.known_s))
+        excess = relative_gap(best[0].proved_s, frontier.known_s)
+    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
+    plans = with_gaps(
+        plans, [one.step_s for one in best[: len(plans)]], RankFloors(), bound_s, of_steps=True
+    )
+    sampled = not rows.whole and not watch.interrupted()
+    return Answer(
+        status=outcomes[0 if plans else 1],
+        plans=plans,
+        certified_by=("cp-sat",) if proved and plans else (),
+        decided_by="cp-sat",
+        objective_gap=gap,
+        objective_excess=excess,
+        bound_step_time_s=bound_s,
+        gap=relative_gap(step_s, bound_s),
+        space_size=rows.size,
+        legal=len(rows),
+        fit=int(np.isfinite(frontier.bounds.objective_s).sum()) or len(frontier.found),
+        explored=frontier.settled + (rows.size - len(rows) if rows.whole else 0),
+        counts={
+            "priced": len(rows) * len(rows.options),
+            "solved": frontier.solved,
+            "simulated": len(frontier.found),
+            "certified": int(proved and bool(plans)),
+        },
+        elapsed_s=watch.elapsed_s,
+        seed=problem.options.seed,
+        versions=versions(profile),
+        warnings=(*problem.cluster.warnings, *profile.warnings),
+        num_gpus_used=plans[0].config.num_gpus if plans else problem.cluster.num_gpus,
+        peak_flops=plans[0].prediction.peak_flops_per_gpu if plans else profile.group.gpu.peak_bf16_flops,
+        notes={
+            "profile": "each node group by its own profile: "
+            + "; ".join(one.title for one in profile.by_group),
+            **(SAMPLE if sampled else {}),
+        },
+        objective=claim_of(problem, profile, step_s, bound_s),
+    )
