@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -184,6 +185,12 @@ class _Cut:
 
 
 _RUNNING: ContextVar[Watch | None] = ContextVar("running", default=None)
+
+
+def running() -> Callable[[], bool]:
+    """Return what says whether the ``Watch.cut`` block that this runs in is over, for other threads."""
+    watch = _RUNNING.get()
+    return (lambda: False) if watch is None else watch.interrupted
 
 
 def look() -> None:

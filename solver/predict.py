@@ -147,7 +147,7 @@ def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) 
 
 def _extrapolated(evaluation: Evaluation) -> tuple[str, ...]:
     found = dict[str, None]()
-    for stage in sorted(evaluation.stages, key=lambda one: one.row):
+    for stage in evaluation.stages:
         if not stage.on.is_timed[stage.row]:
             of = f" of {stage.on.name}" if stage.on.name else ""
             found |= {f"{what}{of}": None for what in stage.on.extrapolated[stage.row]}

@@ -100,17 +100,8 @@ def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -
 # --------------------------------------------------------------------------------------------------
 # A mixed cluster as the search sees it: node groups, each priced by its own profile, and their links.
 #
-# A *berth* is a node group with a tensor-parallel size: an option for a pipeline stage. The ranks
-# of a stage, all its data-parallel replicas, lie on one group; what crosses from group to group is the
-# pipeline's own transfer, over ``between_groups`` or the slower of the two networks.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Berth:
-    """A node group with a tensor-parallel size."""
-
-    group: int  # among ``ClusterSpec.distinct_groups``
-    tensor_parallel_size: int
+# The ranks of a stage, all its data-parallel replicas, lie on one group; what crosses from group to group
+# is the pipeline's own transfer, over ``between_groups`` or the slower of the two networks.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,10 +216,6 @@ def droppable_limits(space: Space, corrections: Sequence[int]) -> Iterator[list[
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether a problem on a mixed cluster has a plan at all.
-
-
-# --------------------------------------------------------------------------------------------------
 # Nothing fits on a mixed cluster: the placement that lacks least memory on its worst stage.
 
 
@@ -241,7 +237,7 @@ class Lack:
 def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
     """Return the placement that lacks least, of the rows with most room; None if no row is legal.
 
-    Placements are whole groups one after another. Where the time is over before, it is the least of what
+    Placements are node groups one after another. Where the time is over before, it is the least of what
     was tried, if anything was.
     """
     fleet, least_bytes, found = NodeGroups.of(problem, profile), _LARGEST_BYTES, list[Configuration]()

@@ -73,7 +73,7 @@ def _read(screen: int, child: "subprocess.Popen[bytes]", when: Callable[[str], b
 def test_a_terminal_shows_progress_colour_the_table_and_the_plot(tmp_path: Path) -> None:
     shown, code = in_terminal(SMALL, tmp_path)
     assert code == 0
-    assert "incumbent" in shown.partition("Llama 3.1 8B")[0]  # the progress line, taken away again
+    assert "best so far" in shown.partition("Llama 3.1 8B")[0]  # the progress line, taken away again
     assert COLOURS.search(shown)
     assert "step time and peak memory of each plan" in shown
     assert "Next: " in shown
@@ -94,7 +94,7 @@ def test_a_terminal_of_60_columns_has_no_line_that_is_longer(tmp_path: Path) -> 
 
 
 def test_control_c_ends_the_search_and_prints_the_best_so_far(tmp_path: Path) -> None:
-    shown, code = in_terminal(LONG, tmp_path, when=lambda text: "incumbent" in text)
+    shown, code = in_terminal(LONG, tmp_path, when=lambda text: "best so far" in text)
     assert "stopping: the best so far follows" in shown
     assert code == 0, shown[-2000:]
     assert re.search(r"Best found: in [\d ]+ of [\d ]+ configurations", COLOURS.sub("", shown))

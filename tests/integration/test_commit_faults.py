@@ -14,7 +14,7 @@ from tests.reliability.figures import measured
 from tests.served.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
 
 # BEGIN, (SQLite: its own,) UPDATE jobs, INSERT plans, what is noted of them, COMMIT, after it
-STEPS = range(1, 11)
+STEPS = range(1, 13)
 
 
 @pytest.fixture(autouse=True)

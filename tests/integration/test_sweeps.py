@@ -23,7 +23,7 @@ from tests.served.job_records import TENANT
 from tests.served.sweep_jobs import a_sweep, answer_child, children_in, record_in
 
 SLOW, JOINER = "tests.processes.slow_worker", "tests.processes.dying_joiner"
-STEPS = range(3, 13)  # of telling a sweep, claiming it and storing its answer; beyond them: all is done
+STEPS = range(3, 15)  # of telling a sweep, claiming it and storing its answer; beyond them: all is done
 
 
 @pytest.fixture

@@ -125,8 +125,8 @@ def _stages(problem: Problem, gpus: dict[str, int]) -> Iterator[list[tuple[str, 
                         and allowed
                         and _allows(problem, pipeline_parallel_size=pp)
                     ):
-                        berths = zip(order, sizes, runs, strict=True)
-                        yield [(name, tp) for name, tp, run in berths for _ in range(run)]
+                        stages = zip(order, sizes, runs, strict=True)
+                        yield [(name, tp) for name, tp, run in stages for _ in range(run)]
 
 
 def _fixed(problem: Problem) -> dict[str, Any]:

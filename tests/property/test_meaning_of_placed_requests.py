@@ -94,10 +94,10 @@ def is_usual(problem: Problem, config: Configuration) -> bool:
 
 
 def field_of(config: Configuration) -> object:
-    """What placements have in common that are ranked as one: berths and sizes, not order and split."""
+    """What placements have in common that are ranked as one: groups and sizes, not order and split."""
     if config.replicas:
         return frozenset(map(field_of, config.replicas))
-    berths = frozenset((one.group, one.tensor_parallel_size) for one in config.stage_groups)
-    return (berths, config.pipeline_parallel_size, config.data_parallel_size, config.context_parallel_size,
+    groups = frozenset((one.group, one.tensor_parallel_size) for one in config.stage_groups)
+    return (groups, config.pipeline_parallel_size, config.data_parallel_size, config.context_parallel_size,
             config.expert_parallel_size, config.micro_batch_size, config.num_microbatches,
             config.zero_stage, config.recompute_granularity)  # fmt: skip

@@ -26,8 +26,8 @@ from meshwright.solver.search.mixed.rows import MixedRows
 
 _ROUNDING = 1.0 + 1e-9
 _SAFETY = 1.0 - 1e-9
-_BISECTIONS = 14
-_INTERVALS, _RATIO, _UNLIMITED = 24, 1.04, 1e6  # of the slowest stage: up to 2.5 times its least
+_BISECTIONS, _LEAST = 20, 1e-9  # from so much of the most that a stage may take
+_INTERVALS, _RATIO = 24, 1.04  # of the slowest stage: up to 2.5 times its least
 _MULTIPLIERS = 12
 _MOST_CELLS = 4_000_000  # rows times options times places bounded together
 
@@ -61,7 +61,7 @@ def _most_blocks(rows: MixedRows) -> int:
         largest = np.where(own, rows.gpus_of_stage[rows.group_of == at], 0).max(axis=0)
         blocks = np.where(largest > 0, rows.fleet.groups[at].num_gpus / np.maximum(largest, cost), 0.0)
         most = max(most, int(np.ceil(blocks.max(initial=1.0))))
-    return most
+    return min(most, rows.layout.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,8 @@ class _Held:
         """Return what the stages of some rows can hold."""
         room, counts = rows.room[:, some], rows.layout.cumulative[-1].astype(np.float64)
         there = room > 0
-        layer, one_kind = rows.layer_s[:, some], len(counts) == 1
+        scale = rows.transfers.scale[:, some]
+        layer, one_kind = rows.layer_s[:, some] * scale[..., None], len(counts) == 1
         used = np.maximum(there.sum(axis=0), 1)[:, None]
         mean = np.where(there[..., None], layer, 0.0).sum(axis=0) / used
         work = np.ones(layer.shape[1:]) if one_kind else np.where(mean > 0.0, mean, 1.0)
@@ -116,8 +117,8 @@ class _Held:
             units=np.asarray(work @ counts), whole=one_kind,
             layer_s=(layer / work).min(axis=-1), beside_s=beside, room=room,
             most=np.floor(most) if one_kind else most, weight=weight, groups=groups,
-            ends_s=least(rows.embedding_s[:, some]) + least(rows.head_s[:, some]),
-            tail_s=least(rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1)),
+            ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
+            tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
             m=rows.num_microbatches[some], stages=np.maximum(rows.most_stages[some], 1),
             forward_share=np.where(there, rows.forward_share[:, some], 0.5).max(axis=0),
@@ -138,10 +139,10 @@ class _Held:
     def least_slowest_s(self) -> FloatArray:
         """Return the least time of the slowest stage, (n,); +inf where the layers fit nowhere."""
         high = (self.layer_s * self.units + self.beside_s).max(axis=0) * _ROUNDING
-        low, never = np.zeros_like(high), ~self.are_enough(high)
+        low, never = high * _LEAST, ~self.are_enough(high)
         for _ in range(_BISECTIONS):
             look()
-            middle = (low + high) / 2.0
+            middle = np.sqrt(low * high)
             able = self.are_enough(middle)
             low, high = np.where(able, low, middle), np.where(able, middle, high)
         return np.asarray(np.where(never | (self.stages <= 1), np.inf, low))
@@ -161,7 +162,8 @@ class _Held:
         for step in range(_INTERVALS):
             look()
             below = known * _RATIO**step
-            above = known * (_RATIO ** (step + 1) if step < _INTERVALS - 1 else _UNLIMITED)
+            last = step == _INTERVALS - 1
+            above = np.full_like(known, np.inf) if last else known * _RATIO ** (step + 1)
             total = self._least_sum_s(above, multipliers)
             for name, times in steady.items():
                 found[name] = np.minimum(found[name], total + times * below)

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.clock import OutOfTime, look
+from meshwright.solver.clock import OutOfTime, look, running
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
@@ -49,10 +49,10 @@ _FIRST_ROWS = 48  # rows whose whole groups are tried for a first plan
 _ENOUGH_FIRST = 6  # of them with a plan
 _BANDS = (1.04, 1.1, 1.2, 1.4, 2.0)  # of the slowest stage, over its least, until there is a plan
 _EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it grows
-_MOST_EFFORT = 8.0
-_FIRST_LIMIT = 40.0  # without a plan, closed forms up to so many times the row's bound are sought
+_MOST_EFFORT = 3.0
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
+_TOGETHER = 8  # configurations priced between two looks at the clock
 _ALONE = 4  # configurations of one stage that are priced of every option, at least
 Layout = tuple[object, ...]
 
@@ -100,11 +100,13 @@ class MixedFrontier:
     found: dict[Configuration, MixedPlan] = field(default_factory=dict)
     refused: set[Configuration] = field(default_factory=set)
     rival_s: float = np.inf  # the closed form of a plan that was found elsewhere
-    solved: int = 0
+    calls: int = 0  # of CP-SAT
     alone_s: float = np.inf  # the least step of one stage
+    knows_alone: bool = False  # every row of one stage was priced
     open_s: float = np.inf  # least bound of what CP-SAT left open
     finished: bool = False
-    is_over: Callable[[], bool] = lambda: False  # stops CP-SAT while it works on a row
+    is_over: Callable[[], bool] = field(default_factory=running)  # stops CP-SAT while it works on a row
+    _open: set[int] = field(default_factory=set)  # rows that CP-SAT left open
     _heap: list[_Waiting] = field(default_factory=list)
     _tried: dict[tuple[int, Line], float] = field(default_factory=dict)  # the closed form
 
@@ -130,17 +132,19 @@ class MixedFrontier:
     def bound_s(self) -> float:
         """Return what no plan's closed form is below; +inf where no row has a plan."""
         waiting_s = self._heap[0].bound_s if self._heap else np.inf
-        return min(self.open_s, waiting_s, self.known_s * (1.0 - GAP))
+        return min(self.open_s, self.alone_s, waiting_s, self.known_s * (1.0 - GAP))
 
     @property
     def settled(self) -> int:
         """Return the rows that cannot change what is proved."""
         waiting = {one.row for one in self._heap if one.bound_s < self.known_s * (1.0 - GAP)}
-        return len(self.rows) - len(waiting)
+        return len(self.rows) - len(waiting | self._open)
 
     def begin(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Find a first plan: single stages, then whole groups of the rows of least bound."""
-        self.price(self._alone())
+        alone = self._alone()
+        self.knows_alone = True
+        self.price(alone)
         having = 0
         for one in heapq.nsmallest(_FIRST_ROWS, self._heap):
             if interrupted(self) or having >= _ENOUGH_FIRST:
@@ -152,9 +156,16 @@ class MixedFrontier:
         try:
             while not interrupted(self):
                 if not self._heap or self._heap[0].bound_s >= self.known_s * (1.0 - GAP):
-                    self.finished = self.rows.whole and self.open_s >= self.known_s * (1.0 - GAP)
+                    left_s = min(self.open_s, self.alone_s)
+                    proved = left_s >= self.known_s * (1.0 - GAP)
+                    self.finished = self.rows.whole and self.knows_alone and proved
                     return
-                self._solve(heapq.heappop(self._heap))
+                one = heapq.heappop(self._heap)
+                try:
+                    self._solve(one)
+                except OutOfTime:
+                    heapq.heappush(self._heap, one)
+                    raise
         except OutOfTime:
             return
 
@@ -188,7 +199,7 @@ class MixedFrontier:
         look()
         rows, known_s = self.rows, self.known_s
         slowest_s, m = float(self.bounds.slowest_s[one.row]), int(rows.num_microbatches[one.row])
-        most_s = known_s * (1.0 - GAP) if np.isfinite(known_s) else one.bound_s * _FIRST_LIMIT + 100.0
+        most_s = known_s * (1.0 - GAP)
         narrow = not np.isfinite(known_s) and one.tried < len(_BANDS)
         most_us = most_s * 1e6
         if narrow:
@@ -199,10 +210,10 @@ class MixedFrontier:
             seed=self.problem.options.seed, range_at=one.range_at,
             in_order=one.in_order, is_over=self.is_over,
         )  # fmt: skip
-        self.solved += 1
+        self.calls += 1
         least_s = np.inf
         if found.stages:
-            least_s = self._least_of(one.row, lines_of(rows, patterns, found.stages))
+            least_s = self._least_of(one.row, lines_of(rows, patterns, found.stages, found.order))
         if narrow:
             heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
         else:
@@ -220,13 +231,14 @@ class MixedFrontier:
             heapq.heappush(
                 self._heap, replace(one, bound_s=bound_s, in_order=True)
             )  # groups would alternate
-        elif found.status in ("feasible", "unknown") and one.effort < _MOST_EFFORT:
+        elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
             heapq.heappush(self._heap, replace(one, bound_s=bound_s, effort=one.effort * _MORE))
         elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
             for at in range(1, len(RANGES) + 1):
                 heapq.heappush(self._heap, replace(one, bound_s=bound_s, range_at=at, effort=_EFFORT))
         else:
             self.open_s = min(self.open_s, bound_s)
+            self._open.add(one.row)
 
     def _least_of(self, row: int, lines: Sequence[Line]) -> float:
         """Try lines of a row; return the least closed form of their plans, +inf where there is none."""
@@ -253,9 +265,13 @@ class MixedFrontier:
     def price(self, configs: Sequence[Configuration]) -> dict[Configuration, float]:
         """Price configurations, and keep those that fit and keep every rule; return their closed forms."""
         fresh = [one for one in dict.fromkeys(configs) if one not in self.found and one not in self.refused]
-        if not fresh:
-            return {}
-        look()
+        able = dict[Configuration, float]()
+        for start in range(0, len(fresh), _TOGETHER):
+            look()
+            able |= self._priced(fresh[start : start + _TOGETHER])
+        return able
+
+    def _priced(self, fresh: Sequence[Configuration]) -> dict[Configuration, float]:
         evaluations = evaluate(self.problem, self.profile, fresh)
         able, kept = dict[Configuration, float](), list[MixedPlan]()
         for one in evaluations:

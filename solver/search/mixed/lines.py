@@ -27,8 +27,17 @@ _MOST_CAPS = 48
 _MOST_CHOICES = 96  # of options for the groups of a row
 
 
-def lines_of(rows: MixedRows, patterns: Patterns, stages: Sequence[int]) -> list[Line]:
-    """Return lines of stages that CP-SAT chose, with its first and its last stage at the ends."""
+def lines_of(
+    rows: MixedRows, patterns: Patterns, stages: Sequence[int], order: Sequence[int] = ()
+) -> list[Line]:
+    """Return lines of stages that CP-SAT chose, with its first and its last stage at the ends.
+
+    Args:
+        rows: the priced rows.
+        patterns: those of the row.
+        stages: a pattern of each stage.
+        order: of the groups, if it is known.
+    """
     option, role = patterns.option, patterns.role
     first = next(at for at in stages if ROLES[role[at]] == "first")
     last = next(at for at in stages if ROLES[role[at]] in ENDS)
@@ -36,14 +45,12 @@ def lines_of(rows: MixedRows, patterns: Patterns, stages: Sequence[int]) -> list
     groups = sorted({int(rows.group_of[option[at]]) for at in stages})
     ends = (int(rows.group_of[option[first]]), int(rows.group_of[option[last]]))
     found = dict[Line, None]()
-    for order in _orders(groups):
-        if (order[0], order[-1]) != ends:
-            continue
+    for one in [[at for at in order if at in groups]] if order else _orders(groups, ends):
         for key in (_by_memory, _by_size, _by_size_down):
             runs = [
                 sorted((at for at in between if rows.group_of[option[at]] == group),
                        key=lambda at: key(rows, patterns, at))
-                for group in order
+                for group in one
             ]  # fmt: skip
             line = (first, *(at for run in runs for at in run), last)
             found[tuple(int(option[at]) for at in line)] = None
@@ -52,11 +59,14 @@ def lines_of(rows: MixedRows, patterns: Patterns, stages: Sequence[int]) -> list
     return list(found)
 
 
-def _orders(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for number, order in enumerate(permutations(groups)):
-        if number >= _MOST_ORDERS:
-            return
-        yield order
+def _orders(groups: Sequence[int], ends: tuple[int, int]) -> Iterator[tuple[int, ...]]:
+    """Yield orders of groups between two ends; a group that is both stands alone."""
+    if ends[0] == ends[1]:
+        yield from [(ends[0],)] if len(groups) == 1 else []
+        return
+    between = [group for group in groups if group not in ends]
+    for order in islice(permutations(between), _MOST_ORDERS):
+        yield (ends[0], *order, ends[1])
 
 
 def _by_memory(_rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:

@@ -50,6 +50,7 @@ class Solved:
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     stages: tuple[int, ...] = ()  # a pattern of each
+    order: tuple[int, ...] = ()  # of the groups, from the first stage to the last, where (7) was asked for
     objective_s: float = np.inf
     bound_s: float = 0.0  # no plan within the asked time is below
 
@@ -73,7 +74,7 @@ def solve(
         rows: the priced rows.
         row: the one that is asked about.
         patterns: its patterns.
-        most_s: plans whose closed form is larger are not sought.
+        most_s: plans whose closed form is larger are not sought; +inf: any.
         slowest_s: no slowest stage of this row is quicker.
         effort: CP-SAT's deterministic time.
         seed: of its random choices.
@@ -95,7 +96,8 @@ def solve(
         model.stand_in_order()
     model.keep_the_split()
     model.have_one_size()
-    model.of.add(goal <= int((most_s - fixed_s) * US))
+    if np.isfinite(most_s):
+        model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
     solver = api.CpSolver()
     parameters = solver.parameters
@@ -112,7 +114,13 @@ def solve(
         return Solved(status="unknown", bound_s=min(bound_s, most_s))
     stages = [at for at, count in enumerate(model.count) for _ in range(solver.value(count))]
     objective_s = float(solver.objective_value) / US + fixed_s
-    return Solved(status=status, stages=tuple(stages), objective_s=objective_s, bound_s=bound_s)  # type: ignore[arg-type]
+    return Solved(
+        status=status,  # type: ignore[arg-type]
+        stages=tuple(stages),
+        order=model.order(solver),
+        objective_s=objective_s,
+        bound_s=bound_s,
+    )
 
 
 def _solved(solver: Expression, model: Expression, is_over: Callable[[], bool]) -> int:
@@ -145,6 +153,7 @@ class _Model:
         self.most = np.where(patterns.role == ROLES.index("middle"), np.maximum(most, 1), 1)
         self.count = [self.of.new_int_var(0, int(each), "") for each in self.most]
         self.used = [int(at) for at in np.unique(self.group)]
+        self.place = dict[int, Expression]()  # of each group by (7), the last nearest to the end
 
     def _sum(self, index: IntArray, weights: IntArray | None = None) -> Expression:
         if weights is None:
@@ -235,7 +244,7 @@ class _Model:
 
     def stand_in_order(self) -> None:
         """(7)."""
-        stages, place = int(self.rows.most_stages[self.row]), dict[int, Any]()
+        stages, place = int(self.rows.most_stages[self.row]), self.place
         here = {group: np.flatnonzero(self.group == group) for group in self.used}
         stands = {group: self.of.new_bool_var("") for group in self.used}
         for group in self.used:
@@ -259,6 +268,10 @@ class _Model:
                 self.of.add_bool_or(~self.count[at], ~stands[other], other_is_nearer)
         for group in self.used:
             self._fit_behind(here[group], sum(behind[group]))
+
+    def order(self, solver: Expression) -> tuple[int, ...]:
+        """Return the groups in the places that a solution gives them; empty without (7)."""
+        return tuple(sorted(self.place, key=lambda group: int(solver.value(self.place[group]))))
 
     def _fit_behind(self, here: IntArray, behind: Expression) -> None:
         """(5) of one group's run, with so many stages nearer to the end."""

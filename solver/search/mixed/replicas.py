@@ -255,7 +255,7 @@ class GroupShares:
 
 def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
     """Return the classes that each group can run; none where the request limits all replicas together."""
-    if limits_all_replicas(fleet.problem) or len(fleet.groups) > _MOST_SHARED:
+    if limits_all_replicas(fleet.problem) or len(fleet.groups) > MOST_SHARED:
         return []
     return [
         GroupShares.of(fleet, _options(fleet, at, wide=wide), late_rules(problem))
@@ -269,7 +269,7 @@ def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
 
 _OF_ALL_REPLICAS = {"data_parallel_size", "num_gpus", "global_batch_size"}
 _SMALL_MICRO_BATCH = 8  # up to here a class may have any, whatever divides the whole batch
-_MOST_SHARED = 10  # groups of which every set may share a batch
+MOST_SHARED = 10  # groups of which every set may share a batch
 _FULL = RECOMPUTE.index("full")
 
 

@@ -195,7 +195,7 @@ class MixedRows:
     hop_s: FloatArray  # (B, n) of a transfer from another group, at least, each direction
     straggler: FloatArray  # (B, n) of two stages
     transfers: Transfers  # of any number of stages
-    known: dict[tuple[int, int], Transfers] = field(default_factory=dict)  # of a row and a range
+    transfers_by_range: dict[tuple[int, int], Transfers] = field(default_factory=dict)  # and row
     tail_s: FloatArray  # (B, n, K + 2) after the last micro-batch, by part
     rank_tail_s: FloatArray  # (B, n)
     fixed_s: FloatArray
@@ -206,8 +206,8 @@ class MixedRows:
 
     @classmethod
     def of_nothing(cls, fleet: NodeGroups) -> MixedRows:
-        """Return no rows, as before any was enumerated."""
-        options, layers = options_of(fleet), fleet.problem.model.num_layers
+        """Return no rows, as before any was enumerated, on one option for what has a shape at all."""
+        options, layers = options_of(fleet)[:1], fleet.problem.model.num_layers
         legal = np.zeros((len(options), 0, layers + 1), dtype=np.bool_)
         return cls._priced(fleet, options, np.zeros((0, 6), dtype=np.int64), legal, 0, whole=False)
 
@@ -330,15 +330,15 @@ class MixedRows:
                 entered_s=whole.entered_s[:, row],
                 scale=whole.scale[:, row],
             )
-        if (row, range_at) not in self.known:
+        if (row, range_at) not in self.transfers_by_range:
             columns = self.columns(row, RANGES[range_at - 1][0])
             priced = [rows_on(self.fleet, columns, one) for one in self.options]
             here = slice(row, row + 1)
             one = _transfers(priced, self.straggler[:, here], self.hop_s[:, here])
-            self.known[row, range_at] = Transfers(
+            self.transfers_by_range[row, range_at] = Transfers(
                 inside_s=one.inside_s[:, 0], entered_s=one.entered_s[:, 0], scale=one.scale[:, 0]
             )
-        return self.known[row, range_at]
+        return self.transfers_by_range[row, range_at]
 
     def columns(self, row: int, stages: int) -> Columns:
         """Return one row with so many stages, of tensor-parallel size 1."""
@@ -347,7 +347,9 @@ class MixedRows:
 
 def _forward_share(rows: Rows) -> FloatArray:
     both_s = np.maximum(rows.prices.forward_s + rows.prices.backward_s, 1e-30)
-    return np.asarray((rows.prices.forward_s / both_s).max(axis=1))
+    return np.asarray(
+        np.maximum((rows.prices.forward_s / both_s).max(axis=1), 0.5)
+    )  # transfers have one half
 
 
 def _looked(rows: Rows) -> Rows:

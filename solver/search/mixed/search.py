@@ -36,6 +36,7 @@ from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
 from meshwright.solver.search.answers import versions
 from meshwright.solver.search.mixed.frontier import MixedFrontier, stage_group_of
 from meshwright.solver.search.mixed.replicas import (
+    MOST_SHARED,
     GroupShares,
     Split,
     least_split_s,
@@ -48,6 +49,9 @@ from meshwright.solver.search.mixed.rows import MixedRows, StageOption
 
 _EVERY = 1 << 20
 _FURTHER = 16  # sets of groups that share the batch, solved for places behind the first
+_NOT_SHARED = (
+    f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
+)
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
 
@@ -97,8 +101,13 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     bound_s: float | None = None
     with watch.cut():
         bound_s = _bound_s(frontier, shared, best)
-    plans = _plans_of(problem, profile, best, watch.closing(), proved=frontier.finished)
+    proved = frontier.finished and frontier.calls > 0
+    plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
     answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s)
+    if plans and not (shared.every and frontier.knows_alone):
+        answer = replace(answer, objective_gap=None, objective_excess=None)
+    if len(fleet.groups) > MOST_SHARED:
+        answer = replace(answer, warnings=(*answer.warnings, _NOT_SHARED))
     if answer.status == "infeasible" and not wide:
         return search_mixed(problem, profile, watch, wide=True)
     space: Literal["usual", "every"] = "every" if wide else "usual"
@@ -215,7 +224,7 @@ def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list
 
 def _bound_s(frontier: MixedFrontier, shared: _Shared, best: list[_Candidate]) -> float | None:
     """Return what no plan simulates faster than; None where nothing is known."""
-    if not frontier.rows.whole or not shared.every:
+    if not (frontier.rows.whole and frontier.knows_alone and shared.every):
         return None
     least = min(float(frontier.bounds.step_s.min(initial=np.inf)), frontier.alone_s)
     if not best:
@@ -224,10 +233,10 @@ def _bound_s(frontier: MixedFrontier, shared: _Shared, best: list[_Candidate]) -
 
 
 def _plans_of(
-    problem: Problem, profile: Profile, best: list[_Candidate], watch: Watch, *, proved: bool
+    problem: Problem, profile: Profile, best: list[_Candidate], watch: Watch, *, by: tuple[str, ...]
 ) -> tuple[Plan, ...]:
     """Return ranked candidates as plans past the independent check; the first alone where time is over."""
-    digest, plans, by = problem_digest(problem), list[Plan](), ("cp-sat",) if proved else ()
+    digest, plans = problem_digest(problem), list[Plan]()
     for some in (slice(0, 1), slice(1, None)):
         if not best[some] or (plans and watch.interrupted()):
             break
@@ -281,7 +290,7 @@ def _answer(
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,
-        certified_by=("cp-sat",) if proved and plans else (),
+        certified_by=plans[0].certified_by if plans else (),
         decided_by="cp-sat",
         objective_gap=gap,
         objective_excess=excess,
@@ -293,7 +302,7 @@ def _answer(
         explored=frontier.settled + (rows.size - len(rows) if rows.whole else 0),
         counts={
             "priced": len(rows) * len(rows.options),
-            "solved": frontier.solved,
+            "solved": frontier.calls,
             "simulated": len(frontier.found),
             "certified": int(proved and bool(plans)),
         },
