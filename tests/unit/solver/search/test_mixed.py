@@ -20,6 +20,7 @@ from meshwright.solver.configuration import (
     configuration_from_json,
 )
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.replicas import best_split
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
@@ -287,3 +288,21 @@ def test_llama_70b_on_64_rtx_4090_and_40_v100_has_a_plan_that_is_proved() -> Non
     answer = search(problem, default_profile(problem.cluster, "none"))
     assert answer.status == "optimal"
     assert {one.group for one in answer.plans[0].config.stage_groups} == {"rtx-4090", "v100-sxm-32gb"}
+
+
+def test_a_slow_link_makes_a_plan_slow_and_not_impossible() -> None:
+    # activations of 16 MiB over 10 kB/s take half an hour each way: many times the bound of the row
+    groups = (a_group(memory_gib=6.0, slug="fast"), a_group(memory_gib=6.0, speed=0.4, slug="slow"))
+    pins = {"pipeline_parallel_size": 4, "tensor_parallel_size": 1, "data_parallel_size": 1}
+    for bytes_per_s in (3e9, 1e4):
+        link = replace(INFINIBAND, bytes_per_s=bytes_per_s)
+        answer = searched(a_mixed_problem(groups, between=link, pin=pins, certify="none", top_k=1))
+        assert answer.status == "optimal"
+        assert len({one.group for one in answer.plans[0].config.stage_groups}) == 2
+
+
+def test_every_order_of_eight_groups_has_its_ends() -> None:
+    found = list(_orders(range(8), (3, 5)))
+    assert len(found) == len(set(found)) == 720  # 6! of those between the ends
+    assert {(one[0], one[-1]) for one in found} == {(3, 5)}
+    assert list(_orders([2], (2, 2))) == [(2,)]
