@@ -114,7 +114,7 @@ PROBLEM_HEADINGS = (
     "problem", "GPUs", "first plan", "within 10 %", "end", "step", "gap of the closed form", "status",
     "top 10", "peak memory",
 )  # fmt: skip
-_LIMIT_S = 20.0
+_LIMIT_S = 60.0
 
 
 def measured(name: str, top_k: int) -> dict[str, object]:
