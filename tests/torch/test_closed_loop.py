@@ -61,7 +61,10 @@ def test_a_plan_is_verified_tuned_launched_reported_and_planned_anew_with_what_w
         took = found[launched.job_id, launched.plan_id]
         assert took is not None
         logged = [float(one) for one in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", told)]
-        assert min(logged) <= 1000.0 * (took.step_time_s or 0.0) <= max(logged)
+        # a plan that was both tuned and launched has two runs, and the service states their median
+        tuned_ms = [1000.0 * one["step_time_s"] for one in ran if one["plan_id"] == launched.plan_id]
+        assert took.num_runs == 1 + len(tuned_ms)
+        assert min(logged + tuned_ms) <= 1000.0 * (took.step_time_s or 0.0) <= max(logged + tuned_ms)
         assert took.peak_memory_bytes
         # re-plan, priced with what all runs have taught
         run = {"lost_nodes": 1, "spare_nodes": 1, "steps_done": 500, "saved_step": 450, "steps_total": 1000}
