@@ -1,82 +1,69 @@
-"""The test command of one mutant: run the tests that execute the line that it changes.
-
-``python -m benchmarks.mutation.covering COVERAGE`` runs in a checkout in which one file is changed. Tests
-that execute few lines come first, because they are fast and say most. Exits with 1 when a test fails, and
-with 0 when all pass, when no test executes the line, or when the time is spent.
-"""
+"""Which tests can notice a mutant, and in which order they are run: the fastest first."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Mapping
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
-import pytest
-
-MOST_S = 120.0
-CHANGED = re.compile(r"^@@ -(\d+)(?:,(\d+))? ", re.MULTILINE)
+FIRST_S, GROWTH = 1.0, 6.0  # the first batch of tests, and how much longer each next one is
 
 
-def changed_lines() -> tuple[str, set[int]]:
-    """Return the changed file, relative to the checkout, and the numbers its changed lines had before."""
-    diff = subprocess.run(["git", "diff", "-U0"], capture_output=True, text=True, check=True).stdout
-    name = re.search(r"^--- a/(.+)$", diff, re.MULTILINE)
-    lines = set[int]()
-    for start, count in CHANGED.findall(diff):
-        lines |= set(range(int(start), int(start) + max(int(count or 1), 1)))
-    return (name.group(1) if name else "", lines)
+def statement_lines(code: str, line: int) -> range:
+    """Return the lines of the innermost statement at a line; of a compound statement, its head alone."""
+    found = range(line, line + 1)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else (node.end_lineno or node.lineno)
+            if line <= max(last, node.lineno):  # walked from the outside in: the last one is the innermost
+                found = range(node.lineno, max(last, node.lineno) + 1)
+    return found
 
 
 def covering_tests(
-    tests_of: Mapping[str, Mapping[int, list[str]]], file: str, lines: set[int]
+    tests_of: Mapping[int, Sequence[str]],
+    lines: Sequence[int],
+    package: Callable[[], Collection[str]],
+    seconds_of: Mapping[str, float],
 ) -> list[str]:
-    """Return the tests that execute a changed line, those that execute the fewest lines first.
+    """Return the passing tests that execute one of the lines, the fastest first.
 
-    A line that runs when its module is imported belongs to no test: then all tests of that file count.
+    A line that runs when its module is imported belongs to no test: then all tests of its package count.
 
     Args:
-        tests_of: By measured file and line, the names of the tests that execute it; "" is the import.
-        file: The end of the changed file's path.
-        lines: Numbers of its changed lines.
+        tests_of: By line of the changed file, the names of the tests that execute it; "" is the import.
+        lines: Lines of the changed statement.
+        package: Returns the tests that execute any line of the file's folder.
+        seconds_of: Measured seconds of each test that passes without a mutant.
     """
-    own = next((lines_of for path, lines_of in tests_of.items() if path.endswith(f"/{file}")), {})
-    found = {test for line in lines for test in own.get(line, ()) if test}
-    found = found or {test for tests in own.values() for test in tests if test}
-    sizes = Counter(test for of in tests_of.values() for tests in of.values() for test in tests)
-    return sorted(found, key=lambda test: (sizes[test], test))
+    found = {test for line in lines for test in tests_of.get(line, ())} & seconds_of.keys()
+    found = found or set(package()) & seconds_of.keys()
+    return sorted(found, key=lambda test: (seconds_of[test], test))
 
 
-class Deadline:
-    """A plugin of pytest that starts no test after a time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """End the session before the test when the time is spent."""
-        if time.monotonic() > self.end:
-            item.session.shouldstop = "the time is spent"
-            pytest.skip("the time is spent")
-
-
-def main() -> int:
-    """Run them; 1 when one fails."""
-    from coverage import CoverageData  # noqa: PLC0415 - in .venv-mutants
-
-    data = CoverageData(sys.argv[1])
-    data.read()
-    measured = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
-    tests = [test.removesuffix("|run") for test in covering_tests(measured, *changed_lines())]
-    if not tests:
-        return 0
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=line"]
-    code = pytest.main([*options, *tests], plugins=[Deadline(MOST_S)])
-    return int(code not in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED})
+def batches(tests: Sequence[str], seconds_of: Mapping[str, float], most_s: float) -> Iterator[list[str]]:
+    """Yield the tests in batches of growing length: most mutants die in the first, which starts at once."""
+    limit_s, batch, spent_s, total_s = FIRST_S, list[str](), 0.0, 0.0
+    for test in tests:
+        total_s += seconds_of[test]
+        if total_s > most_s and test != tests[0]:
+            break
+        batch.append(test)
+        spent_s += seconds_of[test]
+        if spent_s >= limit_s:
+            yield batch
+            limit_s, batch, spent_s = limit_s * GROWTH, [], 0.0
+    if batch:
+        yield batch
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def passed(times: Path) -> dict[str, float]:
+    """Read the seconds of each test that passed from pytest's XML: no other can notice a mutant."""
+    found = dict[str, float]()
+    for case in ET.parse(times).iter("testcase"):  # noqa: S314 - written by our own pytest
+        if not len(case) or all(child.tag in ("system-out", "system-err", "properties") for child in case):
+            name = case.get("classname", "").replace(".", "/") + ".py::" + case.get("name", "")
+            found[name] = float(case.get("time", "0"))
+    return found

@@ -1,22 +1,61 @@
-"""Which tests meet a mutant, the narrowest first, and where a mutant has no effect."""
+"""Which tests meet a mutant, the fastest first, and where a mutant has no effect."""
 
-from benchmarks.mutation.covering import covering_tests
+from pathlib import Path
+
+from benchmarks.mutation.covering import batches, covering_tests, passed, statement_lines
 from benchmarks.mutation.silent import silent
 
-LINES = {1: ["wide"], 2: ["wide", "narrow"], 3: ["wide", "elsewhere"], 9: [""]}  # line 9 runs at import
+LINES = {1: ["slow"], 2: ["slow", "quick"], 3: ["slow", "elsewhere"], 9: [""]}  # line 9 runs at import
+SECONDS = {"slow": 9.0, "quick": 0.1, "elsewhere": 2.0}
 
 
-def test_the_tests_of_a_line_come_narrowest_first_and_no_others() -> None:
-    assert covering_tests({"/out/solver/price.py": LINES}, "solver/price.py", {2}) == ["narrow", "wide"]
+def _covering(line: int, seconds: dict[str, float] = SECONDS) -> list[str]:
+    return covering_tests(LINES, [line], lambda: SECONDS, seconds)
 
 
-def test_a_line_that_runs_at_import_meets_all_tests_of_its_file() -> None:
-    found = covering_tests({"/out/solver/price.py": LINES}, "solver/price.py", {9})
-    assert found == ["elsewhere", "narrow", "wide"]  # 1, 1 and 3 lines
+def test_the_tests_of_a_line_come_fastest_first_and_no_others() -> None:
+    assert _covering(2) == ["quick", "slow"]
 
 
-def test_a_file_that_no_test_executes_meets_none() -> None:
-    assert covering_tests({"/out/solver/price.py": LINES}, "solver/other.py", {2}) == []
+def test_a_line_that_runs_at_import_meets_all_tests_of_its_package() -> None:
+    assert _covering(9) == ["quick", "elsewhere", "slow"]
+
+
+def test_a_test_that_fails_without_a_mutant_notices_none() -> None:
+    assert _covering(2, {"slow": 9.0}) == ["slow"]  # "quick" has no seconds: it did not pass
+
+
+def test_a_changed_line_counts_as_its_statement() -> None:
+    code = (
+        "def price(rows):\n"
+        "    if (\n"
+        "        rows\n"
+        "        and rows > 1\n"
+        "    ):\n"
+        "        return sum(\n"
+        "            2 * row for row in rows\n"
+        "        )\n"
+    )
+    assert list(statement_lines(code, 4)) == [2, 3, 4, 5]  # the head of the branch, not its body
+    assert list(statement_lines(code, 7)) == [6, 7, 8]
+    assert list(statement_lines(code, 1)) == [1]
+
+
+def test_each_batch_of_tests_is_longer_than_the_one_before_it_and_the_limit_ends_them() -> None:
+    seconds = {"a": 0.5, "b": 0.5, "c": 3.0, "d": 3.0, "e": 30.0, "f": 30.0}
+    assert list(batches("abcdef", seconds, most_s=40.0)) == [["a", "b"], ["c", "d"], ["e"]]  # 1, 6 and 30 s
+    assert list(batches("ef", seconds, most_s=10.0)) == [["e"]]  # never none
+
+
+def test_only_tests_that_passed_have_seconds(tmp_path: Path) -> None:
+    cases = (
+        '<testcase classname="tests.unit.test_a" name="test_x[1.5]" time="0.25"/>'
+        '<testcase classname="tests.unit.test_a" name="test_y" time="1"><failure message="no"/></testcase>'
+        '<testcase classname="tests.unit.test_a" name="test_z" time="1"><skipped message="no"/></testcase>'
+    )
+    times = tmp_path / "times.xml"
+    times.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert passed(times) == {"tests/unit/test_a.py::test_x[1.5]": 0.25}
 
 
 def _changed_at(code: str, text: str) -> tuple[int, int]:
