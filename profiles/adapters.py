@@ -63,20 +63,27 @@ def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[Linear
     experts, width = (0, model.ffn_hidden_size) if kind == "dense" or moe is None else (
         moe.num_experts, moe.ffn_hidden_size
     )  # fmt: skip
-    attention = _attention(model)
-    output = attention.pop("o_proj")
+    attention = {} if model.mixes else _attention(model)  # Megatron-Core's names of a mixer are others
+    written = tuple(attention.pop(name) for name in ("o_proj",) if name in attention)
     read = tuple(attention.values())
-    if model.mla is None:
-        width_read = sum(layer.outputs for layer in read) + model.gate_width
+    if model.mla is None and read:
+        width_read = sum(layer.outputs for layer in read) + model.gate_width * (not model.gate_in_queries)
         read = (LinearLayer(inputs=h, outputs=width_read),)
     up = LinearLayer(inputs=h, outputs=(model.mlp_matrices - 1) * width, experts=experts)
     down = LinearLayer(inputs=width, outputs=h, split="inputs", experts=experts)
-    return {"linear_qkv": read, "linear_proj": (output,), "linear_fc1": (up,), "linear_fc2": (down,)}
+    return {"linear_qkv": read, "linear_proj": written, "linear_fc1": (up,), "linear_fc2": (down,)}
 
 
 def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
-    """Return projections, under transformers' names; that of a gate is not among them."""
+    """Return projections, under transformers' names; a gate's only where it is the queries', too.
+
+    A mixer's convolution is not a linear layer.
+    """
     h, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
+    if model.mixer is not None and model.mixes:
+        widths = model.mixer.projections().items()
+        read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
+        return read | {"out_proj": LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")}
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
     if mla is None:
@@ -84,6 +91,7 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
         value = LinearLayer(inputs=h, outputs=model.num_kv_heads * model.v_head_dim)
         projected = {"k_proj": key} if model.keys_are_values else {"k_proj": key, "v_proj": value}
         keys = {} if model.borrows else projected
+        queries += model.gate_width * model.gate_in_queries
         return {"q_proj": LinearLayer(inputs=h, outputs=queries), **keys, **output}
     if mla.q_lora_rank:
         query = {
@@ -127,7 +135,7 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
         if fused[one]:
             width = sum(found.pop(name).outputs for name in several if name in found)
             found |= {one: LinearLayer(inputs=h, outputs=width)} if width else {}
-    if model.gate_width:
+    if model.gate_width and not model.gate_in_queries:
         found["g_proj"] = LinearLayer(inputs=h, outputs=model.gate_width)
     if model.chooser is not None and model.mla is not None:
         heads, size = model.chooser.num_heads, model.chooser.head_dim
@@ -250,7 +258,7 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
 def copied_parameters(model: ModelSpec, module: str) -> int:
     """Return the weights of the copies of one of ``TRAINED_MODULES``; of a tied head, too (peft 0.21)."""
     if module == NORMS:
-        layers = sum(model.shaped(one).norm_parameters(one.kind) for one in model.layer_shapes())
+        layers = sum(model.shaped(one).named_norm_parameters(one.kind) for one in model.layer_shapes())
         ends = int(model.embedding_norm) + int(model.head_transform)
         return (
             layers + model.final_norm_parameters + ends * model.norm_weights() + model.layer_embedding_size

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
     IndexerSpec,
@@ -52,6 +53,7 @@ class LayerShape(NamedTuple):
     local: bool = False  # those of ``local_attention``
     borrows: bool = False  # reads the keys and values of an earlier layer
     reuses: bool = False  # reads what an earlier layer's indexer has chosen
+    mixes: bool = False  # has the model's ``mixer`` instead of attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ class ModelSpec:
     mla: MlaSpec | None = None
     indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
+    mixer: MixerSpec | None = None  # what some layers have instead of attention
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
@@ -119,6 +122,7 @@ class ModelSpec:
     value_scale: float = 1.0  # of values
     attention_gate: AttentionGate = "none"  # attention's output times what one more projection yields
     gate_bias: bool = False  # one number of each head, added to that
+    gate_in_queries: bool = False  # that projection and the queries' are one layer; changes adapters alone
     qkv_bias: bool = False
     attention_output_bias: bool = False
     last_attention_bias: bool = False  # that of the last layer alone (GPT-NeoX Japanese)
@@ -192,7 +196,12 @@ class ModelSpec:
         borrow = (layer >= own for layer in range(self.num_layers))
         listed = self.indexer.reusing_layers if self.indexer and self.chooser else ()
         reuse = (layer in listed for layer in range(self.num_layers))
-        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse))
+        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse, self.mixing_layers()))
+
+    def mixing_layers(self) -> tuple[bool, ...]:
+        """Return whether each of the ``num_layers`` layers has the mixer instead of attention."""
+        mixer = self.mixer
+        return tuple(bool(mixer and not mixer.attends(layer)) for layer in range(self.num_layers))
 
     def shapes(self) -> tuple[LayerShape, ...]:
         """Return the shapes that occur: without experts before those with, smaller before larger."""
@@ -206,7 +215,15 @@ class ModelSpec:
     def attends_alike(self) -> bool:
         """Return whether all layers attend alike."""
         reused = self.chooser is not None and self.chooser.reusing_layers
-        return not (self.local_attention or reused) and self.borrowing_layers in (0, self.num_layers)
+        mixing = _mixing(self.mixer).items() if self.mixer else ()
+        mixed = any(getattr(self, name) != value for name, value in mixing)
+        apart = self.local_attention or reused or mixed
+        return not apart and self.borrowing_layers in (0, self.num_layers)
+
+    @cached_property
+    def mixes(self) -> bool:
+        """Return whether every layer has the mixer, as ``shaped`` views those that do."""
+        return self.mixer is not None and not (self.mixer.attention_every or self.mixer.attention_layers)
 
     @cached_property
     def borrows(self) -> bool:
@@ -282,6 +299,8 @@ class ModelSpec:
 
     def attention_parameters(self) -> int:
         """Return the weights of one attention block, norms not counted."""
+        if self.mixer is not None and self.mixes:
+            return self.mixer.matrix_parameters(self.hidden_size)
         gate = self.hidden_size * self.gate_width
         if self.mla is not None:
             return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
@@ -343,6 +362,8 @@ class ModelSpec:
 
     def query_key_norm_parameters(self) -> int:
         """Return the weights of the norms of one layer's queries and keys, or of their latents."""
+        if self.mixer is not None and self.mixes:
+            return self.mixer.norm_parameters()
         if self.mla is not None:
             return self.mla.norm_parameters()
         if self.query_key_norm == "per_head":
@@ -360,6 +381,11 @@ class ModelSpec:
         inner = self.norm_weights(self.inner_norm_width(kind))
         index = 2 * self.chooser.head_dim if self.chooser else 0  # a LayerNorm whatever the others are
         return outer + index + self.query_key_norm_parameters() + inner
+
+    def named_norm_parameters(self, kind: LayerKind) -> int:
+        """Return the weights of all norms of one layer, those that tensor parallelism splits among them."""
+        split = self.mixer.split_norm_parameters() if self.mixer is not None and self.mixes else 0
+        return self.norm_parameters(kind) + split
 
     def inner_norm_width(self, kind: LayerKind) -> int:
         """Return the elements of a token that the norms inside attention and the MLP of one layer read."""
@@ -394,6 +420,9 @@ class ModelSpec:
         qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
         width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
         gate = self.num_attention_heads * int(self.gate_bias)
+        gate += self.gate_width * int(self.gate_in_queries and self.qkv_bias)
+        if self.mixer is not None and self.mixes:
+            gate += self.mixer.vector_parameters()
         return gate + qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
@@ -498,6 +527,8 @@ class ModelSpec:
         """Return the mean number of keys per query under a causal mask, over layers, documents, tokens."""
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
+        if self.mixer is not None and self.mixes:
+            return self.mixer.chunk
         whole = (seq_length + 1) / 2
         window = self.indexer.top_k if self.indexer else self.sliding_window
         if window is None or window >= seq_length:
@@ -532,6 +563,8 @@ class ModelSpec:
         if not self.attends_alike:
             each = {shape: self.shaped(shape).score_flops_per_token(seq_length) for shape in self.shapes()}
             return sum(each[shape] for shape in self.layer_shapes()) / self.num_layers
+        if self.mixer is not None and self.mixes:
+            return 2.0 * self.mixer.scan_products()
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
         attention = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
         return attention + self.index_flops_per_token(seq_length)
@@ -586,6 +619,8 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     if model.indexer is not None:
         reusing = tuple(range(model.num_layers)) if shape.reuses else ()
         changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
+    if model.mixer is not None:
+        changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
     if shape.borrows:
         changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
     if model.local_attention is not None:
@@ -593,3 +628,25 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
         changes |= {"global_layers": (), **(model.local_attention.stated() if shape.local else {})}
     return replace(model, **changes)
+
+
+def _mixing(mixer: MixerSpec) -> dict[str, Any]:
+    """Return what differs in layers with a mixer: its heads are split and exchanged as attention's."""
+    return {
+        "mixer": replace(mixer, attention_every=0, attention_layers=()),
+        "num_attention_heads": mixer.num_heads,
+        "num_kv_heads": mixer.num_key_heads,
+        "head_dim": mixer.key_head_dim,
+        "value_head_dim": mixer.value_head_dim,
+        "mla": None,
+        "query_key_norm": "none",
+        "attention_gate": "none",
+        "gate_in_queries": False,
+        "gate_bias": False,
+        "attention_sinks": False,
+        "qkv_bias": False,
+        "attention_output_bias": mixer.projection_bias,
+        "sliding_window": None,
+        "global_layers": (),
+        "sliding_window_every": 1,
+    }

@@ -444,13 +444,13 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     _refuse_values_of_no_projection(model)
     _refuse_keys_of_no_layer(model)
     _refuse_choices_of_no_layer(model)
+    _refuse_mixer_of_no_layer(model)
     if model.shared_norm and not (model.parallel_residual and model.norm_position == "before"):
         raise InvalidProblemError.of(
             "/model/shared_norm", "needs parallel_residual, and norm_position before"
         )
     _refuse_biases_said_twice(model)
-    if model.gate_bias and model.attention_gate == "none":
-        raise InvalidProblemError.of("/model/gate_bias", "needs attention_gate")
+    _refuse_gates_of_no_attention(model)
     if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
         raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
     latent = ("qkv_bias", model.qkv_bias), ("query_key_norm", model.query_key_norm != "none")
@@ -458,6 +458,13 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
         raise InvalidProblemError.of(
             f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
         )
+
+
+def _refuse_gates_of_no_attention(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    if model.gate_bias and model.attention_gate == "none":
+        raise InvalidProblemError.of("/model/gate_bias", "needs attention_gate")
+    if model.gate_in_queries and (model.mla or model.attention_gate != "per_element"):
+        raise InvalidProblemError.of("/model/gate_in_queries", "needs attention_gate per_element, not mla")
 
 
 def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
@@ -546,3 +553,26 @@ def _refuse_choices_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSp
         raise InvalidProblemError.of(
             "/model/indexer/reusing_layers", "no layer has chosen before layer 0", allowed="1 and higher"
         )
+
+
+_NOT_WITH_A_MIXER = (
+    "local_attention", "borrowing_layers", "indexer", "streams", "differential_attention", "value_norm",
+    "keys_are_values", "layer_embedding_size", "inner_norms", "attention_clip", "parallel_residual",
+)  # fmt: skip
+
+
+def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """Refuse a mixer that no layer has, listed layers that do not exist, and attention that it excludes."""
+    if model.mixer is None:
+        return
+    beyond = [layer for layer in model.mixer.attention_layers if not 0 <= layer < model.num_layers]
+    if beyond:
+        raise InvalidProblemError.of(
+            "/model/mixer/attention_layers",
+            f"{beyond[0]} is not a layer",
+            allowed=f"0 to {model.num_layers - 1}",
+        )
+    if not any(model.mixing_layers()):
+        raise InvalidProblemError.of("/model/mixer", "every layer attends: no layer is left for the mixer")
+    for name in (name for name in _NOT_WITH_A_MIXER if getattr(model, name)):
+        raise InvalidProblemError.of(f"/model/{name}", "is not priced next to a mixer")

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
@@ -37,6 +38,7 @@ _PARTS: Mapping[type, Limits] = {
     IndexerSpec: INDEXER_LIMITS,
     StreamsSpec: STREAMS_LIMITS,
     LocalAttention: LOCAL_ATTENTION_LIMITS,
+    MixerSpec: MIXER_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")

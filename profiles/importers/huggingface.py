@@ -22,6 +22,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     completed,
     expert_adapters,
     harmless_reason,
+    nearest_words,
     refuse_type,
     refuse_unsupported,
     repeats,
@@ -86,7 +87,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     reader.finish()
     if model_type not in FAMILIES:
         if model_type not in REFUSED_TYPES or reader.has("text_config"):
-            refuse_unsupported(reader)
+            refuse_unsupported(reader, instead=nearest_words(model_type, tuple(FAMILIES)))
         refuse_type(model_type, tuple(FAMILIES))
     family = with_own_names(model_type, FAMILIES[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
@@ -119,7 +120,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     if reader.has("ffn_config.hidden_size") and reader.value("ffn_config.hidden_size") != hidden_size:
         raise UnsupportedModelError.field("ffn_config.hidden_size", f"another one than {hidden_size}")
     facts |= _positions(reader, model_type, facts, head_dim)
-    facts |= _layers(reader, family, num_layers)
+    facts |= _mixed_layers(reader, family, facts) if family.mixer else _layers(reader, family, num_layers)
     facts |= _stated(reader, family, facts, head_dim)
     if facts.get("alibi_positions"):  # also if a switch sets it
         facts = {key: value for key, value in facts.items() if not key.startswith("rotary_")}
@@ -175,6 +176,14 @@ def _layers(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> dict
         unrotated = unrotated or list(listed)
     distance, listed = spaced(unrotated, num_layers)
     return facts | {"no_rotary_every": distance, "no_rotary_layers": listed}
+
+
+def _mixed_layers(reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mixer, and whether the layers that attend have positions."""
+    num_layers, hidden_size = known["num_layers"], known["hidden_size"]
+    mixer = family.mixer(reader, num_layers, hidden_size) if family.mixer else None
+    named = reader.value("position_embedding_type") if family.null_is_no_rotary else "rope"
+    return {"mixer": mixer, "no_rotary_every": int(named is None)}
 
 
 def _prediction_layers(reader: FieldReader) -> int:

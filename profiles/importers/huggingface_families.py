@@ -20,6 +20,7 @@ from meshwright.profiles.importers.huggingface_layers import (
     step_attention,
     step_config,
 )
+from meshwright.profiles.importers.huggingface_mixers import delta_net, mamba_2
 from meshwright.profiles.importers.huggingface_remote import REMOTE
 from meshwright.profiles.reading import FieldReader
 
@@ -189,7 +190,53 @@ _FALCON = replace(
 )  # fmt: skip
 
 
+_DELTA_KEYS = (
+    "full_attention_interval", "linear_num_value_heads", "mamba_ssm_dtype",
+)  # fmt: skip
+_QWEN_3_NEXT = ModelTypeKeys(
+    flags=_ATTENTION_FLAG,
+    facts={**_PER_HEAD, "zero_centered_norm": True, "attention_gate": "per_element",
+           "gate_in_queries": True},
+    mixer=delta_net(split_projections=False),
+    plans=_DELTA_KEYS,
+    unused=("mamba_ssm_dtype",),  # of inference
+)  # fmt: skip
+_GATED_SHARED: Facts = {"shared_expert_gate": True}
+# MTP is not built by transformers; published configs state it
+_QWEN_3_5 = replace(
+    _QWEN_3_NEXT,
+    mixer=delta_net(split_projections=True),
+    names={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
+    fixed={"attn_output_gate": True, "mtp_use_dedicated_embeddings": False},
+)
+_MAMBA_KEYS = (
+    "layers_block_type", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
+    "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
+)  # fmt: skip
+
+
+def _granite_hybrid(config: dict[str, object]) -> dict[str, object]:
+    """Return Granite 4 H's config; without experts its MLP is the shared one alone."""
+    if config.get("num_local_experts") == 0:
+        return {**config, "intermediate_size": config["shared_intermediate_size"],
+                "shared_intermediate_size": 0}  # fmt: skip
+    return config
+
+
 FAMILIES: Mapping[str, ModelTypeKeys] = {
+    # Mixers with a state between full attention
+    "qwen3_next": replace(_QWEN_3_NEXT, router=_GATED_SHARED, needs_shared_experts=True),
+    "qwen3_5_text": _QWEN_3_5,
+    "qwen3_5_moe_text": replace(_QWEN_3_5, router=_GATED_SHARED, needs_shared_experts=True),
+    "granitemoehybrid": replace(
+        _GRANITE_MOE, mixer=mamba_2, plans=_MAMBA_KEYS, dense_without_experts=True,
+        null_is_no_rotary=True, as_built=_granite_hybrid, unused=("time_step_limit",),
+    ),
+    "bamba": ModelTypeKeys(
+        flags={**_ATTENTION_FLAG, **_MLP_FLAG}, mixer=mamba_2, plans=_MAMBA_KEYS,
+        names={"layer_types": "layer_types", "layers_block_type": "layer_types"},
+        unused=("time_step_limit", "num_logits_to_keep", "z_loss_coefficient"),
+    ),
     # Llama and what differs from it by sizes or biases
     **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
     "helium": ModelTypeKeys(flags={**_QKV_FLAG, **_MLP_FLAG}, heads_fill_hidden=True),

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.errors import FieldError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface_layers import GlobalRule, LocalRule
+from meshwright.profiles.importers.huggingface_mixers import MixerRule
 from meshwright.profiles.reading import FieldReader
 
 Facts = Mapping[str, object]  # fields of ModelSpec
@@ -66,6 +67,7 @@ class ModelTypeKeys:
     rotary_on_local_layers: bool = False  # global layers have no positions
     null_is_no_rotary: bool = False  # nor have they where the config's rope_parameters of them are null
     local_attention: LocalRule | None = None  # what global and local layers have each
+    mixer: MixerRule | None = None  # what layers that do not attend have
     activation: str = "silu"  # where the config names none
     own_activation: bool = False  # the class does not use the one that the config names
     ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
@@ -260,9 +262,9 @@ REFUSED_TYPES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-            "lfm2_moe", "lfm3", "minimax", "nemotron_h", "nemotron-nas", "olmo_hybrid", "qwen3_next",
-            "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
+            "bailing_hybrid", "falcon_h1", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "minimax",
+            "nemotron_h", "nemotron-nas", "olmo_hybrid", "qwen4_exp_text", "recurrent_gemma", "zamba",
+            "zamba2",
         ),
         "layers of mixed kinds",
     ),
@@ -340,13 +342,17 @@ def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
     Raises:
         UnsupportedModelError: always.
     """
-    near = _nearest(model_type, planned)
     what = REFUSED_TYPES.get(model_type)
-    why = "an unknown type" if what is None else f"not planned: {what}"
-    instead = f"the nearest planned type is {near}" if near else "plan a decoder-only type with its layers"
-    raise UnsupportedModelError.field(
-        "model_type", f'"{model_type[:40]}" is {why}; {instead}: docs/howto/own-model.md'
-    )
+    why = "is an unknown type" if what is None else f"is not priced yet: {what}"
+    instead = nearest_words(model_type, planned) or "plan a decoder-only type with its layers"
+    message = f'"{model_type[:40]}" {why}; {instead}: docs/howto/own-model.md'
+    raise UnsupportedModelError([FieldError(pointer="/model/model_type", message=message)])
+
+
+def nearest_words(model_type: str, planned: Sequence[str]) -> str:
+    """Return which planned type is nearest, in words; empty without one of the same family."""
+    near = _nearest(model_type, planned)
+    return f"the nearest planned type is {near}" if near else ""
 
 
 _ALIKE = 4  # letters at the beginning of two types of one family
@@ -417,8 +423,10 @@ def _language_model(reader: FieldReader, name: str) -> str:
     return f"; plan its language model: give text_config{of_type} as a config of its own"
 
 
-def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> None:
+def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = (), *, instead: str = "") -> None:
     """Refuse what only another kind of model has, keys that the type plans aside.
+
+    ``instead``: what to plan in its place, if it is not its language model.
 
     Raises:
         UnsupportedModelError: names the name.
@@ -429,11 +437,12 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
             isinstance(value, list) and name in _ATTENTION and set(map(str, value)) == {_ATTENTION[name]}
         )
         if name not in planned and not alike and value not in (None, False, 0, [], {}, ""):
-            raise UnsupportedModelError.field(name, why + _language_model(reader, name))
+            inside = _language_model(reader, name)
+            raise UnsupportedModelError.field(name, why + (inside or (instead and f"; {instead}")))
     for name in reader.names():
         for prefix, why in _PREFIXES.items():
-            if name.startswith(prefix) and reader.has(name):
-                raise UnsupportedModelError.field(name[:60], why)
+            if name.startswith(prefix) and reader.has(name) and name not in planned:
+                raise UnsupportedModelError.field(name[:60], why + (instead and f"; {instead}"))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from meshwright.profiles.sequences import FilledSequences, Work
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
+from meshwright.solver.cost.scan import exchanged_widths, mixer_of, passed_states
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
@@ -103,10 +104,13 @@ def _gathered_bytes(ctx: Context) -> tuple[float, float]:
 def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     """Return the seconds that context parallelism adds to attention: a ring, exchanged heads or both.
 
+    A mixer passes on states in place of a ring (``passed_states``).
+
     Where both: neighbours exchange first and last, so that each ring has their tokens of its share of the
     heads (Transformer Engine 2.9, ``AttnFuncWithCPAndKVP2P``; Fang and Zhao 2024, USP, arXiv:2405.07719).
     """
-    return _ring(ctx, attention) + _head_exchange(ctx)
+    mixer = mixer_of(ctx.model)
+    return (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
 
 
 def _head_exchange(ctx: Context) -> PassSeconds:
@@ -119,7 +123,9 @@ def _head_exchange(ctx: Context) -> PassSeconds:
     model = ctx.model
     heads, kv = model.num_attention_heads / ctx.t, np.maximum(model.num_kv_heads / ctx.t, 1.0)
     before = heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)
-    sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in (before, heads * model.v_head_dim)]
+    mixer = mixer_of(model)
+    widths = exchanged_widths(ctx, mixer) if mixer else (before, heads * model.v_head_dim)
+    sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in widths]
     once = sum(all_to_all_s(one, ctx.exchange_group) for one in sent)
     once = np.where(ctx.exchanging > 1, once, 0.0)
     return PassSeconds(forward=once, backward=once)

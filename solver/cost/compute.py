@@ -17,6 +17,7 @@ from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
+from meshwright.solver.cost.scan import mixer_of, projected_width, scan
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -142,6 +143,9 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     """Return the projections of one attention block."""
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     h, heads = model.hidden_size, model.num_attention_heads
+    if mixer := mixer_of(model):
+        read = projected_width(ctx, mixer)
+        return [Gemm(m=tokens, n=read, k=h), Gemm(m=tokens, n=h, k=mixer.value_width / t)]
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
         q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
@@ -285,8 +289,11 @@ def core_attention(ctx: Context) -> PassSeconds:
     """Price scores and weighted values of one layer, causal; packed documents attend within themselves.
 
     Kernels for sequences of unequal length (``cu_seqlens``) take as long as for each length its share of
-    the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``).
+    the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``). A
+    scan takes as long whatever the documents are.
     """
+    if mixer := mixer_of(ctx.model):
+        return scan(ctx, mixer)
     filled = ctx.workload.filled
     if filled is None or not ctx.packs:
         return _core_attention(ctx)
@@ -333,7 +340,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k; a gated
     activation reads 2 f and writes f. Further norms read and write what they normalise (4 bytes an
     element), so do clamped queries, keys and values; a gate of attention's output reads both and writes one
-    (6). The backward pass moves twice that; ``_eager_bytes`` is what single kernels move beyond.
+    (6). A mixer has a convolution and a gated norm instead. The backward
+    pass moves twice that; ``_eager_bytes`` is what single kernels move beyond.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
@@ -345,6 +353,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rows = rows + tokens * h * (8.0 * model.streams.count + each)
     if model.mla is not None:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
+    if mixer := mixer_of(model):
+        heads, rotary = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
     rotary = rotary + tokens * 4.0 * model.scaled_values / ctx.t
@@ -444,7 +454,7 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
     if not ctx.selective.any():
         return np.zeros_like(ctx.t)
     of_module: dict[str, Callable[[], FloatArray | float]] = {
-        "core_attn": lambda: attention.forward,
+        "core_attn": lambda: 0.0 if ctx.model.mixes else attention.forward,
         "layernorm": lambda: 8.0 * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s,
         "every_second_mm": lambda: _second_products_s(ctx, kind),
         "moe_act": lambda: _activation_again_s(ctx, kind),

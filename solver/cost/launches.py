@@ -25,6 +25,10 @@ DENSE = _ATTENTION + _MLP
 # Latent attention projects down and up, norms its latents, rotates and copies parts of heads
 # (``multi_latent_attention.py``); a norm of queries and one of keys.
 _LATENT, _HEAD_NORMS = 10.0, 2.0
+# A mixer has a convolution, two norms of keys and queries, their copies for every head, a gate and a decay,
+# five or six kernels of its scan and a gated norm where attention has two rotations and a kernel
+# (Megatron-LM ``ssm/gated_delta_net.py``).
+_MIXER = 12.0
 # A router casts, multiplies and adds up its losses; its scores become a map of tokens and their weights, in
 # one kernel where it is fused (``moe_utils.py topk_routing_with_score_function``, ``group_limited_topk``).
 _ROUTED, _ROUTED_FUSED = 16.0, 7.0  # norm in front and sum behind, product, casts, losses; losses fused
@@ -75,7 +79,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
     if kind == "dense" or moe is None:
-        floor_s = own * launches_left(facts, "dense")
+        more = each * _MIXER if ctx.model.mixes else 0.0
+        floor_s = (own + more) * launches_left(facts, "dense")
     else:
         operators = _left(facts, _expert_layer(ctx, moe))
         further = own + each * np.maximum(operators - DENSE, 0.0)
@@ -93,7 +98,7 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
     """Return operators of an expert layer's forward pass by the part that a CUDA graph may capture."""
     facts, model = ctx.facts, ctx.model
     attention = _ATTENTION + _LATENT * (model.mla is not None)
-    attention += _HEAD_NORMS * (model.query_key_norm != "none")
+    attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes
     scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias
     scores += _LIMITED_GROUPS * (moe.router_groups > 1)
     router = _ROUTED_FUSED if facts.moe_router_fusion else _ROUTED + scores

@@ -14,11 +14,13 @@ from statistics import NormalDist
 import numpy as np
 
 from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, saves_input
+from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
-from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
+from meshwright.profiles.units import GIB
+from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -28,6 +30,7 @@ from meshwright.solver.cost.parameters import (
     part_weights,
     trained_parts,
 )
+from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.problem import Problem
@@ -193,6 +196,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     Scores: softmax output and dropout output in 2 bytes each, the dropout mask in 1: ``5 a s / h``.
     """
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
+    if mixer := mixer_of(model):
+        return np.asarray(2.0 * tokens * mixer.kept_elements() / t)
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
     if model.mla is None:
@@ -444,17 +449,32 @@ def memory_limit_bytes(problem: Problem) -> int:
     return min(group.gpu.memory_bytes for group in problem.cluster.groups)
 
 
+def kept_free_words(problem: Problem, profile: Profile) -> str:
+    """Return the memory that the accepted risk of running out keeps free, of each kind of GPU."""
+    risk = problem.options.max_out_of_memory_probability
+    parts = []
+    for one in profile.by_group or (profile,):
+        limit = one.group.gpu.memory_bytes if profile.by_group else memory_limit_bytes(problem)
+        share = 1.0 - min(_budget_share(one, risk), 1.0)
+        of = f" of {one.group.gpu.slug}" if profile.by_group else ""
+        parts.append(f"{share * limit / GIB:.1f} of {limit / GIB:.1f} GiB{of} ({percent(share)})")
+    return f"{', '.join(parts)}, for an out-of-memory risk of at most {risk * 100:g} %"
+
+
 def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) -> float:
     """Return the largest predicted peak that runs out of memory with at most ``probability``.
 
     ``limit * exp(sigma * ppf(probability))`` of a log-normal peak, and 1e-9 more for judges that round.
     """
-    limit = memory_limit_bytes(problem) * (1.0 + 1e-9)
+    return memory_limit_bytes(problem) * (1.0 + 1e-9) * _budget_share(profile, probability)
+
+
+def _budget_share(profile: Profile, probability: float) -> float:
     if probability >= 1.0:
         return float("inf")
     if probability <= 0.0 or profile.log_memory_sigma == 0.0:
-        return limit if profile.log_memory_sigma == 0.0 else 0.0
-    return limit * float(np.exp(profile.log_memory_sigma * NormalDist().inv_cdf(probability)))
+        return 1.0 if profile.log_memory_sigma == 0.0 else 0.0
+    return float(np.exp(profile.log_memory_sigma * NormalDist().inv_cdf(probability)))
 
 
 def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: float) -> float:
@@ -566,8 +586,15 @@ WEIGHTS_IN_CPU = 1_000_000_000  # that stay in host memory next to NVMe: ``max_i
 class Outside:
     """Bytes that the fullest rank of an even split keeps outside its GPU, shape (n,)."""
 
-    host: FloatArray  # 0 where nothing is offloaded
+    states: FloatArray  # in host memory, and weights there; 0 where nothing is offloaded
+    activations: FloatArray  # of one micro-batch in flight, in host memory
+    in_flight: FloatArray  # micro-batches of each layer (``held_first``)
     nvme: FloatArray
+
+    @property
+    def host(self) -> FloatArray:
+        """Return the bytes of host memory, (n,)."""
+        return self.states + self.activations * self.in_flight
 
 
 def outside_bytes(ctx: Context) -> Outside:
@@ -599,9 +626,10 @@ def outside_bytes(ctx: Context) -> Outside:
     updated = np.where(swapped, arriving + STATE_BUFFERS * 4.0 * group, states + main + arriving)
     read = 2.0 * (WEIGHT_BUFFERS * pinned + np.minimum(WEIGHTS_IN_CPU, elements))
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
-    activations = np.where(ctx.offloads_activations, _first_rank_activations(ctx, memory, layers), 0.0)
     return Outside(
-        host=ctx.share_offloaded * updated + held + activations,
+        states=ctx.share_offloaded * updated + held,
+        activations=np.where(ctx.offloads_activations, layers * _kept_of_layer(ctx, memory), 0.0),
+        in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
 
@@ -612,19 +640,16 @@ def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
     return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
 
 
-def _first_rank_activations(ctx: Context, memory: dict[str, FloatArray], layers: FloatArray) -> FloatArray:
-    """Return the activations of the first rank, which has most micro-batches in flight."""
-    c = ctx.columns
-    held = _held_first(c)
-    of_layer = memory["activation_bytes"][:, :-2].max(axis=1)
-    kept = np.where(
-        c.recompute_layers == ALL_LAYERS, memory["checkpoint_bytes"][:, :-2].max(axis=1), of_layer
+def _kept_of_layer(ctx: Context, memory: dict[str, FloatArray]) -> FloatArray:
+    """Return what is kept of the largest layer, recomputed where all layers are, (n,)."""
+    checkpoint, whole = (
+        memory[name][:, :-2].max(axis=1) for name in ("checkpoint_bytes", "activation_bytes")
     )
-    return np.asarray(layers / c.virtual_pipeline_size * held * kept)
+    return np.asarray(np.where(ctx.columns.recompute_layers == ALL_LAYERS, checkpoint, whole))
 
 
-def _held_first(c: Columns) -> IntArray:
-    """Return the micro-batches that all chunks of the first rank hold, shape (n,)."""
+def held_first(c: Columns) -> FloatArray:
+    """Return the micro-batches that the first rank holds of each of its layers, on average, (n,)."""
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_size, c.num_microbatches
     sizes = (len(SCHEDULES), int(p.max()) + 1, int(v.max()) + 1, int(m.max()) + 1)
     code = np.ravel_multi_index((c.pipeline_schedule, p, v, m), sizes)
@@ -632,4 +657,4 @@ def _held_first(c: Columns) -> IntArray:
     few = c.take(first)
     chunk = np.arange(int((p * v).max()))[None, :]
     held = in_flight(few) * (chunk % few.pipeline_parallel_size[:, None] == 0)
-    return np.asarray(held.sum(axis=1)[of_row])
+    return np.asarray(held.sum(axis=1)[of_row] / v)

@@ -177,6 +177,7 @@ def largest_tensor(model: ModelSpec) -> int:
     sizes = [model.vocab_size * h, model.layer_tables_parameters()]
     for one in model.attentions():
         heads = one.num_attention_heads * max(one.head_dim, one.v_head_dim)
+        heads = one.mixer.projected if one.mixer and one.mixes else heads
         sizes += [h * heads, h * one.ffn_hidden_size]
     if moe is not None:
         sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
@@ -399,7 +400,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
         dense = np.full_like(ctx.t, float(ends[part]))
         return Weights(dense=dense, routed=routed, ends=dense)
     kind: LayerKind = "moe" if part == "moe" else "dense"
-    copies = np.full_like(ctx.t, float(model.norm_parameters(kind) * norms))
+    copies = np.full_like(ctx.t, float(model.named_norm_parameters(kind) * norms))
     dense = copies
     for g in _adapted(ctx, kind):
         elements = ctx.workload.lora_rank * (g.k + g.n) * g.count

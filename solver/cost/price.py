@@ -519,7 +519,7 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
         for one in (group.in_island, group.islands)
     ]
     compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
-    first, of_row = distinct([one for one in compared if (one != one[:1]).any()] or compared[:1])
+    first, of_row = distinct(compared)
     few = context_of(problem, c.take(first), profile)
     alone = Group(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
     few = replace(

@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.operators.operators import architectures_log_spread
 from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
@@ -120,7 +121,8 @@ def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
     """Return what the model and the GPU add to the variance of every configuration."""
     experts = known.unidentified_experts if OF_EXPERTS in profile.unidentified else known.experts
     unmeasured = 0.0 if profile.gpu_operators.measured else known.unmeasured_gpu
-    return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2
+    borrowed = architectures_log_spread() if profile.borrowed else 0.0
+    return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2 + borrowed**2
 
 
 def shares_of(
@@ -202,7 +204,8 @@ def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
         if not g.grouped
     ]
     masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
-    if ctx.facts.flash:
-        found = [flash_lookup(ctx.of(one)) for one in LayerLayout.of(problem.model).kinds]
+    attend = [each for each in map(ctx.of, LayerLayout.of(problem.model).kinds) if not each.model.mixes]
+    if ctx.facts.flash and attend:
+        found = [flash_lookup(each) for each in attend]
         masks["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
     return masks

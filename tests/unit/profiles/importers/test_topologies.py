@@ -11,7 +11,7 @@ from meshwright.profiles.importers.node_groups import connected, fields_of_topol
 from meshwright.profiles.importers.nvidia_smi_topo import read_nvidia_smi_topo
 from meshwright.profiles.importers.slurm_topology import expand_hostlist, read_slurm_topology
 from meshwright.profiles.library import find_gpu
-from meshwright.profiles.measurements import GpuPlace, NodeTopology
+from meshwright.profiles.measurements import GpuPlace, Nic, NodeTopology
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers" / "topology"
 
@@ -136,6 +136,31 @@ def test_gpus_without_nvlink_have_the_rate_of_the_slowest_slot_unless_one_is_unk
         "source": "x",
     }
     assert link(32e9, None) is None
+
+
+def _plain_node(gpus: int, nics: tuple[Nic, ...] = (), hosts: int = 1) -> NodeTopology:
+    places = tuple(
+        GpuPlace(index=index, nvlinks=0, near_nics=(), near_path=None, numa_node=0, pcie_bytes_per_s=None)
+        for index in range(gpus)
+    )
+    return NodeTopology(gpus=places, islands=((0,),), nics=nics, num_hosts=hosts)
+
+
+def test_network_cards_share_their_rates_among_the_gpus_unless_one_is_unknown() -> None:
+    def link(*rates: float | None) -> object:
+        nics = tuple(Nic(name=f"mlx5_{index}", bytes_per_s=rate) for index, rate in enumerate(rates))
+        found = fields_of_topology(_plain_node(4, nics), find_gpu("l40s"), "x")
+        network = found.fields.get("inter_node")
+        return network["bytes_per_s"] if isinstance(network, dict) else found.notes[-1]
+
+    assert link(50e9, 30e9) == 20e9  # 80 GB/s for 4 GPUs
+    assert link(50e9, None) == "2 network cards without a rate: the GPU's usual network is kept"
+    assert link() == "0 network cards without a rate: the GPU's usual network is kept"
+
+
+def test_gpus_of_several_hosts_are_shared_out_as_whole_gpus() -> None:
+    fields = fields_of_topology(_plain_node(9, hosts=2), find_gpu("l40s"), "x").fields
+    assert fields["gpus_per_node"] == 4
 
 
 # Slurm's topology.conf: host lists, trees and blocks.

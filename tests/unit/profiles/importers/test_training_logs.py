@@ -120,6 +120,20 @@ def test_too_few_steps_are_no_measurement(tmp_path: Path) -> None:
         read_megatron_log(written(tmp_path, iteration(1, 100.0) + iteration(2, 100.0)))
 
 
+def test_the_batch_size_of_the_last_step_counts_when_it_ramps_up_until_the_end(tmp_path: Path) -> None:
+    ramp = "".join(iteration(n, 100.0) for n in range(1, 7))
+    run = read_megatron_log(written(tmp_path, ramp + iteration(7, 190.0, batch=16)))
+    assert (run.configuration["global_batch_size"], run.step_time_s, run.num_steps) == (16, 0.19, 1)
+
+
+@pytest.mark.parametrize("memory", ["(MB) | allocated: 9000.0 |", "(KB) | max allocated: 12288.0 |"])
+def test_megatron_memory_needs_a_peak_in_a_known_unit(tmp_path: Path, memory: str) -> None:
+    steps = "".join(iteration(n, 100.0) for n in range(1, 6))
+    line = f"[Rank 0] (after 1 iterations) memory {memory} reserved: 62000.5\n"
+    with pytest.raises(ProfileError, match=r'line 6: expected "max allocated: …" in MB or GB'):
+        read_megatron_log(written(tmp_path, steps + line))
+
+
 def test_torchtitan_in_colour_from_two_ranks_counts_each_step_once() -> None:
     run = read_torchtitan_log(LOGS / "torchtitan.log")
     # rank 1 logs first: 16 · 8192 tokens / (4095 tokens/s · 16 GPUs) = 2.0005 s

@@ -12,6 +12,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import (
+    kept_free_words,
     layer_activation_bytes,
     memory_budget_bytes,
     memory_limit_bytes,
@@ -394,6 +395,20 @@ def test_replaying_the_activation_frees_what_the_last_matrices_keep_of_it() -> N
     assert freed(a_problem(model, lora_rank=16, lora_targets=("linear_qkv",))) == 0.0
 
 
+def test_replaying_the_shared_expert_frees_its_two_products_and_what_the_last_matrix_reads() -> None:
+    routed = a_moe_model()
+    assert routed.moe is not None
+    model = replace(routed, moe=replace(routed.moe, num_shared_experts=1, shared_ffn_hidden_size=4096))
+    left = []
+    for modules in ("core_attn", "core_attn+shared_experts"):
+        options = {"recompute_modules": modules, "moe_force_balance": True}
+        problem = a_problem(model, framework_options=options)
+        prices = prices_of(problem, a_layout(recompute_granularity="selective"), "nemo")
+        left.append(float(prices.activation_bytes[0, -3]))
+    # 2048 tokens, 4096 wide: gate, up and their product in 2 bytes each
+    assert left[0] - left[1] == pytest.approx(2048 * 4096 * 3 * 2)
+
+
 def test_frozen_weights_in_8_bits_take_one_byte_on_hopper_too() -> None:
     # their transposes are not kept; 16 (1024 + 3072 + 1024 + 1024) weights of adapters stay in 2 bytes
     problem = a_problem(precision="fp8", lora_rank=16)
@@ -564,3 +579,16 @@ def test_an_eager_norm_that_scales_in_fp32_keeps_2_bytes_more_of_its_input_than_
     # four norms of 3584 (before and behind attention and the MLP); Transformer Engine's keep the input
     assert kept(problem, "deepspeed") - kept(rounded_first, "deepspeed") == 4096 * 2 * 4 * 3584
     assert kept(problem, "megatron-core") == kept(rounded_first, "megatron-core")
+
+
+def test_the_memory_that_the_accepted_risk_keeps_free_is_stated_for_each_gpu() -> None:
+    problem = a_problem()
+    profile = replace(a_profile(problem), log_memory_sigma=0.08)
+    # 1 % of a normal distribution lie 2.326 sigma below its mean: exp(-0.08 x 2.326) = 0.830 is usable
+    limit_gib = problem.cluster.groups[0].gpu.memory_bytes / 2**30
+    free = f"{0.17 * limit_gib:.1f} of {limit_gib:.1f} GiB (17 %), for an out-of-memory risk of at most 1 %"
+    assert kept_free_words(problem, profile) == free
+    taken = replace(problem, options=replace(problem.options, max_out_of_memory_probability=1.0))
+    assert kept_free_words(taken, profile).startswith(f"0.0 of {limit_gib:.1f} GiB (0 %)")
+    halves = replace(profile, by_group=(profile, replace(profile, log_memory_sigma=0.0)))
+    assert kept_free_words(problem, halves).count(" of h100-sxm-80gb (") == 2

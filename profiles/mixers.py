@@ -1,0 +1,185 @@
+"""Mixers with a state of fixed size: what a layer may have instead of attention.
+
+A mixer reads a sequence in chunks: inside a chunk it multiplies matrices as attention does, between chunks
+it passes on one state of each head, so that its cost is linear in the sequence. One object states the sizes
+of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
+
+- ``gated_delta_net``: the delta rule with a decay (Yang et al. 2025, arXiv:2412.06464; chunks as in Yang et
+  al. 2024, arXiv:2406.06484, section 3), as in Qwen3-Next.
+- ``mamba2``: the state-space duality (Dao and Gu 2024, arXiv:2405.21060, section 6); its ``B`` and ``C``
+  are keys and queries, its groups are key heads, and its state size is a key's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model_parts import Limits, refuse_out_of_range
+
+MixerKind = Literal["gated_delta_net", "mamba2"]
+
+MIXER_LIMITS: Limits = {
+    "num_heads": (1, 2**16),
+    "num_key_heads": (1, 2**16),
+    "key_head_dim": (1, 2**14),
+    "value_head_dim": (1, 2**14),
+    "convolution": (1, 1024),
+    "chunk": (1, 2**16),
+    "attention_every": (0, 10_000),
+}
+# Of each head and token: a delta net reads a decay and a learning rate, a state-space model a time step.
+_GATES = {"gated_delta_net": 2, "mamba2": 1}
+# Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
+_SCALARS = {"gated_delta_net": 2, "mamba2": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerSpec:
+    """The layers of a model that have a mixer with a state, and its sizes.
+
+    Every ``attention_every``-th layer, or each of ``attention_layers``, attends instead.
+    """
+
+    kind: MixerKind
+    num_heads: int  # of values; each has a state of key_head_dim by value_head_dim
+    num_key_heads: int  # of keys and queries
+    key_head_dim: int
+    value_head_dim: int
+    convolution: int = 4  # tokens that the short convolution of queries, keys and values reads
+    chunk: int = 64  # tokens that are multiplied together
+    convolution_bias: bool = False
+    projection_bias: bool = False
+    split_projections: bool = False  # transformers' class has several linear layers; changes adapters alone
+    attention_every: int = 0  # 0: none by this rule
+    attention_layers: tuple[int, ...] = ()  # counted from 0, where they are not every n-th
+
+    def __post_init__(self) -> None:
+        """Refuse sizes out of range, and heads that do not share keys evenly.
+
+        Raises:
+            InvalidProblemError: a size is out of range, or two contradict each other.
+        """
+        refuse_out_of_range(self, "/model/mixer", MIXER_LIMITS)
+        if self.num_heads % self.num_key_heads:
+            raise InvalidProblemError.of(
+                "/model/mixer/num_key_heads",
+                f"{self.num_key_heads} does not divide num_heads = {self.num_heads}",
+                allowed="a divisor of num_heads",
+            )
+        if self.attention_every and self.attention_layers:
+            raise InvalidProblemError.of("/model/mixer/attention_layers", "contradicts attention_every")
+
+    def attends(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, attends instead."""
+        by_rule = self.attention_every > 0 and (layer + 1) % self.attention_every == 0
+        return by_rule or layer in self.attention_layers
+
+    @property
+    def value_width(self) -> int:
+        """Return the elements of a token's values, of its gate, and of the output."""
+        return self.num_heads * self.value_head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Return the elements of a token's queries, keys and values, which the convolution reads."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.value_width
+
+    @property
+    def gates(self) -> int:
+        """Return the numbers of a token that set how its state changes."""
+        return _GATES[self.kind] * self.num_heads
+
+    @property
+    def projected(self) -> int:
+        """Return the columns of what projects a hidden state: all convolved, the output's gate, gates."""
+        return self.convolved + self.value_width + self.gates
+
+    def projections(self) -> dict[str, int]:
+        """Return the columns of each linear layer of transformers' class that reads the hidden state."""
+        if self.kind == "mamba2":
+            return {"in_proj": self.projected}
+        if self.split_projections:
+            heads = self.num_heads
+            return {"in_proj_qkv": self.convolved, "in_proj_z": self.value_width, "in_proj_b": heads,
+                    "in_proj_a": heads}  # fmt: skip
+        return {"in_proj_qkvz": self.convolved + self.value_width, "in_proj_ba": self.gates}
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        """Return the weights of both projections and of the convolution, each one multiply-add a token."""
+        return hidden_size * (self.projected + self.value_width) + self.convolved * self.convolution
+
+    def vector_parameters(self) -> int:
+        """Return further weights that tensor parallelism splits as it splits heads.
+
+        The state-space model's norm is over all its values, a delta net's over those of one head.
+        """
+        biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
+        return _SCALARS[self.kind] * self.num_heads + biases + self.split_norm_parameters()
+
+    def split_norm_parameters(self) -> int:
+        """Return the weights of the norm of the output that tensor parallelism splits."""
+        return self.value_width if self.kind == "mamba2" else 0
+
+    def norm_parameters(self) -> int:
+        """Return the weights of the norm of the output that every tensor-parallel rank holds whole."""
+        return self.value_head_dim if self.kind == "gated_delta_net" else 0
+
+    def scan_products(self) -> int:
+        """Return the multiply-adds of one token's scan, convolution and projections aside.
+
+        Of a delta net's head, with C tokens in a chunk: keys by keys, the inverse by keys and by values,
+        queries by keys, scores by values: C (3 k + 2 v); states by keys, by queries, and their change:
+        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v.
+        """
+        k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
+        if self.kind == "gated_delta_net":
+            return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
+        return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
+
+    def scan_elements(self) -> float:
+        """Return the 2-byte elements of a token that the scan's kernels move in a forward pass.
+
+        A delta net's five kernels (flash-linear-attention 0.4, ``ops/gated_delta_rule/chunk.py``): keys by
+        keys (k read, C of 4 bytes written), its inverse (C of 4 read, of 2 written), keys and values by it
+        (k, v, C read, k, v written), states (2 k + v read, v and k v / C written), output (2 k + v and
+        k v / C read, v written). A state-space model's (mamba 2, ``ops/triton/ssd_combined.py``): states
+        (v read, k v / C of 4 bytes written), their sums (read, and written in 2), output (v and k v / C
+        read, v written); of each group keys and queries twice, and C written and read.
+        """
+        k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
+        state = k * v / chunk
+        if self.kind == "gated_delta_net":
+            return self.num_heads * (7.0 * k + 6.0 * v + 6.0 * chunk + 2.0 * state)
+        return self.num_heads * (3.0 * v + 6.0 * state) + self.num_key_heads * (4.0 * k + 2.0 * chunk)
+
+    def kept_elements(self) -> float:
+        """Return the 2-byte elements of a token that one layer keeps for its backward pass.
+
+        A delta net: what the convolution reads; queries and keys of every head, values and the inverse, of
+        the scan; the norm's input and its gate; the last product's input; decay and learning rate in 4
+        bytes (flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py). A state-space model is one
+        function from its projection on (mamba 2, ops/triton/ssd_combined.py): it keeps the projection and
+        the scan's output, and the last product's input is made again.
+        """
+        if self.kind == "mamba2":
+            return self.projected + self.value_width
+        of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
+        return self.convolved + self.num_heads * of_head + 3 * self.value_width + 2 * self.gates
+
+    def moved_elements(self) -> float:
+        """Return the 2-byte elements of a token that convolution and gated norm move in a forward pass.
+
+        The convolution reads and writes what it convolves; the norm reads its input and gate, and writes.
+        """
+        return 2.0 * self.convolved + 3.0 * self.value_width
+
+    def state_elements(self) -> int:
+        """Return the 4-byte elements that a rank of a split sequence passes on.
+
+        The state of every head, and how the rank's tokens change it: a number for each head, or of a delta
+        net a matrix of keys by keys (flash-linear-attention 0.4, ``ops/cp``).
+        """
+        k, v = self.key_head_dim, self.value_head_dim
+        return self.num_heads * (k * v + (k * k if self.kind == "gated_delta_net" else 1))

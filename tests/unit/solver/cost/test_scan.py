@@ -1,0 +1,168 @@
+"""Layers with a mixer instead of attention: what they weigh, take, keep and pass on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.adapters import copied_parameters
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.mixers import MixerSpec
+from meshwright.profiles.model import LayerShape, ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.compute import core_attention, layer_gemms
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.scan import passed_states
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem, Workload
+
+DELTA = MixerSpec(
+    kind="gated_delta_net", num_heads=32, num_key_heads=16, key_head_dim=128, value_head_dim=128,
+    attention_every=4,
+)  # fmt: skip
+MAMBA = MixerSpec(
+    kind="mamba2", num_heads=64, num_key_heads=8, key_head_dim=128, value_head_dim=64, chunk=256,
+    convolution_bias=True, attention_layers=(2,),
+)  # fmt: skip
+PLAIN = ModelSpec(
+    name="x", num_layers=8, hidden_size=2048, ffn_hidden_size=6144, num_attention_heads=16,
+    num_kv_heads=2, head_dim=256, vocab_size=32_000,
+)  # fmt: skip
+MIXED = replace(PLAIN, mixer=DELTA)
+MIXING, ATTENDING = LayerShape("dense", mixes=True), LayerShape("dense")
+
+
+def _problem(model: ModelSpec, seq_length: int = 8192) -> Problem:
+    return Problem(
+        model=model,
+        cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=Workload(global_batch_size=8, seq_length=seq_length),
+        launcher="none",
+    )
+
+
+def _context(model: ModelSpec, seq_length: int = 8192, tp: int = 1, cp: int = 1) -> Context:
+    problem = _problem(model, seq_length)
+    ranks = tp * cp
+    config = Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=8 // ranks,
+        num_microbatches=ranks,
+        stage_layers=(8,),
+    )
+    profile = default_profile(problem.cluster, "none")
+    return context_of(problem, Columns.of([config]), profile).of(MIXING)
+
+
+def test_a_gated_delta_net_has_the_weights_that_qwen_3_next_s_class_builds() -> None:
+    # Keys and queries 16 heads of 128 each, values and the output's gate 32 of 128; two gates of each head.
+    read = 2 * 2048 + 2 * 4096 + 64
+    # A convolution over 4 tokens of all but the gates; decay and time step of each head; one head's norm.
+    own = 2048 * (read + 4096) + 4 * (2 * 2048 + 4096) + 2 * 32 + 128
+    assert MIXED.parameters_by_layer()[0] == own + 3 * 2048 * 6144 + 2 * 2048
+    assert [MIXED.parameters_by_layer()[layer] for layer in (3, 7)] == [PLAIN.parameters_by_layer()[0]] * 2
+
+
+def test_a_mixer_in_every_layer_has_no_bias_or_window_of_attention_if_its_sizes_are_equal() -> None:
+    mixer = replace(MAMBA, num_heads=16, num_key_heads=16, key_head_dim=64, attention_layers=())
+    alike = replace(PLAIN, num_kv_heads=16, head_dim=64, mixer=mixer)
+    biased = replace(alike, qkv_bias=True, attention_output_bias=True, sliding_window=512)
+    assert biased.num_parameters() == alike.num_parameters()
+    assert biased.parameters_by_layer() == replace(biased, head_dim=128).parameters_by_layer()
+
+
+def test_a_state_space_layer_has_the_weights_that_bamba_s_class_builds() -> None:
+    model = replace(PLAIN, mixer=MAMBA)
+    # 8 groups of B and C with 128 states, 64 heads of 64 values and as wide a gate, a time step of each.
+    read, convolved = 2 * 1024 + 2 * 4096 + 64, 2 * 1024 + 4096
+    # Weights and bias of the convolution; decay, time step and skip of each head; a norm of all values.
+    own = 2048 * (read + 4096) + 5 * convolved + 3 * 64 + 4096
+    assert model.parameters_by_layer()[0] == own + 3 * 2048 * 6144 + 2 * 2048
+    assert model.parameters_by_layer()[2] == PLAIN.parameters_by_layer()[0]
+
+
+def test_norms_trained_in_full_are_those_of_mixers_too() -> None:
+    # two norms of every layer and the last one; 7 of 8 layers have a norm of all 64 * 64 values
+    assert copied_parameters(replace(PLAIN, mixer=MAMBA), "norm") == (8 * 2 + 1) * 2048 + 7 * 4096
+    assert copied_parameters(PLAIN, "norm") == (8 * 2 + 1) * 2048
+
+
+def test_the_scan_is_linear_in_the_sequence_and_attention_is_not() -> None:
+    # 64 tokens of a chunk by (3 keys + 2 values) of 128, and three products of 128 by 128, for 32 heads.
+    scan = 2 * 32 * (64 * 5 * 128 + 3 * 128 * 128)
+    products = 2 * (2048 * (4096 + 8192 + 64 + 4096) + 4 * 8192 + 3 * 2048 * 6144)
+    for seq in (4096, 131_072):
+        assert MIXED.forward_flops_of(MIXING, seq) == products + scan
+    whole = [MIXED.forward_flops_of(ATTENDING, seq) for seq in (4096, 131_072)]
+    assert whole[1] - whole[0] == 2 * 16 * 512 * (131_072 - 4096) / 2
+
+
+def test_a_scan_takes_as_long_as_its_bytes_on_an_h100() -> None:
+    ctx = _context(MIXED)
+    # Of a head and token 7 k + 6 v + 6 C + 2 k v / C elements of 2 bytes: 896 + 768 + 384 + 512 = 2,560.
+    moved = 8192 * 32 * 2 * 2560
+    seconds = core_attention(ctx)
+    assert seconds.forward[0] == pytest.approx(moved / ctx.hbm_bytes_per_s)
+    assert seconds.backward[0] == pytest.approx(3 * seconds.forward[0])
+
+
+def test_the_scan_of_a_sequence_twice_as_long_takes_twice_as_long() -> None:
+    short, long = (core_attention(_context(MIXED, seq)).forward[0] for seq in (8192, 16_384))
+    assert long == pytest.approx(2 * short)
+
+
+def test_tensor_ranks_split_the_heads() -> None:
+    one, four = _context(MIXED), _context(MIXED, tp=4)
+    assert core_attention(four).forward[0] == pytest.approx(core_attention(one).forward[0] / 4)
+    into, out = layer_gemms(four, "dense")[:2]
+    assert np.ravel(into.n).tolist() == [(4096 + 8192 + 64) / 4]
+    assert np.ravel(out.k).tolist() == [4096 / 4]
+
+
+def test_context_parallelism_passes_on_states_of_one_size_whatever_the_sequence() -> None:
+    short, long = (_context(MIXED, seq, cp=4) for seq in (16_384, 131_072))
+    alone = _context(MIXED)
+    assert passed_states(alone, DELTA).forward[0] == 0
+    assert passed_states(long, DELTA).forward[0] == passed_states(short, DELTA).forward[0] > 0
+
+
+def test_a_layer_of_either_kind_costs_what_it_costs_in_a_model_without_the_other() -> None:
+    problem = _problem(MIXED)
+    rows = Columns.of([Configuration(data_parallel_size=8, stage_layers=(8,))])
+    profile = default_profile(problem.cluster, "none")
+    mixed, kinds = price(problem, rows, profile), LayerLayout.of(MIXED).kinds
+    assert set(kinds) == {MIXING, ATTENDING}
+    for part, shape in enumerate(kinds):
+        alone = price(_problem(MIXED.shaped(shape)), rows, profile)
+        for name in ("forward_s", "backward_s", "weights_bytes", "activation_bytes"):
+            assert getattr(mixed, name)[0, part] == pytest.approx(getattr(alone, name)[0, 0]), name
+
+
+def test_a_model_with_a_mixer_is_read_back_as_it_was_written() -> None:
+    for model in (MIXED, replace(PLAIN, mixer=MAMBA)):
+        assert model_from_shape(model_to_mapping(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("mixer", "field"),
+    [
+        (replace(DELTA, attention_every=1), "/model/mixer"),
+        (replace(MAMBA, attention_layers=(8,)), "/model/mixer/attention_layers"),
+    ],
+)
+def test_a_mixer_of_no_layer_is_refused(mixer: MixerSpec, field: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        replace(PLAIN, mixer=mixer)
+    assert caught.value.errors[0].pointer == field
+
+
+def test_keys_that_heads_do_not_share_evenly_are_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="16 does not divide num_heads = 24"):
+        replace(DELTA, num_heads=24)
