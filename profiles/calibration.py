@@ -13,7 +13,14 @@ from math import exp, inf
 from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import MAX_LOG, Constants, Profile, Residual, launchers_of_stack
+from meshwright.profiles.profile import (
+    MAX_LOG,
+    Constants,
+    Profile,
+    Residual,
+    launchers_of_stack,
+    with_own_shares,
+)
 
 FORMAT = "meshwright-calibration/1"
 MAX_RUNS = 4096  # of one calibration file; keeps a hostile file from filling the memory
@@ -63,8 +70,9 @@ class Calibration:
             for name, offset in self.log_offsets.items()
         }
         title = f"calibrated on {self.num_runs} run{'s' * (self.num_runs > 1)}"
+        own = with_own_shares(profile) if self.num_runs else profile
         return replace(
-            profile,
+            own,
             constants=replace(profile.constants, **values),
             residual=self.residual,
             memory_residual=self.memory_residual,

@@ -36,6 +36,11 @@ class Capabilities:
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
     standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
+    stage_recompute_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such counts
+    places_stages: bool = False  # on unlike node groups, each with its tensor-parallel size
+    placed_constraints: tuple[str, ...] = ()  # as ``constraints``, of stages on unlike node groups
+    placed_ends_alike: bool = False  # first and last stage split tied embeddings or prediction layers alike
+    unlike_replicas: bool = False  # and data-parallel replicas of unlike sizes
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
@@ -152,9 +157,11 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
              "data_parallel_alike", "rings_are_plain", "offloads_modules",
-             "biased_experts_whole")  # fmt: skip
+             "biased_experts_whole", "places_stages", "placed_ends_alike",
+             "unlike_replicas")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
-                   "optimizer_constraints", "option_constraints", "standalone_constraints")  # fmt: skip
+                   "optimizer_constraints", "option_constraints", "standalone_constraints",
+                   "stage_recompute_constraints", "placed_constraints")  # fmt: skip
 _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
@@ -246,21 +253,20 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
     Sizes, the rotary base and the epsilon of norms are left out: every launch file states them.
     """
+    attending = [one for one in model.attentions() if not one.mixes]
     found = {
         "multi-token prediction": model.num_mtp_layers > 0,
         "tied embeddings": model.tied_embeddings,
         "bias of the output head": model.head_bias,
         "free head size": any(
-            one.head_dim * one.num_attention_heads != one.hidden_size for one in model.attentions()
+            one.head_dim * one.num_attention_heads != one.hidden_size for one in attending
         ),
         "soft cap of attention scores": model.attention_softcap is not None,
         "soft cap of logits": model.logit_softcap is not None,
-        "attention sinks": any(one.attention_sinks for one in model.attentions()),
-        "values of another size than keys": any(
-            one.v_head_dim != one.head_dim for one in model.attentions()
-        )
+        "attention sinks": any(one.attention_sinks for one in attending),
+        "values of another size than keys": any(one.v_head_dim != one.head_dim for one in attending)
         and model.mla is None,
-        "keys that are the values": any(one.keys_are_values for one in model.attentions()),
+        "keys that are the values": any(one.keys_are_values for one in attending),
         "norm of values": model.value_norm,
         "layers that borrow keys": model.borrowing_layers > 0,
         "embeddings of each layer": model.layer_embedding_size > 0,
@@ -272,8 +278,12 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "scale of residuals": model.residual_scale != 1,
         "residuals scaled by their depth": model.depth_scaled_residuals,
         "scale of logits": model.logit_scale != 1,
-        "gate of attention's output": model.attention_gate != "none",
+        "gate of attention's output": model.attention_gate != "none" and not model.gate_in_queries,
+        "gate of attention's output in the queries' projection": model.gate_in_queries,
         "bias of attention's gate": model.gate_bias,
+        "gated delta nets": model.mixer is not None and model.mixer.kind == "gated_delta_net",
+        "state-space layers (Mamba 2)": model.mixer is not None and model.mixer.kind == "mamba2",
+        "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
         "another attention of local layers": model.local_attention is not None,

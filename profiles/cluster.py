@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from math import sqrt
 from typing import Any
 
@@ -34,6 +35,7 @@ class GpuSpec:
     island_gpus: int = 8  # GPUs joined by the fast link; 72 for an NVL72 rack
     power_watts: float | None = None
     sources: tuple[str, ...] = ()
+    nearest: str = ""  # the GPU type that lends it its architecture; empty: the architecture is its own
 
     def __post_init__(self) -> None:
         """Refuse a GPU without memory, bandwidth or a half-precision peak.
@@ -134,9 +136,12 @@ class NodeGroup:
     def to_mapping(self) -> dict[str, Any]:
         """Return all fields for names and digests; what was added later only where it is stated."""
         later = HOST_FIELDS[2:]
-        return {
+        found = {
             name: value for name, value in asdict(self).items() if name not in later or value is not None
         }
+        if not self.gpu.nearest:
+            del found["gpu"]["nearest"]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +206,12 @@ class ClusterSpec:
     @cached_property
     def group_names(self) -> tuple[str, ...]:
         """Return a short name of each of ``distinct_groups``: its GPU's, numbered if two are equal."""
-        slugs = [group.gpu.slug for group in self.distinct_groups]
-        return tuple(
-            f"{slug}-{slugs[:at].count(slug) + 1}" if slugs.count(slug) > 1 else slug
-            for at, slug in enumerate(slugs)
-        )
+        slugs, names = [group.gpu.slug for group in self.distinct_groups], list[str]()
+        for slug in slugs:
+            numbered = (f"{slug}-{number}" for number in count(1))
+            free = (name for name in numbered if name not in slugs and name not in names)
+            names.append(next(free) if slugs.count(slug) > 1 else slug)
+        return tuple(names)
 
     @cached_property
     def is_homogeneous(self) -> bool:

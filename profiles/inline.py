@@ -20,18 +20,24 @@ from meshwright.profiles.cluster import (
 )
 from meshwright.profiles.collectives.measured import measured_from, measured_to_mapping
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.gpus import (
+    MAX_BYTES_PER_S,
+    catalog_gpu,
+    gpu_from_mapping,
+    gpu_to_mapping,
+    link_from,
+    link_to_mapping,
+    link_words,
+)
 from meshwright.profiles.importers.huggingface import looks_like_config, model_from_config
 from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
-from meshwright.profiles.reading import MAX_TEXT, FieldReader
-from meshwright.profiles.units import GB
+from meshwright.profiles.reading import MAX_TEXT, FieldReader, shown
 
 __all__ = ["cluster_from_mapping", "cluster_to_mapping", "model_from_mapping", "model_to_mapping"]
 
 MAX_GROUPS = 64
-MAX_BYTES_PER_S = 1e15
-MAX_LATENCY_S = 10.0
 
 
 def model_from_mapping(raw: object) -> ModelSpec:
@@ -56,6 +62,8 @@ def model_from_mapping(raw: object) -> ModelSpec:
 def cluster_from_mapping(raw: object) -> ClusterSpec:
     """Return a cluster from ``{"name": …, "num_nodes": …}`` (catalog) or ``{"groups": [...]}``.
 
+    The ``gpu`` of a group is a name of the catalog, or a mapping that ``gpu_from_mapping`` reads.
+
     Links, islands and GPUs per node that a group leaves out are the GPU's usual node's;
     ``warnings`` of the answer names each assumption.
 
@@ -71,7 +79,7 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
     """Return the mapping that ``cluster_from_mapping`` reads back; links and counts are all written out."""
     raw: dict[str, Json] = {"name": cluster.name, "groups": [_group_to_mapping(g) for g in cluster.groups]}
     if cluster.between_groups is not None:
-        raw["between_groups"] = _link_to_mapping(cluster.between_groups)
+        raw["between_groups"] = link_to_mapping(cluster.between_groups)
     if cluster.warnings:
         raw["warnings"] = list(cluster.warnings)
     texts = {"display_name": cluster.display_name, "source": cluster.source}
@@ -79,6 +87,7 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
 
 
 _MAX_HOST_BYTES = 2**50  # a pebibyte in one node
+_GPU_FORMS = "a name of the catalog, or figures: memory_gib, hbm_gb_per_s, peak_tflops"
 _MODEL_FORMS = 'a catalog name ({"name": ...}), a shape, or a Hugging Face config'
 _CLUSTER_FORMS = 'a catalog name ({"name": ..., "num_nodes": ...}) or {"groups": [...]}'
 
@@ -100,7 +109,7 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
     warnings = reader.texts("warnings") if reader.has("warnings") else []
     groups = [_group(child, warnings) for child in reader.children("groups", high=MAX_GROUPS)]
-    between = _link(reader.child("between_groups"))
+    between = link_from(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}
     reader.refuse_unknown()
     reader.finish()
@@ -126,19 +135,31 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
 
 
 def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
-    slug = reader.text("gpu")
+    stated = reader.value("gpu")
+    slug = ""
+    if isinstance(stated, str) or stated is None:
+        slug = reader.text("gpu")
+    elif not isinstance(stated, Mapping):
+        reader.fault("gpu", f"{shown(stated)} is neither a name nor an object", allowed=_GPU_FORMS)
     num_nodes = reader.integer("num_nodes", high=MAX_NODES)
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
     island_gpus = reader.optional_integer("island_gpus")
-    links = {key: _link(reader.child(key)) for key in ("intra_node", "inter_node")}
+    links = {
+        key: link_from(reader.child(key), network=key == "inter_node")
+        for key in ("intra_node", "inter_node")
+    }
     host = _host(reader)
     measured = measured_from(reader.child("measured"))
     reader.refuse_unknown()
     if reader.faults:
         return None
-    gpu = find_gpu(slug, pointer=f"{reader.pointer}/gpu")
+    at = f"{reader.pointer}/gpu"
+    if isinstance(stated, Mapping):
+        gpu = gpu_from_mapping(stated, at, warnings)
+    else:
+        gpu = find_gpu(slug, pointer=at)
+        _warn(warnings, reader.pointer, gpu, slug, {"gpus_per_node": gpus_per_node, **links})
     per_node = gpus_per_node or gpu.gpus_per_node
-    _warn(warnings, reader.pointer, gpu, slug, {"gpus_per_node": gpus_per_node, **links})
     try:
         return NodeGroup(
             gpu=gpu,
@@ -184,40 +205,18 @@ def _warn(
     for name, value in given.items():
         if value is None:
             assumed = getattr(gpu, name)
-            words = _words(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
+            words = link_words(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
             warnings.append(f"{place}.{name}: not given; the usual node of {gpu.display_name}: {words}")
-
-
-def _words(link: LinkSpec) -> str:
-    return f"{link.kind}, {link.bytes_per_s / GB:g} GB/s per GPU and direction"
-
-
-def _link(reader: FieldReader | None) -> LinkSpec | None:
-    if reader is None:
-        return None
-    kind = reader.text("kind")
-    bytes_per_s = reader.number("bytes_per_s", low=1, high=MAX_BYTES_PER_S)
-    latency_s = reader.number("latency_s", low=0, high=MAX_LATENCY_S)
-    source = reader.text("source", default="")
-    reader.refuse_unknown()
-    if reader.faults:
-        return None
-    return LinkSpec(kind=kind, bytes_per_s=bytes_per_s, latency_s=latency_s, source=source)
-
-
-def _link_to_mapping(link: LinkSpec) -> dict[str, Json]:
-    raw: dict[str, Json] = {"kind": link.kind, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
-    return raw | ({"source": link.source} if link.source else {})
 
 
 def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
     raw: dict[str, Json] = {
-        "gpu": group.gpu.slug,
+        "gpu": group.gpu.slug if catalog_gpu(group.gpu) else gpu_to_mapping(group.gpu),
         "num_nodes": group.num_nodes,
         "gpus_per_node": group.gpus_per_node,
         "island_gpus": group.island_gpus,
-        "intra_node": _link_to_mapping(group.intra_node),
-        "inter_node": _link_to_mapping(group.inter_node),
+        "intra_node": link_to_mapping(group.intra_node),
+        "inter_node": link_to_mapping(group.inter_node),
     }
     stated = {name: getattr(group, name) for name in HOST_FIELDS}
     raw |= {name: value for name, value in stated.items() if value is not None}

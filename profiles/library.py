@@ -306,10 +306,12 @@ def _named_link(reader: FieldReader, field: str) -> LinkSpec:
 def _gpu(slug: str) -> GpuSpec:
     reader = _load(CATALOG / "gpus" / f"{slug}.yaml")
     peaks = reader.child("peak_tflops") or FieldReader({}, "/peak_tflops", reader.faults)
+    nearest = reader.text("nearest", default="")
     gpu = GpuSpec(
         slug=slug,
         display_name=reader.text("display_name"),
-        architecture=reader.text("architecture"),
+        architecture=_gpu(nearest).architecture if nearest else reader.text("architecture"),
+        nearest=nearest,
         memory_bytes=reader.integer("memory_mib") * MIB,
         hbm_bytes_per_s=reader.number("hbm_gb_per_s", low=1, high=1e6) * GB,
         peak_flops={key: peaks.number(key, low=0.1, high=1e6) * TERA for key in peaks.names()},
@@ -317,7 +319,7 @@ def _gpu(slug: str) -> GpuSpec:
         inter_node=_named_link(reader, "inter_node"),
         gpus_per_node=reader.integer("gpus_per_node"),
         island_gpus=reader.integer("island_gpus"),
-        power_watts=reader.number("power_watts", low=1, high=1e5),
+        power_watts=reader.number("power_watts", low=1, high=1e5) if reader.value("power_watts") else None,
         sources=tuple(reader.texts("sources")),
     )
     _finish(reader)

@@ -16,15 +16,20 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from meshwright.profiles.capabilities import launcher_names, launchers_of
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
 from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
 from meshwright.profiles.measured.layers import MeasuredLayers
-from meshwright.profiles.operators.operators import GpuOperators, operators_of
+from meshwright.profiles.operators.operators import (
+    GpuOperators,
+    architectures_log_spread,
+    operators_of,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The constants' levels as the catalog holds them: value, uncertainty and source of each.
@@ -228,6 +233,7 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "megatron-bridge": "nemo",
     "ms-swift": "megatron-core",
     "llama-factory": "megatron-core",
+    "flagscale": "megatron-core",
     "llama-factory-accelerate": "llama-factory-accelerate",
     "deepspeed": "deepspeed",
     "deepspeed-zero": "deepspeed",
@@ -310,6 +316,12 @@ class Profile:
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
+    shares_measured: bool = False  # this GPU's own runs, layers or operators set the shares that it reaches
+
+    @property
+    def borrowed(self) -> bool:
+        """Return whether the shares of the GPU's peak are those of another architecture."""
+        return bool(self.group.gpu.nearest) and not self.shares_measured
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -431,11 +443,12 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
 
 
 def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
-    if launcher_or_framework == PLACING_LAUNCHER:
-        return "mixed cluster: stages are placed on node groups; no launcher's files place them so"
+    able = [name for name in launcher_names() if launcher_capabilities(name).places_stages]
+    if launcher_or_framework in able:
+        return "mixed cluster: stages are placed on node groups"
     return (
         f"mixed cluster: the slowest GPU ({slug}) sets the pace of every stage; "
-        f"launcher {PLACING_LAUNCHER} places stages on node groups"
+        f"the launchers {' and '.join(able)} place stages on node groups"
     )
 
 
@@ -449,7 +462,9 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
     if facts.flash and group.gpu.architecture in _WITHOUT_FLASH:
         facts = replace(facts, attention_kernel="megatron-fused")
         warnings.append(f"{group.gpu.slug} has no flash attention: scores are kept in memory")
-    if not operators.measured:
+    if group.gpu.nearest:
+        warnings.append(borrowed_words(group.gpu))
+    elif not operators.measured:
         warnings.append(
             f"no operator measurements for {group.gpu.slug}: shares of the {group.gpu.architecture} "
             "architecture are used"
@@ -465,6 +480,22 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
         warnings=tuple(warnings),
         unidentified=unidentified_constants(facts.stack),
     )
+
+
+def borrowed_words(gpu: GpuSpec) -> str:
+    """Return the sentence about a GPU type that has no measured architecture of its own."""
+    wider = percent(np.expm1(architectures_log_spread()))
+    return (
+        f"{gpu.slug}: efficiencies, kernels and host are those of the {gpu.architecture} architecture, the "
+        f"nearest in the catalog ({gpu.nearest}), which adds ± {wider} to the interval of a step time; "
+        "meshwright profile or measured runs narrow it"
+    )
+
+
+def with_own_shares(profile: Profile) -> Profile:
+    """Return the profile as one with measured shares of its GPU; no interval counts borrowed ones."""
+    words = borrowed_words(profile.group.gpu) if profile.borrowed else ""
+    return replace(profile, shares_measured=True, warnings=tuple(w for w in profile.warnings if w != words))
 
 
 def of_unknown_software(profile: Profile) -> Profile:

@@ -48,8 +48,8 @@ class FieldReader:
         self.faults = [] if faults is None else faults
         self._known: set[str] = set()
         self._raw: Mapping[object, object] = raw if isinstance(raw, Mapping) else {}
-        self._is_object = isinstance(raw, Mapping)
-        if not self._is_object:
+        self.is_object = isinstance(raw, Mapping)
+        if not self.is_object:
             self.fault("", f"{shown(raw)} is not an object with named fields")
 
     def fault(
@@ -200,6 +200,6 @@ class FieldReader:
     def _missing(self, name: str, default: T | None, placeholder: T) -> T:
         if default is not None:
             return default
-        if self._is_object:  # else that is the fault, and its fields are none
+        if self.is_object:  # else that is the fault, and its fields are none
             self.fault(name, "is required")
         return placeholder

@@ -73,6 +73,7 @@ def requirements_of(
         *(_delayed_graphs(facts, model) if delays else ()),
         *((_OFFLOADED_IN_GRAPH,) if offloads and _sends_from_graphs(facts, model) else ()),
         *((_SHARDED,) if zero_stage > 1 else ()),
+        *((_DELTA_RULE,) if model.mixer and model.mixer.kind == "gated_delta_net" else ()),
         *_engines(facts, model, delays=delays),
     ]
     by_package = attrgetter("package")
@@ -184,6 +185,17 @@ _OFFLOADED_IN_GRAPH = _engine(
     "megatron/core/transformer/transformer_layer.py:1612",
     instead="workload.framework_options: {cuda_graph: none}",
     switches=("offload", "cuda_graph"),
+)
+_DELTA_RULE = Requirement(
+    name="flash-linear-attention",
+    package="fla",
+    minimum="",
+    why="gated delta nets run on its kernels",
+    check="from fla.ops.gated_delta_rule import chunk_gated_delta_rule",
+    source="megatron/core/ssm/gated_delta_net.py:41",
+    stock=True,  # checked, not marked: no plan of such a model does without it
+    install="pip install flash-linear-attention",
+    instead="a model without gated delta nets",
 )
 _PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
 

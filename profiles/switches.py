@@ -68,7 +68,8 @@ class Setting:
         for need in self.needs:
             if not NEEDS[need](model):
                 return f"it needs a model with {need}"
-        if self.gpus and not {gpu.architecture, gpu.slug} & set(self.gpus):
+        names = {gpu.slug} if gpu.nearest else {gpu.slug, gpu.architecture}
+        if self.gpus and not names & set(self.gpus):
             return f"it runs on {', '.join(self.gpus)}, not on {gpu.slug}"
         return ""
 

@@ -166,6 +166,17 @@ def _tables() -> dict[str, Any]:
     return table
 
 
+@cache
+def architectures_log_spread() -> float:
+    """Return the standard deviation of ln(share) between two architectures, of large 16-bit products.
+
+    What taking another architecture's share adds to the uncertainty: the spread of the shares of all
+    architectures, times the square root of two for the difference of two of them.
+    """
+    shares = [entry["gemm"]["fp16"] for entry in _tables()["architectures"].values()]
+    return float(np.sqrt(2.0) * np.std(np.log(shares), ddof=1))
+
+
 def operators_of(gpu: GpuSpec) -> GpuOperators:
     """Return the operator shares of a GPU type; of its architecture when the type was not measured."""
     table = _tables()

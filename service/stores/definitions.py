@@ -1,4 +1,4 @@
-"""Models and clusters that a tenant describes once and names in its problems, as ``name`` or ``name@2``.
+"""Models, clusters and GPU types that a tenant describes once and names as ``name`` or ``name@2``.
 
 A problem gets the figures, not the name: a job, and its answer, stay what they were when a definition
 gets a new version or is deleted.
@@ -13,8 +13,14 @@ from typing import Any
 
 from meshwright.profiles.cluster import MAX_NODES
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
-from meshwright.profiles.library import cluster_names, model_names
+from meshwright.profiles.gpus import NAME, NAME_FORM, gpu_from_mapping, gpu_to_mapping
+from meshwright.profiles.inline import (
+    MAX_GROUPS,
+    cluster_from_mapping,
+    cluster_to_mapping,
+    model_from_mapping,
+)
+from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db import definition_records as records
@@ -27,14 +33,15 @@ from meshwright.service.requests.parts import named_parts
 
 MAX_NAMES = 1_000  # of one kind, for one tenant
 MAX_VERSIONS = 1_000  # of one name
-KINDS: tuple[Kind, ...] = ("model", "cluster")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+KINDS: tuple[Kind, ...] = ("model", "cluster", "gpu")
 _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?:@([1-9][0-9]{0,8}))?")
-_RESERVED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "cluster": cluster_names}
+_RESERVED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
+    "model": model_names, "cluster": cluster_names, "gpu": gpu_names,
+}  # fmt: skip
 
 
 class Definitions:
-    """The use cases of described models and clusters."""
+    """The use cases of described models, clusters and GPU types."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,7 +55,7 @@ class Definitions:
             InvalidProblemError: the name or a field is wrong, or there are too many.
         """
         _require_free(kind, name)
-        document = _canonical(kind, name, raw)
+        document = _canonical(kind, name, self._with_gpus(tenant, raw) if kind == "cluster" else raw)
         return settled(lambda: self._put_once(tenant, kind, name, document))
 
     def read(self, tenant: str, kind: Kind, name: str, version: int | None = None) -> DefinitionRecord:
@@ -60,7 +67,7 @@ class Definitions:
         with self._database.read() as connection:
             found = (
                 records.find_definition(connection, tenant, kind, name, version)
-                if _NAME.fullmatch(name)
+                if NAME.fullmatch(name)
                 else None
             )
         if found is None:
@@ -79,7 +86,7 @@ class Definitions:
             NotFoundError: this tenant has no such definition.
         """
         with self._database.write() as connection:
-            gone = _NAME.fullmatch(name) and records.delete_definition(connection, tenant, kind, name)
+            gone = NAME.fullmatch(name) and records.delete_definition(connection, tenant, kind, name)
             if not gone:
                 raise NotFoundError(f"there is no such {kind}")
             note(connection, tenant, actor=actor, action=f"{kind}.delete", subject=name)
@@ -97,7 +104,21 @@ class Definitions:
             filled["model"] = dict(model.document)
         if cluster is not None:
             filled["cluster"] = _resized(cluster.document, body["cluster"])
+        elif isinstance(stated := body.get("cluster"), Mapping):
+            filled["cluster"] = self._with_gpus(tenant, stated)
         return filled
+
+    def _with_gpus(self, tenant: str, cluster: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a cluster with the figures of this tenant's GPU types that its node groups name."""
+        groups = cluster.get("groups")
+        if not isinstance(groups, list | tuple) or len(groups) > MAX_GROUPS:
+            return cluster  # refused when it is read; each name costs a query
+        filled = []
+        for group in groups:
+            stated = group.get("gpu") if isinstance(group, Mapping) else None
+            gpu = self._of_name(tenant, "gpu", stated)
+            filled.append(group if gpu is None else {**group, "gpu": dict(gpu.document)})
+        return {**cluster, "groups": filled}
 
     def _put_once(
         self, tenant: str, kind: Kind, name: str, document: Mapping[str, object]
@@ -127,7 +148,10 @@ class Definitions:
         part = body.get(kind)
         if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes"}:
             return None
-        match = _REFERENCE.fullmatch(part["name"]) if isinstance(part.get("name"), str) else None
+        return self._of_name(tenant, kind, part.get("name"))
+
+    def _of_name(self, tenant: str, kind: Kind, name: object) -> DefinitionRecord | None:
+        match = _REFERENCE.fullmatch(name) if isinstance(name, str) else None
         if match is None or match[1] in _RESERVED[kind]():
             return None
         version = int(match[2]) if match[2] else None
@@ -136,9 +160,8 @@ class Definitions:
 
 
 def _require_free(kind: Kind, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        allowed = "a to z, 0 to 9 and . _ -, 64 at most"
-        raise InvalidProblemError.of("/path/name", "is not usable", allowed=allowed)
+    if not NAME.fullmatch(name):
+        raise InvalidProblemError.of("/path/name", "is not usable", allowed=NAME_FORM)
     if name in _RESERVED[kind]():
         raise InvalidProblemError.of("/path/name", f"the catalog has a {kind} of this name")
 
@@ -147,6 +170,8 @@ def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, An
     try:
         if kind == "model":
             return dict(model_to_mapping(model_from_mapping({**raw, "name": name})))
+        if kind == "gpu":
+            return dict(gpu_to_mapping(gpu_from_mapping({**raw, "name": name})))
         if "groups" not in raw:
             raise InvalidProblemError.of("/cluster/groups", "is required")
         return dict(cluster_to_mapping(replace(cluster_from_mapping(raw), name=name)))

@@ -1,4 +1,4 @@
-"""Names for problems: models and clusters, of the catalog and of the caller's own; GPU types."""
+"""Names for problems: models, clusters and GPU types, of the catalog and of the caller's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 
+from meshwright.profiles.gpus import gpu_to_mapping
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.library import (
     cluster_names,
@@ -30,7 +31,7 @@ from meshwright.service.api.deps import (
     ServiceDep,
     TenantDep,
 )
-from meshwright.service.api.openapi import CLUSTER_BODY, MODEL_BODY
+from meshwright.service.api.openapi import CLUSTER_BODY, GPU_BODY, MODEL_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
 from meshwright.service.api.tags import tagged
@@ -48,16 +49,22 @@ SAME: dict[int | str, dict[str, Any]] = {
     200: {"model": DefinitionView, "description": "The newest version says just that"}
 }
 
-_NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "cluster": cluster_names}
+_NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
+    "model": model_names, "cluster": cluster_names, "gpu": gpu_names,
+}  # fmt: skip
+_FIND: Mapping[Kind, Callable[[str], Any]] = {"model": find_model, "cluster": find_cluster, "gpu": find_gpu}
+_WRITTEN: Mapping[Kind, Callable[[Any], Mapping[str, Any]]] = {
+    "model": model_to_mapping, "cluster": cluster_to_mapping, "gpu": gpu_to_mapping,
+}  # fmt: skip
+TITLES: Mapping[Kind, str] = {"model": "model", "cluster": "cluster", "gpu": "GPU type"}
 
 
 def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
     """The catalog's and the tenant's entries together, by name."""
     after = decode_name(token) if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
-    find = find_model if kind == "model" else find_cluster
     found: dict[str, dict[str, Any]] = {
-        name: {**asdict(find(name)), "name": name, "origin": "catalog"}
+        name: {**asdict(_FIND[kind](name)), "name": name, "origin": "catalog"}
         for name in _NAMES[kind]()
         if name > after
     }
@@ -94,10 +101,13 @@ def definition_of(
         return _view(kind, service.definitions.read(tenant, kind, name, version))
     if version is not None:
         raise NotFoundError("the catalog's entries have no versions")
-    document = (
-        model_to_mapping(find_model(name)) if kind == "model" else cluster_to_mapping(find_cluster(name))
-    )
+    document = _WRITTEN[kind](_FIND[kind](name))
     return DefinitionView(kind=kind, name=name, origin="catalog", document=dict(document))
+
+
+def heading_of(kind: Kind) -> str:
+    """Return what a kind is called where a sentence begins: ``GPU type``."""
+    return TITLES[kind][0].upper() + TITLES[kind][1:]
 
 
 def _add_reading(kind: Kind) -> None:
@@ -123,8 +133,8 @@ def _add_reading(kind: Kind) -> None:
         f"/{kind}s",
         dependencies=[READS],
         operation_id=f"list_{kind}s",
-        summary=f"{kind.capitalize()}s by name",
-        description=f"Every {kind} that a problem may name: of the catalog, and of this tenant's own.",
+        summary=f"{heading_of(kind)}s by name",
+        description=f"Every {TITLES[kind]} that a problem may name: of the catalog, and this tenant's own.",
     )(list_them)
     router.get(
         f"/{kind}s/{{name}}",
@@ -132,7 +142,7 @@ def _add_reading(kind: Kind) -> None:
         response_model=DefinitionView,
         responses={**UNCHANGED, **declared(404)},
         operation_id=f"read_{kind}",
-        summary=f"Fetch a {kind}",
+        summary=f"Fetch a {TITLES[kind]}",
         description="With every figure spelled out, as a problem may state it inline.",
     )(fetch)
 
@@ -156,7 +166,7 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         responses={**SAME, **declared(408, 413, 415)},
         openapi_extra=body,
         operation_id=f"put_{kind}",
-        summary=f"Keep a {kind}",
+        summary=f"Keep a {TITLES[kind]}",
         description="Checked as in a problem; kept as a new version. Problems name it, or `name@version`.",
     )(put)
     router.delete(
@@ -165,18 +175,14 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         status_code=204,
         responses=declared(404),
         operation_id=f"delete_{kind}",
-        summary=f"Delete a {kind}",
+        summary=f"Delete a {TITLES[kind]}",
         description="Every version of it. Jobs keep the figures that they were submitted with.",
     )(delete)
 
 
-_BODIES: Mapping[Kind, dict[str, Any]] = {"model": MODEL_BODY, "cluster": CLUSTER_BODY}
+_BODIES: Mapping[Kind, dict[str, Any]] = {
+    "model": MODEL_BODY, "cluster": CLUSTER_BODY, "gpu": GPU_BODY,
+}  # fmt: skip
 for _kind, _body in _BODIES.items():
     _add_reading(_kind)
     _add_writing(_kind, _body)
-
-
-@router.get("/gpus", dependencies=[READS], summary="GPU types by slug")
-def list_gpus() -> CatalogView:
-    """Every GPU type of the catalog with its memory, peaks and usual links; ``name`` may be an alias."""
-    return CatalogView(items=[{**asdict(find_gpu(name)), "name": name} for name in gpu_names()])

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.cluster import NodeGroup, host_of
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_gpu
 
@@ -53,3 +53,13 @@ def test_what_a_group_does_not_state_of_its_drives_is_no_part_of_its_name() -> N
 def test_a_host_without_speed_or_memory_is_refused(name: str) -> None:
     with pytest.raises(InvalidProblemError, match="must be positive"):
         replace(group_of("h100-sxm-80gb"), **{name: 0})  # type: ignore[arg-type]
+
+
+def test_unlike_groups_have_unlike_names_also_where_a_gpu_is_named_as_a_numbered_one() -> None:
+    h100 = group_of("h100-sxm-80gb")
+    sizes = (("a", 24), ("a", 48), ("a-1", 80))
+    groups = tuple(
+        replace(h100, gpu=replace(h100.gpu, slug=slug, memory_bytes=gib * 2**30)) for slug, gib in sizes
+    )
+    assert ClusterSpec(name="x", groups=groups).group_names == ("a-2", "a-3", "a-1")
+    assert ClusterSpec(name="x", groups=groups[:2]).group_names == ("a-1", "a-2")

@@ -93,17 +93,21 @@ def test_a_gpu_has_sane_dense_figures(slug: str) -> None:
     gpu = find_gpu(slug)
     half = gpu.peak_bf16_flops
     assert 30e12 < half < 3e15
-    assert gpu.peak_flops["fp16"] == half
-    assert gpu.peak_flops["fp32"] < half
-    # dense fp8 is twice dense bf16: a figure with sparsity would be four times
-    assert gpu.peak_flops.get("fp8", 2 * half) == pytest.approx(2 * half, rel=0.02)
-    assert gpu.peak_flops.get("tf32", half / 2) == pytest.approx(half / 2, rel=0.02)
-    assert 8 * GIB < gpu.memory_bytes < 300 * GIB
+    if gpu.nearest:  # neither NVIDIA's nor AMD's: some multiply in 8 bits, or in TF32, as fast as in 16
+        assert all(half <= gpu.peak_flops.get(name, half) <= 2 * half for name in ("fp8", "tf32"))
+        assert gpu.peak_flops.get("fp32", 0.0) < half
+    else:
+        assert gpu.peak_flops["fp16"] == half
+        assert gpu.peak_flops["fp32"] < half
+        # dense fp8 is twice dense bf16: a figure with sparsity would be four times
+        assert gpu.peak_flops.get("fp8", 2 * half) == pytest.approx(2 * half, rel=0.02)
+        assert gpu.peak_flops.get("tf32", half / 2) == pytest.approx(half / 2, rel=0.02)
+    assert 7.9 * GIB < gpu.memory_bytes < 300 * GIB
     assert gpu.inter_node.bytes_per_s <= gpu.intra_node.bytes_per_s
     assert gpu.intra_node.source
     assert gpu.inter_node.source
-    # roofline ridge of half precision: 37 (H20) to 470 FLOP a byte
-    assert 30 < half / gpu.hbm_bytes_per_s < 480
+    # roofline ridge of half precision: 37 (H20) to 574 FLOP a byte (TPU v6e)
+    assert 30 < half / gpu.hbm_bytes_per_s < 580
 
 
 def test_an_h100_has_the_memory_that_its_driver_reports() -> None:

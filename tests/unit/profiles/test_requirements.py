@@ -127,6 +127,8 @@ EVERY = {name: one for name, one in vars(requirements).items() if isinstance(one
 EVERY |= {f"recipe {name}": one for name, one in requirements._RECIPES.items()}
 STUBS = {
     "deep_ep.py": "Buffer = HybridEPBuffer = None", "flash_attn.py": "", "kernels.py": "",
+    "fla/__init__.py": "", "fla/ops/__init__.py": "",
+    "fla/ops/gated_delta_rule.py": "chunk_gated_delta_rule = None",
     "deepspeed/__init__.py": "", "deepspeed/ops/__init__.py": "",
     "deepspeed/ops/op_builder.py": "class AsyncIOBuilder:\n    is_compatible = lambda _: True",
 }  # fmt: skip

@@ -4,14 +4,19 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection
 
+from meshwright.profiles.inline import MAX_GROUPS
 from meshwright.profiles.library import model_names
+from meshwright.service.db import definition_records
 from meshwright.service.db.database import Database
+from meshwright.service.db.definition_records import DefinitionRecord, Kind, find_definition
 from meshwright.service.stores.definitions import MAX_NAMES, MAX_VERSIONS
 from tests.served.access_cases import token_of
 from tests.served.api_client import BODY, PROBLEM_TYPE, submit
 
 POD = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
+CHIP = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}, "power_watts": 650}
 MIXED = {"groups": [*POD["groups"], {"gpu": "a100-sxm-80gb", "num_nodes": 1}]}
 
 
@@ -53,6 +58,25 @@ def test_a_problem_names_a_definition_and_gets_its_figures(
         assert request["model"]["num_layers"] == layers
         assert request["cluster"]["groups"][0]["num_nodes"] == 4
         assert request["cluster"]["name"] == "pod"
+
+
+def test_a_list_of_too_many_groups_is_refused_without_a_query_for_each(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries: list[str] = []
+
+    def noted(
+        connection: Connection, tenant: str, kind: Kind, name: str, version: int | None = None
+    ) -> DefinitionRecord | None:
+        queries.append(name)
+        return find_definition(connection, tenant, kind, name, version)
+
+    monkeypatch.setattr(definition_records, "find_definition", noted)
+    groups = [{"gpu": "mine", "num_nodes": 1}] * (MAX_GROUPS + 1)
+    refused = client.put("/v1/clusters/many", json={"groups": groups})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/groups"
+    assert not queries
 
 
 def test_a_prediction_names_them_too(client: TestClient, shape: dict[str, Any]) -> None:
@@ -117,6 +141,9 @@ def test_an_entry_is_sent_again_only_when_it_changed(client: TestClient, shape: 
         ("/v1/clusters/pod", {"groups": [{"gpu": "none", "num_nodes": 1}]}, "/groups/0/gpu"),
         ("/v1/clusters/pod", {"groups": []}, "/groups"),
         ("/v1/clusters/pod", {"name": "dgx-h100"}, "/groups"),
+        ("/v1/gpus/h100", CHIP, "/path/name"),
+        ("/v1/gpus/chip", {**CHIP, "memory_gib": 0}, "/memory_gib"),
+        ("/v1/gpus/chip", {"memory_gib": 96, "hbm_gb_per_s": 3300}, "/peak_flops"),
     ],
 )
 def test_a_definition_that_does_not_hold_is_refused_at_its_field(
@@ -132,6 +159,22 @@ def test_a_cluster_of_several_groups_has_its_own_sizes(client: TestClient) -> No
     answer = client.post("/v1/jobs", json={**BODY, "cluster": {"name": "mixed", "num_nodes": 4}})
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/cluster/num_nodes")
     submit(client, cluster={"name": "mixed"})
+
+
+def test_a_gpu_is_named_in_problems_and_in_clusters_and_they_keep_its_figures(client: TestClient) -> None:
+    first = client.put("/v1/gpus/chip", json=CHIP)
+    assert (first.status_code, first.json()["kind"], first.json()["version"]) == (201, "gpu", 1)
+    assert client.put("/v1/gpus/chip", json=CHIP).status_code == 200
+    client.put("/v1/gpus/chip", json={**CHIP, "memory_gib": 144})
+    client.put("/v1/clusters/pod", json={"groups": [{"gpu": "chip@1", "num_nodes": 2}]})
+    for named, memory_gib in (("chip", 144), ("chip@1", 96), ("pod", 96)):
+        part = {"name": "pod"} if named == "pod" else {"groups": [{"gpu": named, "num_nodes": 2}]}
+        request = client.get(f"/v1/jobs/{submit(client, cluster=part)}").json()["request"]
+        gpu = request["cluster"]["groups"][0]["gpu"]
+        assert (gpu["name"], gpu["memory_bytes"]) == ("chip", memory_gib * 2**30)
+    entries = {one["name"]: one for one in client.get("/v1/gpus").json()["items"]}
+    assert (entries["chip"]["origin"], entries["chip"]["version"]) == ("stored", 2)
+    assert entries["h100-sxm-80gb"]["origin"] == "catalog"
 
 
 def test_the_number_of_names_is_bounded(
