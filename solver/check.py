@@ -12,7 +12,7 @@ from dataclasses import fields
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import host_of
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
     PLACED_ONLY,
@@ -170,9 +170,12 @@ def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]
 
 
 def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    if problem.launcher != PLACING_LAUNCHER:
+    able = launcher_capabilities(problem.launcher)
+    if not able.places_stages:
         yield f"{problem.launcher} cannot place stages on node groups"
         return
+    if config.replicas and not able.unlike_replicas:
+        yield f"{problem.launcher} has no replicas of unlike sizes"
     for one in config.classes:
         yield from _class_faults(problem, one)
     if config.data_parallel_size != sum(one.data_parallel_size for one in config.classes):

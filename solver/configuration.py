@@ -409,8 +409,15 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 
 
 def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:
-    """Return one pipeline on ``batch`` sequences with all sizes that follow from its stages' groups."""
+    """Return one pipeline on ``batch`` sequences with all sizes that follow from its stages' groups.
+
+    Recomputed layers of each stage stay, as far as it has so many; counts for another number of stages
+    become full recomputation of all layers.
+    """
     ranks = config.data_parallel_size * config.context_parallel_size
+    full, counts = config.recompute_granularity == "full", config.stage_recompute_layers
+    named = full and len(counts) == len(config.stage_layers)
+    replayed = tuple(map(min, counts, config.stage_layers)) if named else ()
     stages = tuple(
         StageGroup(
             group=one.group,
@@ -431,7 +438,8 @@ def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -
         zero_shard_size=ranks if zero else 1,
         num_microbatches=max(batch // (config.data_parallel_size * config.micro_batch_size), 1),
         pipeline_schedule="none" if len(stages) == 1 else "1f1b",
-        recompute_layers=sum(config.stage_layers) if config.recompute_granularity == "full" else 0,
+        recompute_layers=max(replayed, default=sum(config.stage_layers) * full),
+        stage_recompute_layers=replayed,
         stage_groups=stages,
     )
 
@@ -613,8 +621,10 @@ def hash_factors(count: int) -> IntArray:
 def distinct(values: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """Return the first row of each distinct combination, and every row's combination.
 
-    Combinations are distinguished by a random linear hash, which is then checked value by value.
+    Combinations are distinguished by a random linear hash, which is then checked value by value. Values
+    that are equal in all rows distinguish none and are left out.
     """
+    values = [value for value in values if (value != value[:1]).any()] or values[:1]
     hashed = np.zeros(len(values[0]), dtype=np.int64)
     with np.errstate(over="ignore"):
         for value, factor in zip(values, hash_factors(len(values)), strict=True):

@@ -26,7 +26,6 @@ from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.profiles.profile import PLACING_LAUNCHER
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
@@ -181,6 +180,7 @@ class Problem:
     options: SearchOptions = field(default_factory=SearchOptions)
     profile: str | None = None  # supplied measured costs, by name; None: the built-in ones
     stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
+    among_unlike: bool = False  # its cluster is one of the unlike node groups of a larger one
 
     @cached_property
     def counts_ends(self) -> bool:
@@ -200,7 +200,7 @@ class Problem:
     @cached_property
     def places_stages(self) -> bool:
         """Return whether stages are placed on unlike node groups."""
-        return self.launcher == PLACING_LAUNCHER and not self.cluster.is_homogeneous
+        return not self.cluster.is_homogeneous and launcher_capabilities(self.launcher).places_stages
 
     @cached_property
     def priced_as(self) -> str:
@@ -277,7 +277,8 @@ def with_batch(problem: Problem, batch: int) -> Problem:
 
 def on_group(problem: Problem, group: NodeGroup) -> Problem:
     """Return the same model and workload on one node group alone."""
-    return replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
+    cluster = ClusterSpec(name=group.gpu.slug, groups=(group,))
+    return replace(problem, cluster=cluster, among_unlike=problem.places_stages or problem.among_unlike)
 
 
 def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Configuration]]:

@@ -22,7 +22,7 @@ from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
 from meshwright.profiles.measured.profile import MeasuredProfile, link_of
-from meshwright.profiles.profile import Constants, Profile
+from meshwright.profiles.profile import Constants, Profile, with_own_shares
 from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, Runs, fit
 from meshwright.solver.calibration.observations import with_offsets
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
@@ -223,6 +223,8 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
         free = (*NAMES, *(OF_COLLECTIVES if layers.with_collectives else ()))
         names = tuple(name for name in free if name not in settled)
         constants = _fitted(layers, asked, profile, names)
+    if layers or any(LEVELS[kind.operator] == "gemm" for kind in operators):
+        profile = with_own_shares(profile)
     count, what = (len(layers.times), "layers") if layers else (len(measured.measurements), "operators")
     return replace(
         profile,

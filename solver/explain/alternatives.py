@@ -184,7 +184,7 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
 
 
 def _recomputing(c: Configuration, layers: int) -> Configuration:
-    return replace(c, recompute_granularity="full", recompute_layers=layers)
+    return replace(c, recompute_granularity="full", recompute_layers=layers, stage_recompute_layers=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,9 +325,14 @@ def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
         at = max(own, key=lambda stage: c.stage_layers[stage])
         size = c.stage_layers[at]
         if size > 1:
-            split = (*c.stage_layers[:at], size - size // 2, size // 2, *c.stage_layers[at + 1 :])
             groups = (*c.stage_groups[: at + 1], *c.stage_groups[at:])
-            yield f"a stage more on {group}", replace(c, stage_layers=split, stage_groups=groups)
+            more = replace(
+                c,
+                stage_layers=_halved(c.stage_layers, at),
+                stage_recompute_layers=_halved(c.stage_recompute_layers, at),
+                stage_groups=groups,
+            )
+            yield f"a stage more on {group}", more
         if len(c.stage_groups) > 1:
             yield f"a stage less on {group}", _without(c, min(own, key=lambda one: c.stage_layers[one]))
 
@@ -335,11 +340,25 @@ def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 def _without(c: Configuration, at: int) -> Configuration:
     """Remove one stage; its neighbour behind, or the last one's before, gets its layers."""
     into = at + 1 if at + 1 < len(c.stage_groups) else at - 1
-    sizes = list(c.stage_layers)
-    sizes[into] += sizes[at]
-    split = tuple(size for stage, size in enumerate(sizes) if stage != at)
-    groups = tuple(one for stage, one in enumerate(c.stage_groups) if stage != at)
-    return replace(c, stage_layers=split, stage_groups=groups)
+
+    def merged(counts: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            count + counts[at] * (stage == into) for stage, count in enumerate(counts) if stage != at
+        )
+
+    return replace(
+        c,
+        stage_layers=merged(c.stage_layers),
+        stage_recompute_layers=merged(c.stage_recompute_layers),
+        stage_groups=tuple(one for stage, one in enumerate(c.stage_groups) if stage != at),
+    )
+
+
+def _halved(counts: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Split one count in two; no counts stay none."""
+    if not counts:
+        return ()
+    return (*counts[:at], counts[at] - counts[at] // 2, counts[at] // 2, *counts[at + 1 :])
 
 
 def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:

@@ -15,11 +15,13 @@ from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, l
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import Pipeline, evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
+from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
 _ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
 _ATTENTION = ("attention in (QKV)", "attention out")
+_MIXER = ("mixer in", "mixer out")
 _LATENT = (
     "query up", "query down", "key/value down", "key/value up", "attention gate", "indexer queries",
     "indexer keys", "attention out",
@@ -112,7 +114,7 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
         yield read.gemm(name, gemm, precision)
     flops, moved = _attention_work(ctx)
     seconds = float(core_attention(ctx).forward[0])
-    yield read.point("attention core", flops, moved, seconds, "bf16")
+    yield read.point("scan" if ctx.model.mixes else "attention core", flops, moved, seconds, "bf16")
     grouped = [gemm for gemm in gemms if gemm.grouped]
     if grouped:
         whole = linear_seconds(ctx, kind).forward
@@ -123,7 +125,7 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """Return names of a layer's plain products, in the order of ``layer_gemms``."""
-    names = list(_ATTENTION)
+    names = list(_MIXER if ctx.model.mixes else _ATTENTION)
     if ctx.model.mla is not None:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
         lacking |= set() if ctx.model.gate_width else {"attention gate"}
@@ -156,6 +158,9 @@ def _attention_work(ctx: Context) -> tuple[float, float]:
     ``2 tokens heads (qk + v) attended / t`` (Dao 2023, arXiv:2307.08691); scores stay on the chip.
     """
     model, tokens = ctx.model, _one(ctx.tokens)
+    if mixer := mixer_of(model):
+        of_rank = 2.0 * tokens / _one(ctx.t)
+        return of_rank * mixer.scan_products(), of_rank * mixer.scan_elements()
     heads, kv = model.num_attention_heads / _one(ctx.t), max(model.num_kv_heads / _one(ctx.t), 1.0)
     width = model.head_dim + model.v_head_dim
     flops = 2.0 * tokens * heads * width * model.attended_tokens(ctx.workload.documents)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
@@ -12,7 +13,7 @@ from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import (
     DAY_S,
     claim_of,
@@ -68,11 +69,12 @@ from meshwright.solver.problem import (
     ShouldStop,
     on_gpus,
     on_switches,
+    problem_digest,
     with_batch,
     with_changes,
 )
 from meshwright.solver.search.certify.judge import kept_child
-from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from meshwright.solver.space.launcher_rules import (
@@ -83,6 +85,7 @@ from meshwright.solver.space.launcher_rules import (
     unwritten,
     workload_faults,
 )
+from meshwright.solver.space.request_rules import limited_by
 
 # --------------------------------------------------------------------------------------------------
 # A request with stages on unlike node groups: additions to the ranking.
@@ -205,12 +208,11 @@ def _of_variants(
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
-    run = partial(_run_of(problem, variants, watch), known=known)
-    answered = _answered(problem, variants, watch, run, on_progress, behind=_FOLLOWING * len(packaged))
+    run, behind = _run_of(problem, variants, watch), _FOLLOWING * len(packaged)
+    answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
         judge = judge_of_changes()  # many changes of one launcher are those of another
         answered = [_with_changes(problem, one, watch, judge) for one in answered]
-    left = variants[sum(len(one.variants) for one in answered) :]
     if not any(one.answer.plans for one in answered):
         with watch.closing().cut():  # where none has room, none need be searched
             left = left if any(have_room(one.problem, one.profile) for one in left) else []
@@ -241,33 +243,139 @@ def _of_variants(
 
 def _answered(
     problem: Problem, variants: Sequence[Variant], watch: Watch, run: Callable[..., Answer],
-    on_progress: OnProgress | None, *, behind: float,
-) -> list[Answered]:  # fmt: skip
+    on_progress: OnProgress | None, *, known: Sequence[Configuration], behind: float,
+) -> tuple[list[Answered], list[Variant]]:  # fmt: skip
     """Search the variants, together if one search can rank them, as far as the time allows.
 
-    ``behind``: searches that come afterwards, each as a share of one.
+    The variants of one launcher are searched best first, as far as first plans show: what is searched
+    later is then mostly refuted by what is known.
+
+    Args:
+        problem: the request.
+        variants: what it leaves open.
+        watch: its time.
+        run: searches one variant.
+        on_progress: called with the progress of all.
+        known: configurations that an interrupted search had found.
+        behind: searches that come afterwards, each as a share of one.
+
+    Returns:
+        The answers in the order of the variants, and the variants that were not searched.
     """
-    answered, groups = list[Answered](), [[one] for one in variants]
+    groups = [[one] for one in variants]
     with watch.cut():
         groups = searched_together(variants)
-    for at, (variant, *others) in enumerate(groups):
-        left = 1.0 + sum(_FOLLOWING if some[0].follows else 1.0 for some in groups[at + 1 :]) + behind
+    openings = _openings(problem, groups, watch, run, on_progress)
+    order = sorted(range(len(groups)), key=partial(_place, groups, openings))
+    answered = dict[int, Answered]()
+    for done, at in enumerate(order):
+        if done and watch.interrupted():
+            break
+        variant, *others = groups[at]
+        left = 1.0 + sum(_share(groups[other][0]) for other in order[done + 1 :]) + behind
         limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        report = on_progress
-        if on_progress is not None and len(groups) > 1:
-            report = _as_of_all(on_progress, problem, answered, watch, last=at == len(groups) - 1)
-        own = partial(run, on_progress=report)
+        report, before = on_progress, [*answered.values(), *openings.values()]
+        if on_progress is not None and (len(groups) > 1 or before):
+            report = _as_of_all(on_progress, problem, before, watch, last=done == len(groups) - 1)
+        opened = [plan.config for plan in openings[at].answer.plans] if at in openings else []
+        own = partial(run, on_progress=report, known=[*known, *opened])
         if others:
             own = partial(own, ways=[other.problem for other in others])
-        if variant.follows and problem.options.gpus == "all":
-            own = partial(own, rivals=rivals_of(problem, answered, variant), explained=False)
+        if done and problem.options.gpus == "all":
+            rivals = rivals_of(problem, [answered[key] for key in sorted(answered)], variant)
+            explained = problem.launcher == "any" and not variant.follows  # why it has no plan
+            own = partial(own, rivals=rivals, explained=explained or rivals == NO_RIVALS)
         answer = _answer([replace(variant, problem=one), *others], own, watch)
-        answered.append(Answered(variant=variant, answer=answer, others=tuple(others)))
-        if watch.interrupted():
+        answered[at] = Answered(variant=variant, answer=answer, others=tuple(others))
+    found = [answered[at] for at in sorted(answered)]
+    settled = {at for at, one in answered.items() if one.answer.status in ("optimal", "infeasible")}
+    found += [one for at, one in openings.items() if at not in settled]
+    return found, [one for at, some in enumerate(groups) if at not in answered for one in some]
+
+
+def _share(variant: Variant) -> float:
+    """Return the time that a variant is expected to take, in searches."""
+    return _FOLLOWING if variant.follows else 1.0
+
+
+def _place(
+    groups: Sequence[Sequence[Variant]], openings: Mapping[int, Answered], at: int
+) -> tuple[int, bool, float, float, int]:
+    """Return the sort key of a group: its launcher, whether it follows another, and its first plan."""
+    first, launchers = groups[at][0], [some[0].problem.launcher for some in groups]
+    place, score = launchers.index(first.problem.launcher), 0.0
+    if openings:
+        score = score_of(first, openings[at].answer.plans[0]) if at in openings else inf
+    return place, first.follows, score, -_peak_flops(first.problem), at
+
+
+def _peak_flops(problem: Problem) -> float:
+    """Return the peak of a variant's precision, which shows best which of several is faster."""
+    precision = problem.workload.precision
+    return min(group.gpu.peak_flops.get(precision, 0.0) for group in problem.cluster.groups)
+
+
+def _openings(
+    problem: Problem, groups: Sequence[Sequence[Variant]], watch: Watch, run: Callable[..., Answer],
+    on_progress: OnProgress | None,
+) -> dict[int, Answered]:  # fmt: skip
+    """Return the best plan without offload of each group that may offload, if better than those before.
+
+    Offload multiplies configurations and is seldom part of the best one, so that a plan without it is
+    found long before. It is a plan of its variant; nothing is proved of it.
+    """
+    some = [[one for one in group if _may_offload(one.problem)] for group in groups]
+    able, found = [at for at, group in enumerate(some) if group], dict[int, Answered]()
+    for done, at in enumerate(sorted(able, key=partial(_place, groups, {}))):
+        if problem.options.gpus != "all" or watch.interrupted():
             break
-    return answered
+        share = max(_OPENING * watch.left_s / (len(able) - done), _LEAST_S)
+        variant, *others = [
+            replace(one, problem=_without_offload(one.problem, time_limit_s=share)) for one in some[at]
+        ]
+        report = None
+        if on_progress is not None:
+            report = _as_of_all(on_progress, problem, list(found.values()), watch, last=False)
+        scores = [score_of(one.variant, one.answer.plans[0]) for one in found.values()]
+        rivals = Rivals(min(scores), min(scores)) if scores else NO_RIVALS
+        own = partial(run, on_progress=report, ways=[other.problem for other in others], rivals=rivals,
+                      explained=False, proved=False)  # fmt: skip
+        answer = _answer([variant, *others], own, watch)
+        if answer.plans:
+            alone = Answered(variant=variant, answer=answer, others=tuple(others))
+            found[at] = _as_opening(alone, some[at])
+    return found
+
+
+def _may_offload(problem: Problem) -> bool:
+    return "offload" in problem.options.allow and "offload" not in limited_by(problem)
+
+
+def _without_offload(problem: Problem, *, time_limit_s: float) -> Problem:
+    allow = tuple(name for name in problem.options.allow if name != "offload")
+    options = replace(problem.options, allow=allow, top_k=1, certify="none", time_limit_s=time_limit_s)
+    return replace(problem, options=options)
+
+
+def _as_opening(alone: Answered, group: Sequence[Variant]) -> Answered:
+    """Return plans without offload as found, not proved, plans of the variants that may offload."""
+    of = {id(one): own for one, own in zip(alone.variants, group, strict=True)}
+    variant_of, answer = alone.found_by(), alone.answer
+    plans = [
+        replace(plan, plan_id=plan_id_of(problem_digest(of[id(variant_of(plan))].problem), plan.config),
+                bound_step_time_s=None, gap=None)
+        for plan in answer.plans
+    ]  # fmt: skip
+    claim = None if answer.objective is None else replace(answer.objective, bound=None, gap=None)
+    opening = replace(
+        answer, status="feasible", plans=tuple(plans), certified_by=(), bound_step_time_s=None, gap=None,
+        objective=claim, objective_gap=None, objective_excess=None, floors=RankFloors(),
+        space_size=0, legal=0, fit=0, explored=0, counts=dict.fromkeys(answer.counts, 0),
+    )  # fmt: skip
+    first, *others = group
+    return Answered(variant=first, answer=opening, others=tuple(others))
 
 
 def _with_packaged(
@@ -287,7 +395,10 @@ def _with_packaged(
     for names, variants in packaged:
         limit_s = min(score for some, score in best.items() if some <= {*names}) / WORTH_A_PACKAGE
         chosen: tuple[Variant, Plan] | None = None
-        for variant, *others in searched_together(variants):
+        groups = [[one] for one in variants]
+        with watch.cut():
+            groups = searched_together(variants)
+        for variant, *others in groups:
             if watch.interrupted():
                 warnings.append(f"{watch.ended_by}: plans with {' and '.join(names)} were not searched")
                 break
@@ -365,6 +476,7 @@ def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan
 
 
 _LEAST_S = 0.01  # a search is given this much
+_OPENING = 0.3  # of the time: what searches without offload may take before those with it
 _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expected to take
 
 

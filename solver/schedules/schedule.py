@@ -51,6 +51,9 @@ _LEAST_CHUNKS, _MOST_CHUNKS = np.array([_CHUNKS.get(name, (1, 1)) for name in SC
 # Bubble over that of 1F1B with equal forward, input-gradient and weight-gradient times.
 _BUBBLE = {"zb_1p": 1 / 3, "zb_h1": 1 / 3, "zb_2p": 0.05, "zb_h2": 0.05, "zb_v": 0.1, "dualpipe_v": 0.1}
 _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
+# The first schedule that is priced like each: backward passes may be split, or ranks work in pairs.
+_CLASS = [(name in SPLIT_BACKWARD) + (name == "dualpipe_v") for name in SCHEDULES]
+PRICED_AS = np.array([_CLASS.index(one) for one in _CLASS])
 
 
 @cache

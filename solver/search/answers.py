@@ -14,6 +14,7 @@ from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, 
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import plan_id_of
+from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
@@ -160,7 +161,10 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
         ),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
-        notes={"profile": found.profile.title},
+        notes={
+            "profile": found.profile.title,
+            "kept_free": kept_free_words(found.problem, found.profile),
+        },
         objective=claim_of(found.problem, found.profile, score, claimed),
         space="every" if space.every else "usual",
         floors=proof.floors,

@@ -42,7 +42,15 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
-from meshwright.solver.space.factored import Block, Crossing, crossed, legal_rows, outer_legal, parts_of
+from meshwright.solver.space.factored import (
+    OF_CHUNKS,
+    Block,
+    Crossing,
+    crossed,
+    legal_rows,
+    outer_legal,
+    parts_of,
+)
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
@@ -67,13 +75,18 @@ def with_request(problem: Problem, variable: str, candidates: list[int]) -> list
     return sorted({*candidates, *named})
 
 
+def recomputes_by_stage(problem: Problem) -> bool:
+    """Return whether each stage may fully recompute a number of layers of its own."""
+    alike = "recompute_layers" in limited_by(problem) or problem.counts_ends
+    # Energy's weights would depend on the split.
+    alike |= problem.options.objective == "energy_per_token"
+    return launcher_capabilities(problem.launcher).recompute_per_stage and not alike
+
+
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """Return (vpp, recompute, recompute_layers, pipeline_schedule) rows of a ``pp``-stage pipeline."""
     layers, options = problem.most_chunks, problem.options
-    limited = "recompute_layers" in limited_by(problem)
-    # Energy's weights would depend on the split.
-    alike = limited or options.objective == "energy_per_token"
-    per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not alike
+    per_stage = recomputes_by_stage(problem)
     rows: list[tuple[int, int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
     for vpp in with_request(problem, "virtual_pipeline_size", virtual):
@@ -258,13 +271,32 @@ def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[i
 def _products(problem: Problem) -> IntArray:
     """Return numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
-    stages = list(range(1, problem.most_chunks + 1))
+    rules, stages = rules_of(problem), list(range(1, problem.most_chunks + 1))
     data = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
     products = np.ones(1, dtype=np.int64)
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
-        kept = np.array(_within_limits(problem, f"{axis}_parallel_size", sizes), dtype=np.int64)
+        within = _within_limits(problem, f"{axis}_parallel_size", sizes)
+        able = _with_chunkings(problem, rules, within) if axis == "pipeline" else within
+        kept = np.array(able, dtype=np.int64)
         products = np.unique(np.multiply.outer(products, kept))
     return products
+
+
+def _with_chunkings(problem: Problem, rules: Sequence[Rule], stages: Sequence[int]) -> list[int]:
+    """Return the numbers of stages that have a legal chunking, as far as rules on these alone show.
+
+    Most have the plain one; of the others all are looked at.
+    """
+    alone = {"pipeline_parallel_size", *OF_CHUNKS}
+    asked = tuple(rule for rule in rules if alone.issuperset(rule.reads))
+    rows = np.array([(1, 1, pp, 1, 1, 1, 0) for pp in stages], dtype=np.int64).reshape(-1, 7)
+    outer = _one_chunk(problem, rows)
+    names = np.array([SCHEDULES.index(plain_schedule(pp, 1)) for pp in stages], dtype=np.int64)
+    legal = violation_masks(asked, replace(outer, pipeline_schedule=names)) == 0
+    for at in np.flatnonzero(~legal).tolist():
+        every = crossed(outer.take(np.array([at])), chunkings_of(problem, stages[at]))
+        legal[at] = (violation_masks(asked, every) == 0).any()
+    return [pp for pp, able in zip(stages, legal, strict=True) if able]
 
 
 def _fewer_gpus(problem: Problem) -> list[int]:

@@ -21,7 +21,6 @@ from meshwright.solver.configuration import (
     PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
-    SPLIT_BACKWARD,
     BoolArray,
     Columns,
     Configuration,
@@ -30,7 +29,7 @@ from meshwright.solver.configuration import (
     distinct,
     hash_factors,
 )
-from meshwright.solver.schedules.schedule import fill_share
+from meshwright.solver.schedules.schedule import PRICED_AS, fill_share
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import violation_masks
 
@@ -215,8 +214,7 @@ def _lists_of(
 def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
     """Return the first of the outer rows that agree in ``names``, and the one that each row is like."""
     values = [getattr(outer, name) for name in sorted(names)]
-    unlike = [value for value in values if (value != value[:1]).any()]
-    return distinct(unlike or [np.zeros(len(outer), dtype=np.int64)])
+    return distinct(values or [np.zeros(len(outer), dtype=np.int64)])
 
 
 def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
@@ -275,8 +273,6 @@ def _unbroken(rules: Iterable[Rule], outer: Columns) -> BoolArray:
 
 Values = TypeVar("Values", IntArray, FloatArray)
 _FULL = RECOMPUTE.index("full")
-# Schedules of one number are priced alike: those that split backward passes, and the one that runs pairs.
-_PRICED_AS = np.array([(name in SPLIT_BACKWARD) + (name == "dualpipe_v") for name in SCHEDULES])
 _APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ in
 
 
@@ -335,7 +331,7 @@ class Kinds:
         """Return the kind of each inner row, 0 … K - 1, shape (c,)."""
         chunks, recompute, layers, schedule = self.crossing.inner.T
         several = chunks if self.by_chunks else np.minimum(chunks, 2)
-        order = schedule if self.by_chunks else _PRICED_AS[schedule]
+        order = schedule if self.by_chunks else PRICED_AS[schedule]
         code = (recompute * (int(several.max(initial=1)) + 1) + several) * len(SCHEDULES) + order
         code = code * 2 + (layers == PER_STAGE)
         return np.unique(code, return_inverse=True)[1].ravel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import gcd
 
@@ -291,6 +292,19 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     for text in dict.fromkeys(constraints_of(problem, able)):
         yield _needed(name, text, problem.model.num_layers)
+    for text in able.stage_recompute_constraints:
+        rule = _needed(name, text, problem.model.num_layers)
+        yield replace(
+            rule,
+            name=f"{rule.name} where stages recompute unlike numbers of layers",
+            reads=(*rule.reads, "recompute_layers"),
+            violated=partial(_by_stage, rule),
+        )
+
+
+def _by_stage(rule: Rule, columns: Columns) -> BoolArray:
+    """Return which rows break the rule and recompute by stage."""
+    return np.asarray(rule.violated(columns) & (columns.recompute_layers == PER_STAGE))
 
 
 def _needed(name: str, text: str, num_layers: int) -> Rule:
@@ -398,6 +412,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     """Return what every plan satisfies, by the launcher's data, the model and the training."""
     workload, model = problem.workload, problem.model
     found = [*able.constraints, *able.standalone_constraints * problem.counts_ends]
+    found += able.placed_constraints * problem.among_unlike
     if workload.lora_rank:
         found += able.adapter_constraints
     found += dict(able.optimizer_constraints).get(workload.optimizer, ())

@@ -30,12 +30,14 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     IntArray,
+    distinct,
     is_one_of,
 )
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_offloaded, same_ranks
-from meshwright.solver.cost.memory import Outside, outside_bytes
+from meshwright.solver.cost.memory import Outside, held_first, outside_bytes
 from meshwright.solver.problem import Problem, batch_sizes, meshes_of
 from meshwright.solver.schedules.schedule import (
+    PRICED_AS,
     needs_two_a_stage,
     runs_in_groups,
     splits_backward,
@@ -175,8 +177,23 @@ def _too_large(
 
 
 def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
+    """Return the bytes outside the GPU of rows with the plain value of some variables, (n,).
+
+    The prices of a layer are those of one chunk a rank, worked out once for all rows that agree in what
+    they depend on: of the recomputed layers whether that is all of them, of the schedule how it is priced.
+    What is kept of a layer grows with the micro-batches in flight.
+    """
+    rows = _aside(c, aside)
+    every = np.where(rows.recompute_layers == ALL_LAYERS, ALL_LAYERS, 0)
+    asked = replace(rows, virtual_pipeline_size=np.ones_like(every), recompute_layers=every,
+                    pipeline_schedule=PRICED_AS[rows.pipeline_schedule])  # fmt: skip
+    first, alike = distinct([getattr(asked, f.name) for f in fields(Columns)])
     profile = default_profile(problem.cluster, problem.priced_as)
-    return outside_bytes(context_of(problem, _aside(c, aside), profile))
+    found = outside_bytes(context_of(problem, asked.take(first), profile))
+    return Outside(
+        states=found.states[alike], activations=found.activations[alike], in_flight=held_first(rows),
+        nvme=found.nvme[alike],
+    )  # fmt: skip
 
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"

@@ -2,7 +2,8 @@
 
 docs/how-the-search-works.md ("Mixed clusters") and docs/requests.md say what it is: pipelines whose
 replicas are all alike, every stage on one group, the stages of a group neighbours with one tensor-parallel
-size; or classes of replicas, each on one group of its own with as many as fit, that share the batch.
+size, any number of layers of each recomputed; or classes of replicas, each on one group of its own with as
+many as fit and all or none recomputed, that share the batch.
 Written without the product's enumeration, models or bounds. Whether one is legal and fits its memory is
 what ``meshwright.solver.check`` says, what it takes is ``meshwright.solver.predict``.
 """
@@ -171,9 +172,19 @@ def _splits(
         yield settled_on_groups(problem.cluster, one, batch)
 
 
+def _recomputed_by_stage(one: Configuration) -> Iterator[Configuration]:
+    """A pipeline as it is, and with every number of recomputed layers on every stage, one at least."""
+    yield one
+    if one.recompute_granularity != "full" or len(one.stage_layers) == 1 or one.replicas:
+        return
+    for counts in product(*(range(layers + 1) for layers in one.stage_layers)):
+        if any(counts) and counts != one.stage_layers:
+            yield replace(one, recompute_layers=max(counts), stage_recompute_layers=counts)
+
+
 def all_placed(problem: Problem, profile: Profile) -> list[Placed]:
     """All placements that are legal and fit, each with its predicted step."""
-    every = list(placements(problem))
+    every = [counted for one in placements(problem) for counted in _recomputed_by_stage(one)]
     faults = violations_of_all(problem, profile, every)
     right = [config for config, wrong in zip(every, faults, strict=True) if not wrong]
     found = []

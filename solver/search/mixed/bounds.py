@@ -9,9 +9,11 @@ where a stage on option o that is the k-th from the end holds at most ``hold(o, 
 memory with min(m, k) micro-batches in flight) and earns ``(mu - layer_o) hold``. A group may mix tensor
 sizes. Cut its GPUs, in the order of its stages from the end, into blocks of the largest stage: every
 stage that touches block k has at least k - 1 of the group's stages behind it, so block k earns at most
-the best rate of any option at place k times the block's GPUs. The least over the intervals of T bounds
-the row. Layers of several kinds are counted in units of work: a kind's work is its mean time over the
-options, and an option's time for a unit is the least over the kinds.
+the best rate of any option at place k times the block's GPUs. Where stages choose how many layers they
+recompute, the layers that memory holds without cost nothing more, and each further one replays as many as
+make room for it: a stage further from the end earns no more then, too. The least over the
+intervals of T bounds the row. Layers of several kinds are counted in units of work: a kind's work is its
+mean time over the options, and an option's time for a unit is the least over the kinds.
 """
 
 from __future__ import annotations
@@ -39,18 +41,19 @@ class RowBounds:
     objective_s: FloatArray  # the closed form, with two stages or more
     step_s: FloatArray  # the simulated step, with two stages or more
     slowest_s: FloatArray  # the time of the slowest stage of one micro-batch
+    others_s: FloatArray  # the closed form without the slowest stage's further micro-batches
 
 
 def bounds_of(rows: MixedRows) -> RowBounds:
     """Bound every row that has two stages or more."""
-    parts = np.zeros((3, len(rows)))
+    parts = np.zeros((4, len(rows)))
     each = max(rows.room.shape[0] * _most_blocks(rows), 1)
     step = max(_MOST_CELLS // each, 1)
     for start in range(0, len(rows), step):
         look()
         some = slice(start, start + step)
         parts[:, some] = _Held.of(rows, some).bounds()
-    return RowBounds(objective_s=parts[0], step_s=parts[1], slowest_s=parts[2])
+    return RowBounds(objective_s=parts[0], step_s=parts[1], slowest_s=parts[2], others_s=parts[3])
 
 
 def _most_blocks(rows: MixedRows) -> int:
@@ -74,6 +77,9 @@ class _Held:
     beside_s: FloatArray  # (B, n) of a stage, at least
     room: IntArray
     most: FloatArray  # (B, n, K) units that memory holds, by place from the end
+    free: FloatArray  # (B, n, K) the same without a recomputed layer
+    again_s: FloatArray  # (B, n, K) replay that each further unit asks for, at least
+    replay_s: FloatArray  # (B, n) of a unit, at most
     weight: FloatArray  # (B, n, K) stages that a block of GPUs has room for
     groups: tuple[IntArray, ...]
     ends_s: FloatArray  # (n,) embedding, head
@@ -96,8 +102,16 @@ class _Held:
         kept, state = rows.kept_bytes[:, some, :-2], rows.state_bytes[:, some, :-2]
         blocks = _most_blocks(rows)
         flight = np.minimum(rows.num_microbatches[some][:, None], np.arange(1, blocks + 1))  # (n, K)
-        each = (state[:, :, None, :] + flight[None, :, :, None] * kept[:, :, None, :]) / work[None, :, None]
-        most = np.maximum(rows.room_bytes[:, some], 0.0)[..., None] / each.min(axis=-1) * _ROUNDING
+
+        def unit_bytes(kept: FloatArray) -> FloatArray:
+            each = state[:, :, None, :] + flight[None, :, :, None] * kept[:, :, None, :]
+            return np.asarray((each / work[None, :, None]).min(axis=-1))
+
+        room_bytes = np.maximum(rows.room_bytes[:, some], 0.0)[..., None] * _ROUNDING
+        whole_kept = rows.whole_kept_bytes[:, some, :-2]
+        each_whole, replay = unit_bytes(whole_kept), rows.replay_s[:, some] * scale[..., None]
+        most, spared = room_bytes / unit_bytes(kept), np.maximum(whole_kept - kept, 1e-9)
+        again = (replay / spared).min(axis=-1)[..., None] / flight[None] * each_whole * _SAFETY
         cost, tail = rows.gpus_of_stage[:, some], rows.tail_s[:, some]
         groups = tuple(np.flatnonzero(rows.group_of == at) for at in np.unique(rows.group_of))
         weight = np.zeros((*room.shape, blocks))
@@ -116,7 +130,8 @@ class _Held:
         return cls(
             units=np.asarray(work @ counts), whole=one_kind,
             layer_s=(layer / work).min(axis=-1), beside_s=beside, room=room,
-            most=np.floor(most) if one_kind else most, weight=weight, groups=groups,
+            most=np.floor(most) if one_kind else most, free=room_bytes / each_whole, again_s=again,
+            replay_s=(replay / work).max(axis=-1), weight=weight, groups=groups,
             ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
             tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
@@ -126,9 +141,12 @@ class _Held:
 
     def held(self, slowest_s: FloatArray) -> FloatArray:
         """Return the units that a stage holds by place from the end within a time, (B, n, K)."""
-        within = np.maximum((slowest_s - self.beside_s) / self.layer_s * _ROUNDING, 0.0)
-        within = np.floor(within) if self.whole else within
-        return np.minimum(within[..., None], self.most)
+        left_s = np.maximum((slowest_s - self.beside_s) * _ROUNDING, 0.0)[..., None]
+        layer_s = self.layer_s[..., None]
+        beyond = np.maximum(left_s - self.free * layer_s, 0.0) / (layer_s + self.again_s)
+        within = np.minimum(left_s / layer_s, self.free) + beyond
+        within = np.floor(within * _ROUNDING) if self.whole else within
+        return np.minimum(within, self.most)
 
     def are_enough(self, slowest_s: FloatArray) -> BoolArray:
         """Return whether stages of at most this time can hold all layers, (n,); False is a proof."""
@@ -138,7 +156,7 @@ class _Held:
 
     def least_slowest_s(self) -> FloatArray:
         """Return the least time of the slowest stage, (n,); +inf where the layers fit nowhere."""
-        high = (self.layer_s * self.units + self.beside_s).max(axis=0) * _ROUNDING
+        high = ((self.layer_s + self.replay_s) * self.units + self.beside_s).max(axis=0) * _ROUNDING
         low, never = high * _LEAST, ~self.are_enough(high)
         for _ in range(_BISECTIONS):
             look()
@@ -147,13 +165,14 @@ class _Held:
             low, high = np.where(able, low, middle), np.where(able, middle, high)
         return np.asarray(np.where(never | (self.stages <= 1), np.inf, low))
 
-    def bounds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return (closed form, simulated step, slowest stage), (n,) each."""
+    def bounds(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Return (closed form, simulated step, slowest stage, the rest of the closed form), (n,) each."""
         slowest = self.least_slowest_s()
         fits = np.isfinite(slowest)
         known, m = np.where(fits, slowest, 0.0), self.m.astype(np.float64)
         price = np.where(self.room > 0, self.layer_s, np.nan)
         low, high = np.nanmin(price, axis=0, initial=np.inf), np.nanmax(price, axis=0, initial=0.0)
+        high = high + np.where(self.room > 0, self.again_s.max(axis=-1), 0.0).max(axis=0)
         scale = np.maximum(high / np.maximum(low, 1e-300) * 2.2, 1.5) ** (1.0 / (_MULTIPLIERS - 1))
         multipliers = [np.where(fits, low, 0.0) * scale**at for at in range(_MULTIPLIERS)]
         waits = (np.minimum(m, self.stages) - 1.0) * self.forward_share  # forward passes that others hide
@@ -171,13 +190,19 @@ class _Held:
         alone_s = m * known + self.tail_s  # the slowest stage's own passes
         objective = np.where(fits, (found["objective"] + beside) * _SAFETY + self.fixed_s, np.inf)
         step_s = np.maximum(found["step"] + beside, alone_s) * _SAFETY + self.fixed_s
-        return objective, np.where(fits, step_s, np.inf), slowest
+        others_s = (total + self.ends_s) * _SAFETY + self.fixed_s  # of the last interval, which has no end
+        return objective, np.where(fits, step_s, np.inf), slowest, np.where(fits, others_s, np.inf)
 
     def _least_sum_s(self, slowest_s: FloatArray, multipliers: list[FloatArray]) -> FloatArray:
         """Return the least sum of all stages' layers within a time, (n,)."""
-        held, best = self.held(slowest_s) * self.weight, np.full(len(slowest_s), -np.inf)
+        held, best = self.held(slowest_s), np.full(len(slowest_s), -np.inf)
+        free, beyond = np.minimum(held, self.free), np.maximum(held - self.free, 0.0)
+        free, beyond, chooses = free * self.weight, beyond * self.weight, bool(self.replay_s.any())
         for each in multipliers:
-            earned = np.maximum(each - self.layer_s, 0.0)[..., None] * held
+            rate = (each - self.layer_s)[..., None]
+            earned = np.maximum(rate, 0.0) * free
+            if chooses:
+                earned += np.maximum(rate - self.again_s, 0.0) * beyond
             total = sum(earned[own].max(axis=0).sum(axis=-1) for own in self.groups)
             best = np.maximum(best, each * self.units - total)
         return best

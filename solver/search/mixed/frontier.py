@@ -44,6 +44,7 @@ from meshwright.solver.search.mixed.rows import (
     with_tensor_parallel,
 )
 
+_LATER = 1.03  # rows of many patterns wait for quickly solved ones of about their bound
 GAP = 0.01  # relative, of the closed form: what the search proves
 _FIRST_ROWS = 48  # rows whose whole groups are tried for a first plan
 _ENOUGH_FIRST = 6  # of them with a plan
@@ -79,12 +80,18 @@ class MixedPlan:
 class _Waiting:
     """A row to be given to CP-SAT, under the bound that is known of it."""
 
+    rank_s: float  # the bound, and more where stages choose how many layers they recompute
     bound_s: float
     row: int
     effort: float = _EFFORT
     tried: int = 0  # bands of the slowest stage
     range_at: int = 0
     in_order: bool = False
+    by_levels: bool = False  # numbers of recomputed layers, at first
+
+    def bounded(self, bound_s: float) -> _Waiting:
+        """Return the row under a new bound."""
+        return replace(self, rank_s=self.rank_s * bound_s / self.bound_s, bound_s=bound_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,10 +122,13 @@ class MixedFrontier:
         """Bound every row; none is solved yet."""
         bounds = bounds_of(rows)
         heap = [
-            _Waiting(bound_s=float(bound), row=row)
+            _Waiting(
+                rank_s=float(bound) * (_LATER if rows.by_stage[row] else 1.0), bound_s=float(bound),
+                row=row, by_levels=bool(rows.by_stage[row]),
+            )
             for row, bound in enumerate(bounds.objective_s)
             if np.isfinite(bound)
-        ]
+        ]  # fmt: skip
         heapq.heapify(heap)
         meshes = problem.options.diverse
         return cls(rows=rows, problem=problem, profile=profile, bounds=bounds, meshes=meshes, _heap=heap)
@@ -131,8 +141,11 @@ class MixedFrontier:
     @property
     def bound_s(self) -> float:
         """Return what no plan's closed form is below; +inf where no row has a plan."""
-        waiting_s = self._heap[0].bound_s if self._heap else np.inf
-        return min(self.open_s, self.alone_s, waiting_s, self.known_s * (1.0 - GAP))
+        return min(self.open_s, self.alone_s, self._waiting_s, self.known_s * (1.0 - GAP))
+
+    @property
+    def _waiting_s(self) -> float:
+        return min((one.bound_s for one in self._heap), default=np.inf)
 
     @property
     def settled(self) -> int:
@@ -155,12 +168,14 @@ class MixedFrontier:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
         try:
             while not interrupted(self):
-                if not self._heap or self._heap[0].bound_s >= self.known_s * (1.0 - GAP):
+                if self._waiting_s >= self.known_s * (1.0 - GAP):
                     left_s = min(self.open_s, self.alone_s)
                     proved = left_s >= self.known_s * (1.0 - GAP)
                     self.finished = self.rows.whole and self.knows_alone and proved
                     return
                 one = heapq.heappop(self._heap)
+                if one.bound_s >= self.known_s * (1.0 - GAP):
+                    continue
                 try:
                     self._solve(one)
                 except OutOfTime:
@@ -201,10 +216,10 @@ class MixedFrontier:
         slowest_s, m = float(self.bounds.slowest_s[one.row]), int(rows.num_microbatches[one.row])
         most_s = known_s * (1.0 - GAP)
         narrow = not np.isfinite(known_s) and one.tried < len(_BANDS)
-        most_us = most_s * 1e6
+        most_us = (most_s - float(self.bounds.others_s[one.row])) * 1e6
         if narrow:
             most_us = min(most_us, slowest_s * _BANDS[one.tried] * max(m - 1, 1) * 1e6 + 1e5)
-        patterns = patterns_of(rows, one.row, most_us, one.range_at)
+        patterns = patterns_of(rows, one.row, most_us, one.range_at, by_levels=one.by_levels)
         found = solve(
             rows, one.row, patterns, most_s=most_s, slowest_s=slowest_s, effort=one.effort,
             seed=self.problem.options.seed, range_at=one.range_at,
@@ -227,15 +242,17 @@ class MixedFrontier:
         bound_s = max(one.bound_s, found.bound_s)
         if found.status == "infeasible" or bound_s >= self.known_s * (1.0 - GAP):
             return
-        if found.stages and least_s > found.objective_s * _NEAR and not one.in_order:
-            heapq.heappush(
-                self._heap, replace(one, bound_s=bound_s, in_order=True)
-            )  # groups would alternate
+        left = one.bounded(bound_s)
+        alternate = bool(found.stages) and least_s > found.objective_s * _NEAR  # groups, for their memory
+        if one.by_levels and found.status != "unknown":
+            heapq.heappush(self._heap, replace(left, by_levels=False, effort=_EFFORT * _MORE))
+        elif alternate and not one.in_order:
+            heapq.heappush(self._heap, replace(left, in_order=True))
         elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
-            heapq.heappush(self._heap, replace(one, bound_s=bound_s, effort=one.effort * _MORE))
+            heapq.heappush(self._heap, replace(left, effort=one.effort * _MORE))
         elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
             for at in range(1, len(RANGES) + 1):
-                heapq.heappush(self._heap, replace(one, bound_s=bound_s, range_at=at, effort=_EFFORT))
+                heapq.heappush(self._heap, replace(left, range_at=at, effort=_EFFORT))
         else:
             self.open_s = min(self.open_s, bound_s)
             self._open.add(one.row)
@@ -255,9 +272,11 @@ class MixedFrontier:
             if not self.rows.are_alike(line):
                 continue
             self._tried[row, line] = np.inf
-            split = LineSplit(self.rows, row, line).best()
+            splits = LineSplit(self.rows, row, line)
+            split = splits.best()
             if split is not None:
-                configs[configuration_of(self.rows, row, line, split)] = line
+                config = configuration_of(self.rows, row, line, split, splits.replays_of(split))
+                configs[config] = line
         priced = self.price(list(configs))
         self._tried |= {(row, configs[config]): value for config, value in priced.items()}
         return bool(priced)
@@ -322,14 +341,19 @@ class MixedFrontier:
         return [config for _, config in sorted(found, key=lambda one: one[0])[: self._listed * 2]]
 
 
-def configuration_of(rows: MixedRows, row: int, line: Line, split: Split) -> Configuration:
-    """Return a row's stages on the options of a line as a configuration."""
+def configuration_of(
+    rows: MixedRows, row: int, line: Line, split: Split, replayed: Sequence[int] = ()
+) -> Configuration:
+    """Return a row's stages on the options of a line as a configuration.
+
+    ``replayed``: recomputed layers of each stage; (): all alike.
+    """
     options = [rows.options[at] for at in line]
     largest = max(one.tensor_parallel_size for one in options)
-    columns = with_tensor_parallel(rows.columns(row, len(line)), largest)
+    columns = with_tensor_parallel(rows.columns(row, len(line), by_stage=bool(replayed)), largest)
     replicas = int(rows.sizes[row, 0] * rows.sizes[row, 1])
     stages = tuple(stage_group_of(rows.fleet, one, replicas) for one in options)
-    return replace(columns.configuration(0, split), stage_groups=stages)
+    return replace(columns.configuration(0, split, replayed), stage_groups=stages)
 
 
 def stage_group_of(fleet: NodeGroups, option: StageOption, replicas: int) -> StageGroup:

@@ -13,7 +13,7 @@ from itertools import islice, permutations, product
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.search.mixed.patterns import ENDS, ROLES, Patterns
 from meshwright.solver.search.mixed.rows import MixedRows
 
@@ -95,14 +95,11 @@ def whole_groups(rows: MixedRows, row: int) -> Iterator[Line]:
     The groups stand with the most memory for a layer first, where most micro-batches are in flight, or
     last.
     """
-    legal = np.flatnonzero(rows.allowed[row])
-    legal = legal[(legal > 1) & (legal <= rows.most_stages[row])]
+    legal = rows.legal_stages(row)
     if not len(legal):
         return
     room, rate = rows.room[:, row], 1.0 / rows.layer_s[:, row].min(axis=-1)
-    held = rows.room_bytes[:, row] / (rows.state_bytes + rows.kept_bytes)[:, row, :-2].max(axis=-1)
-    groups = [np.flatnonzero((rows.group_of == at) & (room > 0)) for at in np.unique(rows.group_of)]
-    groups = [own for own in groups if len(own)]
+    held, groups = rows.layers_in_memory(row), rows.options_by_group(row)
     by_rate = [int(own[np.argmax((room * rate)[own])]) for own in groups]
     by_memory = [int(own[np.argmax(held[own])]) for own in groups]
     seen = set[Line]()
@@ -121,13 +118,8 @@ def chosen_groups(rows: MixedRows, row: int) -> Iterator[Line]:
 
     With as many stages as there is room for, and with one on each group.
     """
-    legal = np.flatnonzero(rows.allowed[row])
-    legal = legal[(legal > 1) & (legal <= rows.most_stages[row])]
-    held = rows.room_bytes[:, row] / (rows.state_bytes + rows.kept_bytes)[:, row, :-2].max(axis=-1)
-    groups = [
-        np.flatnonzero((rows.group_of == at) & (rows.room[:, row] > 0)) for at in np.unique(rows.group_of)
-    ]
-    choices = product(*([-1, *own.tolist()] for own in groups if len(own)))
+    legal, held = rows.legal_stages(row), rows.layers_in_memory(row)
+    choices = product(*([-1, *own.tolist()] for own in rows.options_by_group(row)))
     seen = set[Line]()
     for choice in islice(choices, _MOST_CHOICES if len(legal) else 0):
         options = [at for at in choice if at >= 0]
@@ -157,12 +149,34 @@ def _of_whole(
     return tuple(at for at in ordered for _ in range(counts[at]))
 
 
+def _least_replays(
+    rows: MixedRows, at: tuple[int, int], over_bytes: FloatArray
+) -> tuple[BoolArray, IntArray, FloatArray]:
+    """Return whether layers i … j - 1 fit, how many of the first are recomputed, and their replay.
+
+    (L + 1, L + 1) each.
+    ``over_bytes``: what they keep of a micro-batch in flight beyond their room, without any.
+    """
+    sums = rows.layout.cumulative.astype(np.float64)
+    spared = sums @ (rows.whole_kept_bytes[at] - rows.kept_bytes[at])[:-2]
+    replay_s = sums @ rows.replay_s[at]
+    start, end = np.arange(len(sums))[:, None], np.arange(len(sums))[None, :]
+    needed = np.where(over_bytes > -1.0, over_bytes + 1.0, 0.0)  # a byte more than rounding may take
+    last = np.searchsorted(spared, spared[:, None] + needed)
+    fits = (last <= end) & (start < end)
+    last = np.where(fits, last, start)
+    return fits, last - start, replay_s[last] - replay_s[:, None]
+
+
 # --------------------------------------------------------------------------------------------------
 # The split of a line that takes least by the closed form: by sums under a limit of the slowest stage.
 
 
 class LineSplit:
-    """Times and memory of layers i … j - 1 on every stage of a line, (S, L + 1, L + 1)."""
+    """Times and memory of layers i … j - 1 on every stage of a line, (S, L + 1, L + 1).
+
+    Where stages choose how many layers they recompute, each recomputes its first ones, as few as fit.
+    """
 
     def __init__(self, rows: MixedRows, row: int, line: Line, more_bytes: float = 0.0) -> None:
         """Weigh every stage, each GPU with ``more_bytes`` beyond its budget."""
@@ -176,12 +190,13 @@ class LineSplit:
         transfers = rows.transfers
         asked = rows.fleet.problem.options.stage_layers
         size = held.sum(axis=-1)
+        self.replayed: IntArray | None = np.zeros(shape, dtype=np.int64) if rows.by_stage[row] else None
         weighed = dict[int, tuple[FloatArray, FloatArray, FloatArray, FloatArray]]()
         for option in np.unique(of_line).tolist():
             at = (option, row)
             weighed[option] = (
                 held @ rows.layer_s[at], held @ rows.tail_s[at][:-2] + rows.rank_tail_s[at],
-                held @ rows.state_bytes[at][:-2], held @ rows.kept_bytes[at][:-2],
+                held @ rows.state_bytes[at][:-2], held @ rows.whole_kept_bytes[at][:-2],
             )  # fmt: skip
         for stage, option in enumerate(line):
             at, first, last = (option, row), stage == 0, stage == stages - 1
@@ -191,9 +206,14 @@ class LineSplit:
             time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
             tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
             states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]
-            each = kept + first * rows.kept_bytes[at][-2] + last * rows.kept_bytes[at][-1]
+            ends = rows.whole_kept_bytes[at][-2:]
+            each, in_flight = kept + first * ends[0] + last * ends[1], min(m, stages - stage)
             space = (rows.head_room_bytes if last else rows.room_bytes)[at] + more_bytes
-            fits = (states + min(m, stages - stage) * each <= space) & (size >= 1)
+            over = states + in_flight * each - space
+            fits = (over <= 0.0) & (size >= 1)
+            if self.replayed is not None:
+                fits, self.replayed[stage], replay_s = _least_replays(rows, at, over / in_flight)
+                time = time + replay_s
             if asked and asked[stage]:
                 fits &= size == asked[stage]
             self.time_s[stage], self.slowest_s[stage] = time, (m - 1.0) * time + tail
@@ -230,6 +250,20 @@ class LineSplit:
         """Return the split of least sum that fits; None where none does."""
         found = self._least_sum(np.inf)
         return None if found is None else found[1]
+
+    def replays_of(self, split: Split) -> tuple[int, ...]:
+        """Return the recomputed layers of each stage; () where stages do not choose, or recompute all.
+
+        Where nothing has to be recomputed it is one layer, of the stage that waits most for the others.
+        """
+        if self.replayed is None:
+            return ()
+        ends = np.cumsum(split)
+        starts, stages = ends - np.array(split), np.arange(len(split))
+        counts = self.replayed[stages, starts, ends]
+        if not counts.any():
+            counts[self.slowest_s[stages, starts, ends].argmin()] = 1
+        return () if (counts == split).all() else tuple(counts.tolist())
 
     def _costs(self, values: FloatArray, cap_s: float) -> FloatArray:
         return np.where(self.fits & (self.slowest_s <= cap_s * _ROUNDING), values, np.inf)

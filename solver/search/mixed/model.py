@@ -1,8 +1,9 @@
 """CP-SAT's model of one row of a mixed cluster: how many stages of which pattern.
 
 Variables
-  n[p]       stages of pattern p = (option o, layers of each kind, role); roles: first, last, the first
-             stage on a further group ("entry"), both at once ("last entry"), any other ("middle")
+  n[p]       stages of pattern p = (option o, layers of each kind, recomputed layers, role)
+             roles: first, last, the first stage on a further group ("entry"), both at once ("last
+             entry"), any other ("middle")
   level[j]   the slowest stage takes more than v_j;  M = v_0 + sum_j (v_j - v_{j-1}) level[j]
 Constraints
   (1) every layer of each kind is held once          sum_p layers_p n[p] = L, kind by kind
@@ -18,6 +19,7 @@ Constraints
       groups that stand nearer to the end
   (8) a prescribed split                             as many stages of l layers as the request names
   (9) a constraint on all GPUs                       all stages have one tensor-parallel size
+  (10) a request for full recomputation              some stage recomputes a layer
 Objective
   minimise sum_p time_p n[p] + M  <=  sum_s t_s + max_s ((m - 1) t_s + tail_s): a bound on every plan's
 Equal stages, equal nodes and the order of the groups are no symmetry: there are neither places nor nodes.
@@ -96,6 +98,7 @@ def solve(
         model.stand_in_order()
     model.keep_the_split()
     model.have_one_size()
+    model.recompute_some()
     if np.isfinite(most_s):
         model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
@@ -187,8 +190,7 @@ class _Model:
         """(3)."""
         self.of.add(self._sum(self.patterns.has_role("first")) == 1)
         self.of.add(self._sum(self.patterns.has_role(*ENDS)) == 1)
-        legal = np.flatnonzero(self.rows.allowed[self.row])
-        legal = legal[(legal > 1) & (legal <= self.rows.most_stages[self.row])]
+        legal = self.rows.legal_stages(self.row)
         if range_at:
             low, high = RANGES[range_at - 1]
             legal = legal[(legal >= low) & (legal <= high)]
@@ -241,6 +243,11 @@ class _Model:
         self.of.add(sum(chosen.values()) == 1)
         for at, size in enumerate(tensor.tolist()):
             self.of.add(self.count[at] <= int(self.most[at]) * chosen[size])
+
+    def recompute_some(self) -> None:
+        """(10)."""
+        if self.rows.by_stage[self.row] and self.rows.always_recomputes:
+            self.of.add(self._sum(np.flatnonzero(self.patterns.replayed > 0)) >= 1)
 
     def stand_in_order(self) -> None:
         """(7)."""

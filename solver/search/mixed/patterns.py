@@ -1,19 +1,23 @@
 """Patterns of one row: what a stage may be, without its place in the pipeline.
 
-A pattern is (option, layers of each kind, role). A stage that is the k-th from the end keeps min(m, k)
-micro-batches in flight, so a pattern fits at the places up to its ``deepest``. Times are whole
-microseconds, rounded down, so that what is proved of patterns is no more than what plans take.
+A pattern is (option, layers of each kind, recomputed layers, role). A stage that is the k-th from the end
+keeps min(m, k) micro-batches in flight, so a pattern fits at the places up to its ``deepest``. Times are
+whole microseconds, rounded down, so that what is proved of patterns is no more than what plans take.
+
+Where stages choose how many layers they recompute, r of them add at least the r quickest replays and spare
+at most the r largest amounts that layers spare. Only numbers that fit at a place further from the end than
+any smaller one make a pattern.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from meshwright.solver.configuration import FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.search.mixed.rows import MixedRows, Transfers
 
@@ -24,6 +28,8 @@ ROLES: tuple[Role, ...] = ("middle", "entry", "last", "last entry", "first")
 ENTERS: tuple[Role, ...] = ("entry", "last entry")
 ENDS: tuple[Role, ...] = ("last", "last entry")
 _ROUNDING = 1.0 + 1e-9
+# Places from the end that numbers of recomputed layers are distinguished by: an eighth apart, or less.
+_PLACES = np.unique(np.round(1.15 ** np.arange(50)).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,7 @@ class Patterns:
     option: IntArray  # among ``MixedRows.options``
     role: IntArray  # among ROLES
     counts: IntArray  # (N, K) layers of each kind
+    replayed: IntArray  # layers that are recomputed, where stages choose how many
     time_us: IntArray  # of one micro-batch
     slowest_us: IntArray  # (m - 1) times that, and the tail
     deepest: IntArray  # the last place from the end where it fits, from 1; or ANYWHERE
@@ -40,6 +47,12 @@ class Patterns:
     def __len__(self) -> int:
         """Return the number of patterns."""
         return len(self.option)
+
+    def to_levels(self) -> Patterns:
+        """Return the patterns as if each fitted at every place before the next of ``_PLACES``."""
+        after = np.searchsorted(_PLACES, self.deepest, side="right")
+        level = np.append(_PLACES, ANYWHERE + 1)[after] - 1
+        return replace(self, deepest=np.where(self.deepest > 0, level, 0))
 
     def has_role(self, *roles: Role) -> IntArray:
         """Return the patterns of some roles."""
@@ -60,7 +73,9 @@ def windows_of(layout: LayerLayout) -> IntArray:
     return _windows(sums.tobytes(), layout.num_layers, layout.num_kinds)
 
 
-def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) -> Patterns:
+def patterns_of(
+    rows: MixedRows, row: int, most_us: float, range_at: int = 0, *, by_levels: bool = False
+) -> Patterns:
     """Return the patterns of a row that end within a time.
 
     Args:
@@ -68,6 +83,7 @@ def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) ->
         row: one of them.
         most_us: of ``slowest_us``.
         range_at: 0: priced for any number of stages; else for those of ``RANGES[range_at - 1]``.
+        by_levels: with fewer numbers of recomputed layers, each as if it fitted at some further places.
     """
     sums, found = rows.layout.cumulative, list[Patterns]()
     transfers = rows.transfers_of(row, range_at)
@@ -76,19 +92,82 @@ def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) ->
     held |= dict.fromkeys(ENDS, sums[-1] - sums[1:-1])
     for option in np.flatnonzero(rows.room[:, row] > 0).tolist():
         for role in ROLES:
-            one = _of(rows, (option, row), role, held[role], transfers)
+            again, at = _Replays.none(held[role]), (option, row)
+            one = _of(rows, at, role, transfers, again)
+            if rows.by_stage[row]:
+                again = _Replays.of(rows, at, held[role][one.slowest_us <= most_us])
+                one = _of(rows, at, role, transfers, again)
             kept = (one.deepest > 0) & (one.slowest_us <= most_us)
+            most = 1 if role in ENDS else min(int(rows.most_stages[row]), int(rows.num_microbatches[row]))
+            if by_levels:
+                one = one.to_levels()
+            kept &= again.go_deeper(one.deepest, most, rows.always_recomputes)
             found.append(_take(one, np.flatnonzero(kept)))
     return _joined(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replays:
+    """Windows of layers (W) with each number of recomputed ones (R), the numbers next to one another."""
+
+    counts: IntArray  # (W R, K)
+    number: IntArray  # (W R,) of recomputed layers, which may be more than the window has
+    width: int  # R
+    replay_s: FloatArray  # (W R,) at least
+    spared_bytes: FloatArray  # (W R,) of a micro-batch in flight, at most
+
+    @classmethod
+    def none(cls, counts: IntArray) -> _Replays:
+        """Return windows without recomputed layers."""
+        nothing = np.zeros(len(counts))
+        return cls(
+            counts=counts, number=nothing.astype(np.int64), width=1, replay_s=nothing, spared_bytes=nothing
+        )
+
+    @classmethod
+    def of(cls, rows: MixedRows, at: tuple[int, int], counts: IntArray) -> _Replays:
+        """Return windows with none to all of their layers recomputed."""
+        width = int(counts.sum(axis=1).max(initial=0)) + 1
+        spared = (rows.whole_kept_bytes[at] - rows.kept_bytes[at])[:-2]
+        every = np.repeat(counts, width, axis=0)
+        number = np.tile(np.arange(width), len(counts))
+        return cls(
+            counts=every, number=number, width=width,
+            replay_s=_least_of(every, number, rows.replay_s[at]),
+            spared_bytes=-_least_of(every, number, -spared),
+        )  # fmt: skip
+
+    def go_deeper(self, deepest: IntArray, most: int, always: bool) -> BoolArray:
+        """Mark numbers that fit at a place up to ``most`` where no smaller number does.
+
+        ``always``: one recomputed layer counts as much as none, being asked for.
+        """
+        reached = np.minimum(deepest, most).reshape(-1, self.width)
+        before = np.maximum.accumulate(reached, axis=1)
+        deeper = np.ones_like(reached, dtype=np.bool_)
+        deeper[:, 1:] = reached[:, 1:] > before[:, :-1]
+        if always and self.width > 1:
+            deeper[:, 1] = True
+        whole = self.number <= self.counts.sum(axis=1)
+        return np.asarray(deeper.ravel() & whole)
+
+
+def _least_of(counts: IntArray, number: IntArray, each: FloatArray) -> FloatArray:
+    """Return the least sum of a price over so many layers of every window, (N,)."""
+    order = np.argsort(each, kind="stable")
+    held = counts[:, order]
+    taken = np.clip(number[:, None] - (np.cumsum(held, axis=1) - held), 0, held)
+    return np.asarray(taken @ each[order])
+
+
 def _of(
-    rows: MixedRows, at: tuple[int, int], role: Role, counts: IntArray, transfers: Transfers
+    rows: MixedRows, at: tuple[int, int], role: Role, transfers: Transfers, again: _Replays
 ) -> Patterns:
+    counts = again.counts
     held, option, m = counts.astype(np.float64), at[0], int(rows.num_microbatches[at[1]])
     first, last = role == "first", role in ENDS
     scale = float(transfers.scale[option])
-    own = held @ rows.layer_s[at] + first * rows.embedding_s[at] + last * rows.head_s[at]
+    own = held @ rows.layer_s[at] + again.replay_s + first * rows.embedding_s[at] + last * rows.head_s[at]
     beside = transfers.entered_s[option] if role in ENTERS else transfers.inside_s[option]
     time = scale * own + (beside if np.isfinite(beside) else 0.0)
     tail = scale * (
@@ -101,7 +180,8 @@ def _of(
 
     space = (rows.head_room_bytes if last else rows.room_bytes)[at]
     free = np.asarray(space * _ROUNDING - bytes_of(rows.state_bytes[at]))
-    flight = np.floor(np.clip(free / np.maximum(bytes_of(rows.kept_bytes[at]), 1.0), 0, ANYWHERE))
+    kept = bytes_of(rows.whole_kept_bytes[at]) - again.spared_bytes
+    flight = np.floor(np.clip(free / np.maximum(kept, 1.0), 0, ANYWHERE))
     deepest = np.where(flight >= m, ANYWHERE, flight).astype(np.int64)
     if role in ENTERS and not np.isfinite(transfers.entered_s[option]):
         deepest = np.zeros_like(deepest)
@@ -109,6 +189,7 @@ def _of(
         option=np.full(len(counts), option),
         role=np.full(len(counts), ROLES.index(role)),
         counts=counts,
+        replayed=again.number,
         time_us=np.floor(time * US).astype(np.int64),
         slowest_us=np.floor(((m - 1) * time + tail) * US).astype(np.int64),
         deepest=deepest,

@@ -276,10 +276,12 @@ _FULL = RECOMPUTE.index("full")
 def limits_all_replicas(problem: Problem) -> bool:
     """Return whether the request concerns what unlike classes only have together; then replicas are alike.
 
-    So do documents of unequal length: replicas wait for the busiest of all, whichever group it is on.
+    So they are for launchers without unlike ones, and for documents of unequal length: replicas wait
+    for the busiest of all, whichever group it is on.
     """
     together = not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
-    return together or problem.workload.lengths is not None
+    unable = not launcher_capabilities(problem.launcher).unlike_replicas
+    return together or unable or problem.workload.lengths is not None
 
 
 def late_rules(problem: Problem) -> tuple[Rule, ...]:
@@ -343,7 +345,8 @@ def _filled(fleet: NodeGroups, sizes: IntArray, option: StageOption) -> Columns:
     replicas = fleet.groups[option.group].num_gpus // (option.tensor_parallel_size * cp * pp)
     kept = (replicas > 0) & ((zero == 0) | (replicas * cp > 1))
     rows = np.stack([cp, replicas, ep, micro, zero, again], axis=1)[kept]
-    columns = with_tensor_parallel(columns_of(fleet.problem, rows, pp[kept]), option.tensor_parallel_size)
+    columns = columns_of(fleet.problem, rows, pp[kept], by_stage=False)
+    columns = with_tensor_parallel(columns, option.tensor_parallel_size)
     return replace(columns, num_microbatches=np.ones_like(rows[:, 0]))
 
 

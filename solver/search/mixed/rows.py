@@ -5,6 +5,10 @@ node group with a tensor-parallel size: what each stage chooses. A stage takes t
 group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is free: of a
 row's prices only the transfers and the straggler depend on it, so the least is taken of few and of many
 stages. Replicas are alike and chunks do not interleave.
+
+A row that recomputes fully leaves to each stage how many of its layers it recomputes, where the launcher
+and the request do. Its prices are those of no recomputation, its ``kept_bytes`` those of all:
+``whole_kept_bytes`` and ``replay_s`` state what a stage pays between the two.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
+    PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
     BoolArray,
@@ -35,7 +40,11 @@ from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
+from meshwright.solver.space.enumerate import (
+    MAX_MICRO_BATCH_SIZE,
+    MIN_TOKENS_PER_CONTEXT_RANK,
+    recomputes_by_stage,
+)
 from meshwright.solver.space.request_rules import limited_by, names_of
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import Prescribed, divisors
@@ -100,11 +109,17 @@ def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
         yield from ((cp, dp, ep, *rest) for rest in product(sizes, zeros, range(_FULL + 1)))
 
 
-def columns_of(problem: Problem, sizes: IntArray, stages: int | IntArray) -> Columns:
-    """Return rows of ``_sizes``, (n, 6), as columns with so many stages, of tensor-parallel size 1."""
+def columns_of(
+    problem: Problem, sizes: IntArray, stages: int | IntArray, *, by_stage: bool = True
+) -> Columns:
+    """Return rows of ``_sizes``, (n, 6), as columns with so many stages, of tensor-parallel size 1.
+
+    ``by_stage``: two or more stages may recompute numbers of layers of their own.
+    """
     cp, dp, ep, size, zero, again = sizes.T
     ones, pp = np.ones_like(cp), np.broadcast_to(np.asarray(stages), cp.shape)
     none, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
+    every = np.where((pp > 1) & (by_stage and recomputes_by_stage(problem)), PER_STAGE, ALL_LAYERS)
     return Columns.plain(
         tensor_parallel_size=ones,
         sequence_parallel=np.zeros_like(cp),
@@ -118,7 +133,7 @@ def columns_of(problem: Problem, sizes: IntArray, stages: int | IntArray) -> Col
         num_microbatches=problem.workload.global_batch_size // (dp * size),
         pipeline_schedule=np.where(pp == 1, none, plain),
         recompute=again,
-        recompute_layers=np.where(again == _FULL, ALL_LAYERS, 0),
+        recompute_layers=np.where(again == _FULL, every, 0),
     )
 
 
@@ -200,7 +215,9 @@ class MixedRows:
     rank_tail_s: FloatArray  # (B, n)
     fixed_s: FloatArray
     state_bytes: FloatArray  # (B, n, K + 2)
-    kept_bytes: FloatArray  # (B, n, K + 2) of a micro-batch in flight
+    kept_bytes: FloatArray  # (B, n, K + 2) of a micro-batch in flight, at least
+    whole_kept_bytes: FloatArray  # (B, n, K + 2) the same of a stage that recomputes none of its layers
+    replay_s: FloatArray  # (B, n, K) of a recomputed layer, where stages choose how many they recompute
     room_bytes: FloatArray  # (B, n) for both
     head_room_bytes: FloatArray  # the same on the last stage, next to the logits
 
@@ -272,6 +289,9 @@ class MixedRows:
             fixed_s=each(lambda one: one.prices.fixed_s),
             state_bytes=each(lambda one: one.state_bytes),
             kept_bytes=each(lambda one: one.least_kept_bytes),
+            whole_kept_bytes=each(_whole_kept_bytes),
+            replay_s=straggler[..., None]
+            * each(lambda one: one.per_stage[:, None] * one.prices.replay_s[:, :-2]),
             room_bytes=space - again,
             head_room_bytes=space - np.maximum(again, work),
         )  # fmt: skip
@@ -314,6 +334,16 @@ class MixedRows:
         return columns_of(self.fleet.problem, self.sizes, 2).num_microbatches
 
     @cached_property
+    def by_stage(self) -> BoolArray:
+        """Mark rows with stages that choose how many layers they recompute, (n,)."""
+        return np.asarray(columns_of(self.fleet.problem, self.sizes, 2).recompute_layers == PER_STAGE)
+
+    @cached_property
+    def always_recomputes(self) -> bool:
+        """Return whether the request limits recomputation, so that such a row recomputes some layer."""
+        return "recompute_granularity" in limited_by(self.fleet.problem)
+
+    @cached_property
     def most_stages(self) -> IntArray:
         """Return the most stages of each row that are legal and that there are GPUs for, (n,)."""
         groups = [self.room[self.group_of == at].max(axis=0) for at in np.unique(self.group_of)]
@@ -340,9 +370,29 @@ class MixedRows:
             )
         return self.transfers_by_range[row, range_at]
 
-    def columns(self, row: int, stages: int) -> Columns:
+    def legal_stages(self, row: int) -> IntArray:
+        """Return the legal numbers of stages of a row, from two on, that there are GPUs for."""
+        legal = np.flatnonzero(self.allowed[row])
+        return np.asarray(legal[(legal > 1) & (legal <= self.most_stages[row])])
+
+    def layers_in_memory(self, row: int) -> FloatArray:
+        """Return how many layers with one micro-batch in flight each option's memory holds, (B,)."""
+        each = self.state_bytes[:, row, :-2] + self.kept_bytes[:, row, :-2]
+        return np.asarray(self.room_bytes[:, row] / each.max(axis=-1))
+
+    def options_by_group(self, row: int) -> list[IntArray]:
+        """Return the options that have room for a stage of a row, for each group that has one."""
+        able = np.flatnonzero(self.room[:, row] > 0)
+        return [able[self.group_of[able] == at] for at in np.unique(self.group_of[able])]
+
+    def columns(self, row: int, stages: int, *, by_stage: bool = True) -> Columns:
         """Return one row with so many stages, of tensor-parallel size 1."""
-        return columns_of(self.fleet.problem, self.sizes[row : row + 1], stages)
+        return columns_of(self.fleet.problem, self.sizes[row : row + 1], stages, by_stage=by_stage)
+
+
+def _whole_kept_bytes(rows: Rows) -> FloatArray:
+    by_stage, prices = rows.per_stage[:, None], rows.prices
+    return np.asarray(np.where(by_stage, prices.activation_bytes, rows.least_kept_bytes))
 
 
 def _forward_share(rows: Rows) -> FloatArray:

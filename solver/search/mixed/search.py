@@ -29,6 +29,7 @@ from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, w
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import Configuration, joined, plan_id_of
+from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.predict import predict_all
@@ -315,6 +316,7 @@ def _answer(
         notes={
             "profile": "each node group by its own profile: "
             + "; ".join(one.title for one in profile.by_group),
+            "kept_free": kept_free_words(problem, profile),
             **(SAMPLE if sampled else {}),
         },
         objective=claim_of(problem, profile, step_s, bound_s),

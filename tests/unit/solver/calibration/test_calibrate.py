@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.calibration import Calibration, read_calibration
+from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.gpus import gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.profile import Profile
 from meshwright.solver.accuracy import peak_as_measured, predictions_of
 from meshwright.solver.answer import Prediction
@@ -15,9 +17,16 @@ from meshwright.solver.calibration.fit import TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 CLUSTER = "mosaic-a100-40gb-fsdp"
+CHIP = {"name": "our-chip", "architecture": None, "sources": None}
+
+
+def on_gpu(problem: Problem, gpu: GpuSpec) -> Problem:
+    groups = tuple(replace(group, gpu=gpu) for group in problem.cluster.groups)
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +75,26 @@ def test_sixteen_runs_of_a_cluster_with_slow_gemms_and_network_predict_the_other
     calibration = calibrate(runs[::5], cluster="slow")
     rest = [one for index, one in enumerate(runs) if index % 5]
     assert np.mean(log_errors(None, rest)) > 0.12
+    assert np.mean(log_errors(calibration, rest)) < 0.02
+
+
+def test_runs_of_a_described_gpu_replace_the_shares_that_it_borrowed(
+    observations: list[Observation],
+) -> None:
+    # the same runs on a chip with the figures of the A100 under another name, 20 % slower in products
+    gpu = gpu_from_mapping({**gpu_to_mapping(observations[0].problem.cluster.groups[0].gpu), **CHIP})
+    runs = [replace(one, problem=on_gpu(one.problem, gpu)) for one in as_if(observations, gemm=0.8)]
+    calibration = calibrate(runs[::5], cluster="described")
+    before, after = default_profile_of(runs[1]), calibration.applied(default_profile_of(runs[1]))
+    assert (before.borrowed, after.borrowed) == (True, False)
+    assert any("nearest in the catalog" in words for words in before.warnings)
+    assert not any("nearest in the catalog" in words for words in after.warnings)
+    rest = [one for index, one in enumerate(runs) if index % 5]
+    widths = [
+        [log(one.step_time_high_s / one.step_time_low_s) for one in predicted(learnt, rest)]
+        for learnt in (None, calibration)
+    ]
+    assert max(widths[1]) < 0.5 * min(widths[0])
     assert np.mean(log_errors(calibration, rest)) < 0.02
 
 

@@ -211,6 +211,26 @@ def test_on_one_group_alone_the_waterfall_is_that_of_a_mesh() -> None:
     assert waterfalls(problem, [placed], [step])[0] == pytest.approx(right)
 
 
+def test_changes_of_stages_that_recompute_unlike_numbers_of_layers_name_a_number_for_each() -> None:
+    problem, profile, _ = placed_answer()
+    place = StageGroup(group="fast", num_gpus=0, num_nodes=0.0, tensor_parallel_size=1)
+    raw = Configuration(
+        stage_layers=(5, 3), stage_groups=(place, replace(place, group="slow")),
+        recompute_granularity="full", recompute_layers=3, stage_recompute_layers=(3, 1),
+    )  # fmt: skip
+    config = settled_on_groups(problem.cluster, raw, 24)
+    assert (config.stage_recompute_layers, config.recompute_layers) == ((3, 1), 3)
+    (found,) = alternatives_of(problem, profile, [config])
+    counts = {one.move.words: one.move.configuration for one in found}
+    assert predict(problem, profile, counts["a stage more on fast"]).step_time_s > 0.0
+    # 5 layers of which 3 are recomputed become 3 with 2 and 2 with 1; without a stage 3 + 1 of 8 are.
+    assert counts["a stage more on fast"].stage_recompute_layers == (2, 1, 1)
+    assert counts["a stage less on slow"].stage_recompute_layers == (4,)
+    assert counts["a layer from stage 1 to 0"].stage_recompute_layers == (3, 1)
+    every = counts["recompute every layer"]
+    assert (every.stage_recompute_layers, every.recompute_layers) == ((), 8)
+
+
 def test_losses_are_the_three_largest_terms_and_offered_changes_are_priced() -> None:
     _, _, answer = placed_answer()
     for plan in answer.plans:

@@ -201,7 +201,7 @@ def test_a_missed_deadline_is_told_with_the_days_of_the_soonest_plan() -> None:
 
 
 def test_reports_of_several_variants_tell_of_one_search() -> None:
-    # fp8 is searched behind bf16: the best plan stays, time goes on, and a bound is that of both
+    # bf16 is searched behind fp8: the best plan stays, time goes on, and a bound is that of both
     problem = a_problem(
         model=a_model(num_layers=4),
         cluster=a_cluster(num_nodes=1),
@@ -221,6 +221,53 @@ def test_reports_of_several_variants_tell_of_one_search() -> None:
     assert [one.stage for one in told].count("done") == 1
     assert told[-1].incumbent_step_time_s == answer.plans[0].prediction.step_time_s
     assert told[-1].bound_step_time_s == answer.bound_step_time_s
+
+
+def with_offload(**options: object) -> Problem:
+    """16 layers on a node, bf16 or fp8, with anything that may leave the GPU."""
+    return a_problem(
+        model=a_model(num_layers=16),
+        cluster=a_cluster(num_nodes=1),
+        batch=64,
+        allow=("fp8", "offload"),
+        certify="none",
+        **options,
+    )
+
+
+def test_the_first_plan_is_of_the_faster_precision_and_near_the_best() -> None:
+    seen, problem = list[Progress](), with_offload()
+    answer = ask(problem, default_profile(problem.cluster, problem.launcher), on_progress=seen.append)
+    first = next(one.incumbent_step_time_s for one in seen if one.incumbent_step_time_s is not None)
+    assert answer.plans[0].workload["precision"] == "fp8"
+    assert first <= 1.1 * answer.plans[0].prediction.step_time_s
+
+
+def test_a_search_that_is_stopped_keeps_the_plan_that_was_found_without_offload() -> None:
+    seen, problem = list[Progress](), with_offload()
+    profile = default_profile(problem.cluster, problem.launcher)
+    answer = ask(problem, profile, on_progress=seen.append,
+                 should_stop=lambda: any(one.incumbent_step_time_s for one in seen))  # fmt: skip
+    assert (answer.status, answer.bound_step_time_s, answer.gap) == ("feasible", None, None)
+    shown_s = [one.incumbent_step_time_s for one in seen if one.incumbent_step_time_s is not None]
+    assert answer.plans[0].prediction.step_time_s <= shown_s[0]
+    whole = ask(problem, profile)
+    ids = {plan.config: plan.plan_id for plan in whole.plans}
+    assert all(ids.get(plan.config, plan.plan_id) == plan.plan_id for plan in answer.plans)
+    assert whole.plans[0].prediction.step_time_s <= answer.plans[0].prediction.step_time_s
+
+
+def test_what_is_found_without_offload_changes_no_answer() -> None:
+    whole, found = (
+        with_offload(),
+        with_offload(forbid={"offload": ("optimizer@nvme",)}),
+    )  # no opening for it
+    profile = default_profile(whole.cluster, whole.launcher)
+    one, other = ask(whole, profile), ask(found, profile)
+    assert [plan.prediction.step_time_s for plan in one.plans] == pytest.approx(
+        [plan.prediction.step_time_s for plan in other.plans]
+    )
+    assert one.status == other.status == "optimal"
 
 
 def test_a_bound_on_the_step_is_not_reported_where_another_objective_ranks() -> None:

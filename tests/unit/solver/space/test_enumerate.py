@@ -11,6 +11,7 @@ from meshwright.solver.space.enumerate import (
     Space,
     enumerate_space,
     estimated_outer,
+    numbers_of_gpus,
     refuted_space,
     with_whole,
 )
@@ -202,3 +203,13 @@ def test_the_estimate_bounds_all_batches_and_gpu_counts_that_are_enumerated(
     outer = np.stack([getattr(columns, f.name) for f in fields(Columns) if f.name not in chunked])
     number = np.unique(outer, axis=1).shape[1]
     assert 0.9 * number <= estimated_outer(problem) <= 3.0 * number  # some are probed
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "trl"])
+def test_no_number_of_gpus_is_tried_without_a_schedule_for_the_stages(
+    launcher: str,
+) -> None:
+    # both run one stage alone: with 2 to 16 stages every number of GPUs is refuted by arithmetic
+    asked = a_problem(cluster=a_cluster(num_nodes=25), bounds={"pipeline_parallel_size": (2, 16)})
+    assert numbers_of_gpus(replace(asked, launcher=launcher)) == ()
+    assert estimated_outer(replace(asked, launcher=launcher)) < estimated_outer(asked)

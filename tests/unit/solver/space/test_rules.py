@@ -79,6 +79,28 @@ def test_no_rule_depends_on_a_column_that_it_does_not_state(case: str, launcher:
             assert rule.violated(shuffled).tolist() == verdict.tolist(), rule.name
 
 
+@pytest.mark.parametrize(
+    ("data", "context", "tensor", "shard", "legal"),
+    [
+        (3, 1, 1, 3, True),  # one set of all three ranks
+        (6, 1, 1, 3, True),  # two sets
+        (4, 1, 1, 3, False),  # three do not divide four
+        (3, 2, 1, 2, True),  # three sets, over ranks of one sequence
+        (2, 1, 2, 1, False),  # a set of one shards nothing
+    ],
+)
+def test_ranks_that_share_weights_are_whole_sets_of_more_than_one(
+    data: int, context: int, tensor: int, shard: int, legal: bool
+) -> None:
+    name = "zero_shard_size divides the ranks that share weights"
+    (rule,) = (one for one in rules_of(a_problem()) if one.name == name)
+    layout = Configuration(
+        data_parallel_size=data, context_parallel_size=context, tensor_parallel_size=tensor,
+        zero_stage=3, zero_shard_size=shard,
+    )  # fmt: skip
+    assert rule.violated(Columns.of([layout])).tolist() == [not legal]
+
+
 # What is offloaded must fit into the hosts.
 
 MODEL = a_model(num_layers=8, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32)
@@ -139,6 +161,20 @@ def test_the_smallest_host_that_holds_the_states_is_enough_and_a_smaller_one_is_
     profile = default_profile(a_cluster(num_nodes=2), "none")
     assert not [one for one in violations(on_hosts(gib * 1.01), profile, STAGES) if "hosts" in one]
     assert any("fit the hosts" in one for one in violations(on_hosts(gib * 0.99), profile, STAGES))
+
+
+@pytest.mark.parametrize("launcher", ["none", "deepspeed"])
+def test_the_rule_of_host_memory_refuses_exactly_the_rows_that_need_more(launcher: str) -> None:
+    problem = on_hosts(8, launcher=launcher)
+    space, profile = enumerate_space(problem), default_profile(problem.cluster, launcher)
+    needed_bytes = outside_bytes(context_of(problem, space.columns, profile)).host
+    names = ("offloaded optimizer states fit the hosts", "offloaded activations fit the hosts as well")
+    bits = [at for at, rule in enumerate(space.rules) if rule.name in names]
+    refused = np.logical_or.reduce([(space.masks >> bit) & 1 == 1 for bit in bits])
+    limit_bytes = 8 * GIB * USABLE
+    away = (space.columns.offload > 0) & (np.abs(needed_bytes / limit_bytes - 1) > 1e-9)
+    assert refused[away].tolist() == (needed_bytes > limit_bytes)[away].tolist()
+    assert {True, False} == {*refused[away].tolist()}
 
 
 @pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
