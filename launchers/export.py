@@ -103,7 +103,7 @@ def header(
         world_size(target),
         *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
         f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
-        f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
+        f"Nodes: {nodes_in_words(target)}",
         f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",
         f"Predicted step: {step} s ({low} to {high})",
         f"Predicted memory: {memory} of {limit} on stage {prediction.heaviest_stage}",
@@ -113,9 +113,26 @@ def header(
     return "".join(f"# {printable(line)}\n" for line in lines)
 
 
+def nodes_in_words(target: Target) -> str:
+    """Return the nodes that the plan starts on, with their GPUs, by node group where stages are placed."""
+    placed = target.placed_nodes or [(target.problem.cluster.groups[0], target.num_nodes)]
+    each = target.gpus_per_node
+    return ", ".join(
+        f"{nodes} of {group.gpus_per_node if target.config.stage_groups else each} × "
+        f"{group.gpu.display_name[:200]}"
+        for group, nodes in placed
+    )
+
+
 def world_size(target: Target) -> str:
     """Return the number of GPUs of the plan, as a product of its sizes."""
     config = target.config
+    if config.stage_groups:
+        sizes = " ".join(str(one.tensor_parallel_size) for one in config.stage_groups)
+        return (
+            f"World size {config.num_gpus}: stages of tp {sizes}, each * "
+            f"cp {config.context_parallel_size} * dp {config.data_parallel_size}"
+        )
     return (
         f"World size {config.num_gpus}: tp {config.tensor_parallel_size} * "
         f"cp {config.context_parallel_size} * pp {config.pipeline_parallel_size} * "
@@ -356,6 +373,7 @@ class StartCommand:
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
     assignments: bool = False  # arguments may be ``name=value``
     command: bool = False  # ``program`` does not run under torchrun
+    starts_all: bool = False  # the script is run on one node, from which the launcher starts the others
     before: str = ""  # lines of Bash that the program needs
     packages: Sequence[Requirement] = ()  # packages that the plan needs and the script checks
 
@@ -569,7 +587,7 @@ def readme(
         *_packages(start),
         "## Start",
         "",
-        *_steps(start, nodes, gpus),
+        *_steps(start, nodes, "" if target.config.stage_groups else f" ({gpus} GPUs)"),
         "",
         *_open_points(warnings),
         "## Send back",
@@ -637,7 +655,7 @@ def _packages(start: StartCommand) -> Iterator[str]:
     yield ""
 
 
-def _steps(start: StartCommand, nodes: int, gpus: int) -> Iterator[str]:
+def _steps(start: StartCommand, nodes: int, gpus: str) -> Iterator[str]:
     if start.needs:
         yield "What the plan does not decide, and the script asks for:"
         yield ""
@@ -647,17 +665,24 @@ def _steps(start: StartCommand, nodes: int, gpus: int) -> Iterator[str]:
         listed = ", ".join(f"`{name}` ({value})" for name, value in start.takes)
         yield f"It takes these as well, by default as in brackets: {listed}."
         yield ""
-    yield "Other arguments may follow on the command line, where the launcher takes such. What no file"
+    if not start.starts_all:
+        yield "Other arguments may follow on the command line, where the launcher takes such. What no file"
+    else:
+        yield "What no file"
     yield "states of the run (warm-up and decay of the learning rate, weight decay, Adam's betas, the seed)"
     yield "is its default."
     yield ""
     each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
-    yield f"{each} ({gpus} GPUs):"
+    each = "On the first node, from which it starts the others" if start.starts_all else each
+    yield f"{each}{gpus}:"
     yield ""
     yield "```sh"
     given, behind = "".join(f"{name}=… " for name, _ in start.needs), f" {start.follows}".rstrip()
-    yield f"{'' if nodes == 1 else 'NODE_RANK=0 MASTER_ADDR=host0 '}{given}bash {TORCHRUN_FILE}{behind}"
+    rank = "" if nodes == 1 or start.starts_all else "NODE_RANK=0 MASTER_ADDR=host0 "
+    yield f"{rank}{given}bash {TORCHRUN_FILE}{behind}"
     yield "```"
+    if start.starts_all:
+        return
     yield ""
     yield "Under Slurm, from this folder:"
     yield ""

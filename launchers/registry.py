@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from meshwright.launchers.accelerate.export import Accelerate
 from meshwright.launchers.deepspeed.export import DeepSpeed
+from meshwright.launchers.flagscale.export import FlagScale
 from meshwright.launchers.llama_factory.export import LlamaFactory
 from meshwright.launchers.megatron_bridge.export import MegatronBridge
 from meshwright.launchers.megatron_lm.export import MegatronLm
@@ -24,6 +25,7 @@ _LAUNCHERS: dict[str, Launcher] = {
     for launcher in (
         MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
         LlamaFactory(), Axolotl(), Trl(), LlamaFactoryAccelerate(),
+        FlagScale(),
     )
 }  # fmt: skip
 

@@ -92,7 +92,8 @@ def within_capabilities(launcher: str) -> Rule:
             yield from grouped_alike(target)
         yield from _stage_faults(able, target)
         beside = able.standalone_constraints * (0 in target.config.stage_layers)
-        texts = tuple(dict.fromkeys((*constraints_of(target.problem, able), *beside)))
+        by_stage = able.stage_recompute_constraints * bool(target.config.stage_recompute_layers)
+        texts = tuple(dict.fromkeys((*constraints_of(target.problem, able), *beside, *by_stage)))
         yield from constraint_faults(able, target, texts)
 
     return expressible

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.cluster import GpuSpec, NodeGroup
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -67,7 +67,18 @@ class Target:
     @property
     def num_nodes(self) -> int:
         """Nodes that the job starts on; a part of a node counts as one."""
+        if self.config.stage_groups:
+            return sum(nodes for _, nodes in self.placed_nodes)
         return -(-self.config.num_gpus // self.gpus_per_node)
+
+    @property
+    def placed_nodes(self) -> list[tuple[NodeGroup, int]]:
+        """Return the node groups that stages are placed on, in their order, with the nodes used."""
+        used = dict[str, int]()
+        for stage in self.config.stage_groups:
+            used[stage.group] = used.get(stage.group, 0) + stage.num_gpus
+        groups = self.problem.cluster.group_named
+        return [(groups[name], -(-count // groups[name].gpus_per_node)) for name, count in used.items()]
 
     @property
     def shard_ranks(self) -> int:

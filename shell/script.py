@@ -115,16 +115,27 @@ class _Shell(Commands):
         return status
 
     def _list(self) -> Status:
+        start, tested = self._at, self._tested
         status = self._pipeline()
         while self._is("&&", "||"):
             and_too = self._is("&&")
+            self._tested = (*tested, *self._variables_since(start))
             self._at += 1
             while self._is("\n"):
                 self._at += 1
             with self._under(status if and_too else opposite(status)):
                 following = self._pipeline()
             status = both(status, following) if and_too else either(status, following)
+        self._tested = tested
         return status
+
+    def _variables_since(self, start: int) -> tuple[str, ...]:
+        """Return the variables in the words since ``start``, bare names of ``((…))`` among them."""
+        words = [token.raw for token in self._tokens[start : self._at]]
+        named = [name for word in words for name in _VARIABLE.findall(word)]
+        if words[:2] == ["(", "("]:
+            named += [word for word in words if word.isidentifier()]
+        return tuple(named)
 
     def _pipeline(self) -> Status:
         """Run a pipeline, each command in a shell of its own; the last one's status counts."""
@@ -194,8 +205,7 @@ class _Shell(Commands):
             self._live = both(live, remaining)
             asked = self._at
             condition: Status = True if last else self._condition(("then",))
-            words = (token.raw for token in self._tokens[asked : self._at])
-            self._tested = (*self._tested, *(name for word in words for name in _VARIABLE.findall(word)))
+            self._tested = (*self._tested, *self._variables_since(asked))
             self._at += not last
             remaining = self._branch(branches, start, (live, remaining, condition), ("elif", "else", "fi"))
         self._at += 1
@@ -366,7 +376,8 @@ class _Shell(Commands):
         self._at += 1
         token = self._peek()
         self._at += 1
-        live, start, line = self._live, dict(self._script.words), self._line()
+        live, start, line, tested = self._live, dict(self._script.words), self._line(), self._tested
+        self._tested = (*tested, *self._variables_since(self._at - 1))
         value = self.joined(token) if token is not None and not self._dead else ""
         if UNKNOWN in value:
             value = value if (assumed := self.assumed(value)) is None else assumed
@@ -385,6 +396,7 @@ class _Shell(Commands):
             if (through or self._is(";;&")) and condition is True:
                 remaining = True
         self._at += 1
+        self._tested = tested
         self._settle(branches, start, (live, remaining), line)
         return True
 

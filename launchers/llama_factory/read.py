@@ -6,7 +6,7 @@ Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 
@@ -39,7 +39,7 @@ from meshwright.launchers.reading.commands import (
     world_of,
 )
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
-from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.fields import Fields, is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers.read import (
@@ -119,18 +119,7 @@ class LlamaFactoryReader:
         if isinstance(fields.raw(_MORE), str):
             fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
         given = Given(notes=fields.notes[:])
-        for name, found in document.items():
-            key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
-            misplaced = key != name and key in _OWN  # names of the run are not the model's
-            if key != name and (key in document or key in _OVER):
-                said = text_of(document[key].value) if key in document else _OVER[key]
-                given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
-            elif not misplaced and flag_of(key) is not None:
-                take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
-            elif misplaced or not (
-                key in _READ or flag_names("llama-factory", "transformers").is_free(key)
-            ):
-                given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
+        _take_document(given, document)
         given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
@@ -138,17 +127,34 @@ class LlamaFactoryReader:
         if sums is not None and sums.value is False and given.has("bf16"):
             given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
         require_do_train(fields)
+        named = fields.word("model_name_or_path", "")
         fields.stop()
         given.stop()
         if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
             given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
         adapters = _adapters(fields)
-        named = fields.word("model_name_or_path", "")
         word = Word(named, fields.place("model_name_or_path")[1]) if named else None
         usual = _OVER[DISPATCHER]
         return completed(
             self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
         )
+
+
+def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
+    """Take the adapter's arguments and the model's as flags of Megatron-LM; list unknown ones."""
+    for name, found in document.items():
+        key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
+        misplaced = key != name and key in _OWN  # names of the run are not the model's
+        if is_placeholder(text) and (flag_of(key) is not None or key in flag_names("megatron-core")):
+            given.refuse(name, f"line {found.line}: {text[:40]} is a placeholder", allowed="the value")
+            continue
+        if key != name and (key in document or key in _OVER):
+            said = text_of(document[key].value) if key in document else _OVER[key]
+            given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
+        elif not misplaced and flag_of(key) is not None:
+            take(given, key, text, found.line, called=name)
+        elif misplaced or not (key in _READ or flag_names("llama-factory", "transformers").is_free(key)):
+            given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
 
 
 def _world(source: Source, known: Known, overrides: Overrides) -> World:

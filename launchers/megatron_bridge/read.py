@@ -452,6 +452,10 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
     _take_overlaps(given, values)
     _take_length(given, values)
     if given.has("kv-lora-rank") and not given.has("multi-latent-attention"):
+        if "--multi-latent-attention" in given.called:
+            given.fault(
+                "kv-lora-rank", "applies to latent attention, but model.multi_latent_attention is off"
+            )
         given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
     take_precision(given, values)
     take_usual(given)

@@ -46,7 +46,7 @@ def flags_of_fields() -> Mapping[str, Mapping[str, str]]:
     """Return the flags that alone set a field, by record (``model.mla``) and by the field's name."""
     paths = _set()
     times = Counter(paths.values())
-    found: dict[str, dict[str, str]] = {"model": {}, "model.mla": {}, "model.moe": {}}
+    found: dict[str, dict[str, str]] = {"model": {}, "model.mla": {}, "model.mixer": {}, "model.moe": {}}
     for name, path in paths.items():
         record, _, field = path.rpartition(".")
         if record in found and times[path] == 1:

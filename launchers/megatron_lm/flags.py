@@ -202,6 +202,7 @@ def sections(target: Target) -> list[Section]:
         ("Model", _model(target.model, target.workload.seq_length)),
         ("Mixture of experts", [*_experts(target), *flags_of(exchange_values(target, facts(target)))]),
         ("Multi-head latent attention", _latent_attention(target.model.mla)),
+        ("Mixers with a state", _mixer(target.model)),
     )
     return [Section(title, tuple(flags)) for title, flags in parts if flags]
 
@@ -350,6 +351,7 @@ def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
         # Without the switch the number of groups is ignored.
         flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
     flags += [*_activation(model), *_biases(model), *_norms(model)]
+    flags += stated(model, "model", "gate_in_queries")
     if not model.tied_embeddings:
         flags.append(flag("untie-embeddings-and-output-weights"))
     if model.attention_sinks:
@@ -510,6 +512,19 @@ def _router(moe: MoeSpec) -> list[MegatronFlag]:
     if moe.router_scaling != 1:
         flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
     return flags + flags_of(balance_values(moe))
+
+
+def _mixer(model: ModelSpec) -> list[MegatronFlag]:
+    mixer = model.mixer
+    if mixer is None:
+        return []
+    sizes = ("num_heads", "num_key_heads", "key_head_dim", "value_head_dim", "convolution")
+    listed = layer_list(model.mixing_layers())
+    return [
+        flag("experimental-attention-variant", mixer.kind),
+        flag("linear-attention-freq", mixer.attention_every or listed),
+        *stated(mixer, "model.mixer", *sizes),
+    ]
 
 
 def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:

@@ -124,6 +124,7 @@ _DEGREE = re.compile(
 
 # Launchers over Megatron-LM that take arguments of their own, by the programs with their tables.
 _ARGUMENTS_OF = {
+    "flagscale": ("flagscale",),
     "llama-factory": ("llama-factory", "transformers"),
     "megatron-bridge": ("megatron-bridge",),
     "ms-swift": ("ms-swift", "transformers"),

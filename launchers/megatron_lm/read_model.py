@@ -11,6 +11,7 @@ from meshwright.launchers.reading.base import Include
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.reading.vocabulary import vocabulary_of
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
     MOE_LIMITS,
@@ -78,6 +79,9 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
         gate_offset=_number(given, "glu-linear-offset") or 0.0,
         tied_embeddings=not given.has("untie-embeddings-and-output-weights"),
         mla=mla,
+        mixer=_mixer(given),
+        attention_gate="per_element" if given.has("attention-output-gate") else "none",
+        gate_in_queries=given.has("attention-output-gate"),
         num_mtp_layers=given.integer("mtp-num-layers", 0),
         sliding_window=_window(given),
         **_global_layers(given),
@@ -167,6 +171,35 @@ def _mla(given: Given) -> MlaSpec | None:
         "model.mla", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
     )
     return MlaSpec(**{"q_lora_rank": 0, **sizes}, norms=given.has("qk-layernorm"))
+
+
+def _mixer(given: Given) -> MixerSpec | None:
+    """Return the mixer of layers that the frequency marks: all but every n-th (``4``), or ones in a list.
+
+    The sizes are Megatron-Core's where they are not given (``TransformerConfig``).
+    """
+    variant = "experimental-attention-variant"
+    if not given.has(variant):
+        return None
+    if given.word(variant) != "gated_delta_net":
+        given.fault(variant, "other kinds of attention are not priced", allowed="gated_delta_net")
+        given.stop()
+    name, num_layers = "linear-attention-freq", given.integer("num-layers", 0)
+    mixing = _layers_of(given, name, lambda every: lambda layer: (layer + 1) % every != 0)
+    if not mixing:
+        given.fault(name, "leaves no layer without full attention", allowed="2 and more")
+        given.stop()
+    every, listed = spaced([layer for layer in range(num_layers) if layer not in mixing], num_layers)
+    return MixerSpec(
+        kind="gated_delta_net",
+        num_heads=given.integer("linear-num-value-heads", 32),
+        num_key_heads=given.integer("linear-num-key-heads", 16),
+        key_head_dim=given.integer("linear-key-head-dim", 128),
+        value_head_dim=given.integer("linear-value-head-dim", 128),
+        convolution=given.integer("linear-conv-kernel-dim", 4),
+        attention_every=every,
+        attention_layers=listed,
+    )
 
 
 def _number(given: Given, name: str) -> float | None:

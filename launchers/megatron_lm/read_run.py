@@ -268,7 +268,16 @@ def _optimizer(given: Given) -> str:
     name = given.word("optimizer", "adam")
     if name not in _OPTIMIZERS:
         given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
-    if name == "adam" and given.has("use-precision-aware-optimizer"):
+    aware = given.has("use-precision-aware-optimizer")
+    moments = [given.word(f"exp-avg{part}-dtype", "fp32") for part in ("", "-sq")]
+    if not aware and set(moments) != {"fp32"}:  # OptimizerConfig.__post_init__ asserts it
+        one = "exp-avg-dtype" if moments[0] != "fp32" else "exp-avg-sq-dtype"
+        given.fault(one, "needs --use-precision-aware-optimizer", allowed="fp32", nearest="fp32")
+    elif moments[0] != moments[1]:
+        given.note(
+            f"--exp-avg-sq-dtype {moments[1][:20]} is priced as {moments[0][:20]}, the other moment's"
+        )
+    if name == "adam" and aware:
         return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
     return _OPTIMIZERS.get(name, "adamw")
 
@@ -280,9 +289,27 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
     for name, note in _COSTLY.items():
         if found[name] is False and getattr(known, name):
             given.note(note)
+    _note_slower_runs(given)
     if found["dropout"]:
         given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
     return {name: None if value == getattr(known, name) else value for name, value in found.items()}
+
+
+def _note_slower_runs(given: Given) -> None:
+    """Note what runs slower than it is priced: gathers that nothing hides, experts one by one."""
+    if (
+        given.has("overlap-grad-reduce")
+        and given.has("use-distributed-optimizer")
+        and not (given.has("overlap-param-gather") or given.has("use-megatron-fsdp"))
+    ):
+        given.note(
+            "weights are gathered before the first forward pass, but priced as overlapped with it, without "
+            "--overlap-param-gather"
+        )
+    # Launchers over Megatron-Core take it from the model's provider, unless a name turns it off.
+    unset = given.has("num-experts") and not given.called
+    if not given.has("moe-grouped-gemm") and (unset or "--moe-grouped-gemm" in given.called):
+        given.note("experts run one by one without --moe-grouped-gemm, but are priced as one product")
 
 
 def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:

@@ -69,6 +69,9 @@ _DEFAULTS = {
 _QUIET = ("expert_tensor_parallel_size",)
 
 
+_SUMS = "accumulate_allreduce_grads_in_fp32"
+
+
 class MsSwiftReader:
     """Reader of launch scripts of Megatron-SWIFT."""
 
@@ -108,6 +111,8 @@ class MsSwiftReader:
         given, others = _given(command.words, overrides)
         for note in script.notes:
             given.note(note)
+        if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
+            given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
         known = known_of(source, overrides)
         started = world_of(source.text, script, command)
         said = started.num_gpus or started.gpus_per_node

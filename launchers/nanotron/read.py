@@ -238,10 +238,14 @@ def _refuse_layers(fields: Fields) -> None:
         fields.flag(f"{at}.{name}", default=False)
     if fields.word(f"{at}.hidden_act", "silu") != "silu":
         fields.fault(f"{at}.hidden_act", "is not priced", allowed="silu")
+    kernel = fields.word(f"{at}._attn_implementation", _KERNELS[0])
+    if kernel not in _KERNELS:
+        fields.note(f"_attn_implementation {shown(kernel)} is priced as {_KERNELS[0]}")
     if fields.has(f"{at}.sliding_window_size"):
         fields.fault(f"{at}.sliding_window_size", "windows are not priced under nanotron", allowed="null")
 
 
+_KERNELS = ("flash_attention_2", "ring_flash_triton")  # the latter for context parallelism
 _REFUSED_APART = ("is_mamba_config", "ssm_cfg", "sliding_window_size")
 
 

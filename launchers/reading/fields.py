@@ -254,6 +254,14 @@ _KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a num
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
+_PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
+
+
+def is_placeholder(text: str) -> bool:
+    """Return whether a value of a document stands for another one: ``${SIZE}``, ``{{ size }}``."""
+    return _PLACEHOLDER.search(text) is not None
+
+
 class Fields:
     """The values of a launch file by dotted name, and the faults found in them."""
 
@@ -391,6 +399,9 @@ class Fields:
             return default
         if not isinstance(value, str):
             self.fault(name, f"{_words(value)} is not text", allowed=", ".join(words) or None)
+            return default
+        if is_placeholder(value):
+            self.fault(name, f"{_words(value)} is a placeholder", allowed=", ".join(words) or "the value")
             return default
         same = next((word for word in words if word.lower() == value.lower()), None)
         if words and same is None:

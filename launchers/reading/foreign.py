@@ -38,7 +38,6 @@ _DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = 
     ("a Compose file", _SCRIPT, _ALL, ("services.",)),
     ("a model's own configuration", "--model with this file", _ALL, ("model_type", "hidden_size")),
     ("GPT-NeoX's", _SIZES, _ANY, ("pipe_parallel_size", "pipe-parallel-size", "model-parallel-size")),
-    ("FlagScale's", _SIZES, _ANY, ("experiment.", "system.tensor_model_parallel_size")),
     ("NeuronX Distributed Training's", _SIZES, _ANY, ("distributed_strategy.",)),
     ("Primus'", _SIZES, _ALL, ("modules.pre_trainer.framework",)),
     ("verl's", _SIZES, _ANY, ("actor_rollout_ref.", "algorithm.adv_estimator")),
@@ -195,8 +194,11 @@ def _exits(name: str, script: Script) -> FieldError:
     said = [one if one[0].isalpha() or one[0] == "_" else f"${one}" for one in script.tested[:4]]
     why = f", because of {' and '.join(said)}" if said else ""
     message = f"line {script.stopped} of {shown(name)}: it exits there{why}, with nothing started"
-    named = next((one for one in said if one[0] != "$"), None)
-    allowed = _EXIT if named is None else _EXIT.replace("NAME=… for what it asks for", f"{shown(named)}=…")
+    named = next((shown(one) for one in said if one[0] != "$"), "1" if said else None)
+    of_argument = " (its first argument)" if named == "1" else ""
+    allowed = _EXIT
+    if named is not None:
+        allowed = _EXIT.replace("NAME=… for what it asks for", f"{named}=…{of_argument}")
     return FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
 
 

@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 from meshwright.launchers.accelerate.read import AccelerateReader
 from meshwright.launchers.axolotl.read import AxolotlReader
 from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.flagscale.read import FlagScaleReader
 from meshwright.launchers.llama_factory.read import LlamaFactoryReader, LlamaFactoryTrainerReader
 from meshwright.launchers.megatron_bridge.read import MegatronBridgeReader
 from meshwright.launchers.megatron_lm.read import MegatronLmReader
@@ -75,8 +76,8 @@ from meshwright.shell.values import (
 _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(), TrlReader(),
-        LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
+        FlagScaleReader(), TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(),
+        TrlReader(), LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
         MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip

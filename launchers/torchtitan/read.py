@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -478,7 +479,12 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     if sum(fields.flag(name, default=False) for name in asynchronous):  # both are taken
         options["overlap_tensor"] = True
     parts = fields.raw("compile.components")
-    compiled = fields.flag("compile.enable", default=False) and (parts is None or "model" in str(parts))
+    named = re.findall(r"[^\s,'\"\[\]]+", "model loss" if parts is None else str(parts))
+    if not {*named} <= {"model", "loss"}:
+        fields.fault(
+            "compile.components", f"{shown(str(parts))} is not a list of these", allowed="model, loss"
+        )
+    compiled = fields.flag("compile.enable", default=False) and "model" in named
     if not compiled and schedule not in SPLIT_BACKWARD:  # the price of its stages already includes this
         fields.note("compile.enable is not on for the model: its operators run one by one")
         options |= {"elementwise_fused": False, "norm_fused": False}

@@ -383,7 +383,8 @@ def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
 
 def try_scripts(plans_each: int, count: Count) -> None:
     """Bash and torchrun read the scripts of every launcher; a node rank that is none is refused by ours."""
-    targets = [found for launcher in launcher_names() for found in plans(launcher, plans_each)]
+    names = [name for name in launcher_names() if name != "flagscale"]  # its runner starts torchrun by ssh
+    targets = [found for launcher in names for found in plans(launcher, plans_each)]
     try_plans("torchrun", TORCH_ENVIRONMENT, "torchrun", targets, count)
     files = export(targets[0].plan, targets[0].problem, targets[0].problem.launcher).files
     beyond = {**case_of(targets[0], files), "node_rank": targets[0].num_nodes}

@@ -11,13 +11,14 @@ import numpy as np
 
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
-from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.library import find_cluster, find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
-from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration
+from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration, StageGroup
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults, unwritten
@@ -90,6 +91,38 @@ def _asked(found: Target, precision: str, **options: str | float) -> Target:
     return replace(found, problem=replace(found.problem, workload=workload))
 
 
+def _nodes(name: str, count: int) -> NodeGroup:
+    gpu = find_gpu(name)
+    return NodeGroup(
+        gpu=gpu, num_nodes=count, gpus_per_node=8, island_gpus=8, intra_node=gpu.intra_node,
+        inter_node=gpu.inter_node,
+    )  # fmt: skip
+
+
+def _on_groups() -> Target:
+    """Llama 3.1 70B on two nodes of A100 and one of H100, with unlike tensor-parallel sizes."""
+    cluster = ClusterSpec(
+        name="a100-and-h100",
+        groups=(
+            _nodes("a100-sxm-80gb", 4),
+            _nodes("h100-sxm-80gb", 1),
+        ),
+    )
+    old, new = cluster.group_names
+    stages = (
+        StageGroup(group=old, num_gpus=16, num_nodes=2.0, tensor_parallel_size=8),
+        StageGroup(group=old, num_gpus=16, num_nodes=2.0, tensor_parallel_size=8),
+        StageGroup(group=new, num_gpus=8, num_nodes=1.0, tensor_parallel_size=4),
+    )
+    config = Configuration(
+        tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=3, data_parallel_size=2,
+        zero_stage=1, zero_shard_size=2, num_microbatches=64, pipeline_schedule="1f1b",
+        recompute_granularity="full", recompute_layers=80, stage_layers=(26, 27, 27), stage_groups=stages,
+    )  # fmt: skip
+    found = _for("flagscale", LLAMA_70B, config)
+    return replace(found, problem=replace(found.problem, cluster=cluster))
+
+
 CASES: dict[str, dict[str, Target]] = {
     "megatron-bridge": {
         "llama-3.1-405b-uneven": _for("megatron-bridge", LLAMA_405B, LLAMA_405B_UNEVEN),
@@ -147,6 +180,11 @@ CASES: dict[str, dict[str, Target]] = {
     "llama-factory": {
         "llama-3.1-405b-uneven": _for("llama-factory", LLAMA_405B, LLAMA_405B_UNEVEN),
         "mixtral-8x7b-experts": _for("llama-factory", MIXTRAL, MIXTRAL_EXPERTS, 4096),
+    },
+    "flagscale": {
+        "llama-3.1-405b-uneven": _for("flagscale", LLAMA_405B, LLAMA_405B_UNEVEN),
+        "mixtral-8x7b-experts": _for("flagscale", MIXTRAL, MIXTRAL_EXPERTS, 4096),
+        "llama-3.1-70b-placed": _on_groups(),
     },
 }
 

@@ -186,7 +186,7 @@ def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("launcher", CASES)
+@pytest.mark.parametrize("launcher", sorted(CASES.keys() - {"flagscale"}))  # its runner starts by ssh
 def test_every_node_starts_with_its_own_rank_and_the_first_ones_address(
     launcher: str, tmp_path: Path
 ) -> None:

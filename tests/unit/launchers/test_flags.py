@@ -10,6 +10,7 @@ from meshwright.launchers.flags import flag_names, flags_of, programs
 from meshwright.launchers.reading.fields import decided_by
 from meshwright.launchers.reading.foreign import preferences
 from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.solver.configuration import Configuration
@@ -74,6 +75,7 @@ def test_what_an_argument_sets_is_a_field(name: str) -> None:
     known = {f"{name}.{one.name}" for one in fields(records[name])} | {name}
     known |= {f"model.mla.{one.name}" for one in fields(MlaSpec)}
     known |= {f"model.moe.{one.name}" for one in fields(MoeSpec)}
+    known |= {f"model.mixer.{one.name}" for one in fields(MixerSpec)}
     tables = [flags_of(program) for program in sorted(WITH_REASONS)]
     said = {flag.sets for table in tables for flag in table.values() if flag.sets}
     assert {one for one in said if one.partition(".")[0] == name} <= known

@@ -214,6 +214,8 @@ PLACED = {
 def test_what_only_the_search_without_a_launcher_places_is_refused_by_name(
     field: str, launcher: str
 ) -> None:
+    if (launcher, field) == ("flagscale", "stage_recompute_layers"):
+        return  # which it runs: recompute_num_layers_per_stage_micro_batch
     found = case(launcher, PLACED[field])
     with pytest.raises(RefusedExportError) as caught:
         export(found.plan, found.problem, launcher)
@@ -237,7 +239,8 @@ def test_every_row_of_the_search_is_exported(launcher: str, name: str) -> None:
     assert bool(targets) == trainable, sorted(model_facts(problem.model))
     for found in targets:
         bundle = export(found.plan, problem, launcher)
-        assert {"launch.sh", "launch.sbatch"} < bundle.files.keys()
+        slurm = set() if launcher == "flagscale" else {"launch.sbatch"}  # its runner starts hosts by ssh
+        assert {"launch.sh"} | slurm < bundle.files.keys()
         world = f"World size {found.config.num_gpus}:"
         assert all(world in text for text in bundle.files.values())
         assert bundle == export(found.plan, problem, launcher), "the same plan gives the same bytes"

@@ -104,6 +104,7 @@ _RULES = (
     'A=(1 2 3); run "${A[@]:1}" "${A[@]: -1}"; A=("${A[@]:1}"); run "${A[@]/#/--}" "x${A[@]}y"',
     "A=([1]=x [0]=y); run ${A[0]}; I=1; run ${A[I]} ${A[$I]} ${A[I-1]} $A",
     "declare -A S=([7b]=32 [13b]=40); S[1b]=16; K=13b; run ${S[$K]} ${S[1b]} ${S[none]:-0}",
+    "declare -A S=([a]=one); run ${S[@]} ${S[@]/one/1} ${S[*]:-none} ${S[b]:-none} ${S:-none}",
     "S=(p q); for i in ${!S[@]}; do run $i ${S[i]}; done; declare -A T=([a]=1); run ${!T[@]}",
     "run --{a,b} x{1,2}y {01..3} {4..2..2} {a..c} {c..b} {a} '{a,b}'; for x in {1..3}; do run $x; done",
     "for x in 1 2 3; do if [ $x = 2 ]; then continue; fi; run $x; done",

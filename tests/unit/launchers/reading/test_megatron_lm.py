@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, LLAMA_70B, MIXTRAL, target
@@ -178,6 +180,24 @@ def read_launch_file(
 def exported(found: Target) -> LaunchFile:
     files = MegatronLm().export(found).files
     return read_launch_file(files["launch.sh"], include=files.get)
+
+
+@pytest.mark.parametrize("placed", [{"attention_every": 4}, {"attention_layers": (0, 7, 79)}])
+def test_gated_delta_nets_are_read_back_as_they_were_written(placed: dict[str, Any]) -> None:
+    mixer = MixerSpec(
+        kind="gated_delta_net",
+        num_heads=48,
+        num_key_heads=16,
+        key_head_dim=128,
+        value_head_dim=64,
+        **placed,
+    )
+    gated = replace(LLAMA_70B, attention_gate="per_element", gate_in_queries=True, mixer=mixer)
+    config = CASES["llama-3.1-70b-interleaved"].config
+    found = exported(target(gated, config))
+    assert found.model.mixer == mixer
+    assert found.model.num_parameters() == gated.num_parameters()
+    assert found.configuration == config
 
 
 def test_a_script_as_people_write_it_is_understood() -> None:

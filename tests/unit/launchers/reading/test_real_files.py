@@ -306,8 +306,6 @@ def test_a_header_line_of_slurm_ends_with_its_line() -> None:
     [
         ("pod.yaml", "apiVersion: v1\nkind: Pod\nspec:\n  containers: []\n", "a Kubernetes manifest"),
         ("20B.yml", '{"pipe-parallel-size": 4, "model-parallel-size": 2, "hidden": 6}\n', "GPT-NeoX's"),
-        ("70b.yaml", ("system:\n  tensor_model_parallel_size: 4\n  pipeline_model_parallel_size: 2\n"
-         "model:\n  num_layers: 8\n  hidden_size: 64\n"), "FlagScale's"),
         ("ppo.yaml", "actor_rollout_ref:\n  model:\n    path: a\n", "verl's"),
         ("5b.yaml", "trainer:\n  devices: 8\nmodel:\n  mcore_gpt: true\n", "NeMo 1's"),
         ("recipe.py", "import nemo_run as run\n", "a recipe of NeMo 2"),
@@ -527,6 +525,28 @@ def test_what_is_told_leaves_the_set_of_ranks_that_shares_states() -> None:
     assert (own.configuration.data_parallel_size, own.configuration.zero_shard_size) == (16, 8)
     with pytest.raises(InvalidProblemError, match="recompute_granularty"):
         own_of_files(request, Source(name="a.toml", text=text), values={"recompute_granularty": "full"})
+
+
+@pytest.mark.parametrize(
+    ("test", "variable", "allowed"),
+    [
+        ('if [ -z "$IMAGE" ]; then exit 1; fi', "IMAGE", "--var IMAGE=…"),
+        ('[ -z "$IMAGE" ] && exit 1', "IMAGE", "--var IMAGE=…"),
+        ('test -n "${IMAGE}" || { echo set it; exit 1; }', "IMAGE", "--var IMAGE=…"),
+        ('case "$SIZE" in 7b) layers=32;; *) exit 1;; esac', "SIZE", "--var SIZE=…"),
+        ("NODES=1; if (( NODES < 2 )); then exit 1; fi", "NODES", "--var NODES=…"),
+        ('if [ "$#" -ne 3 ]; then exit 1; fi', r"\$#", "--var 1=… (its first argument)"),
+    ],
+)
+def test_an_exit_names_the_variable_that_decided_it(test: str, variable: str, allowed: str) -> None:
+    text = f'OTHER=1\nif [ "$OTHER" = 1 ]; then echo on; fi\n{test}\n' + bridge(
+        "--recipe llama3_8b_sft_config"
+    )
+    with pytest.raises(
+        InvalidProblemError, match=f"line 3 of a.sh: .*because of {variable}, with"
+    ) as caught:
+        read(text)
+    assert allowed in str(caught.value.errors[0].allowed)
 
 
 def test_a_script_that_exits_before_it_starts_anything_is_told_where() -> None:

@@ -307,8 +307,19 @@ def test_torchtitans_llama_4_scout_is_read_on_the_64_gpus_that_its_file_is_for()
         model.num_parameters() == 107_769_861_120
     )  # as transformers' Llama4ForCausalLM of that config counts
     assert model.query_key_norm == "none"  # torchtitan's model has none; Hugging Face's normalises both
+    # models/moe/moe.py, score_before_experts: the router's weights multiply what the experts read
+    assert model.moe is not None
+    assert model.moe.weights_on_input
     assert model.sliding_window is None  # nor fixed blocks of attention, which are the _irope flavors'
     assert found.unread == ()
+
+
+def test_one_tensor_rank_splits_no_sequence() -> None:
+    for tp in (1, 2):
+        text = llama4("17bx16e", 8, tp=tp)
+        source = Source(name="llama4_17bx16e.toml", text=text)
+        found = read_launch_files(source, Overrides(num_gpus=64))
+        assert found.configuration.sequence_parallel is (tp == 2)
 
 
 def test_torchtitans_llama_4_maverick_has_experts_in_every_second_layer() -> None:

@@ -1,0 +1,467 @@
+"""Exporter of FlagScale: a plan becomes the experiment, its training arguments and the hosts.
+
+FlagScale's runner (flagscale/runner/runner_train.py) passes each name of ``system``, ``model`` and ``data``
+of the training file to Megatron-LM as an argument. Stages on unlike node groups are its process meshes.
+Names: FlagScale da4935ec and its patch of Megatron-LM 8479eb35 (0.15); ``flags.yaml`` lists what it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import yaml
+
+from meshwright.launchers.common_rules import COMMON_RULES
+from meshwright.launchers.export import (
+    TORCHRUN_FILE,
+    StartCommand,
+    common_environment,
+    header,
+    printable,
+    required,
+    with_readme,
+)
+from meshwright.launchers.flagscale.meshes import (
+    Hosts,
+    crosses_hosts,
+    hosts_of,
+    is_heterogeneous,
+    meshes_of_plan,
+    returns_to_a_type,
+)
+from meshwright.launchers.megatron_core.names import SWITCHES_OF_ALL, environment
+from meshwright.launchers.megatron_lm import model_rules
+from meshwright.launchers.megatron_lm import rules as parallel_rules
+from meshwright.launchers.megatron_lm.flags import (
+    ATTENTION_BACKENDS,
+    Section,
+    facts,
+    padded_vocabulary,
+    sections,
+)
+from meshwright.launchers.rules import Rule, fault, refuse, schedule_fits_the_stages, within_capabilities
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.errors import FieldError
+from meshwright.solver.problem import lacking_gpus, meshes_of
+
+PRODUCT = "FlagScale, commit da4935ec"
+EXPERIMENT_FILE, TRAIN_FILE, HOSTS_FILE = "experiment.yaml", "train_plan.yaml", "hostfile.txt"
+OF_MODEL = ("Model", "Mixture of experts", "Multi-head latent attention")
+_BY_MESHES = (
+    "--pipeline-model-parallel-layout", "--tensor-model-parallel-size", "--recompute-granularity",
+    "--recompute-method", "--recompute-num-layers", "--sequence-parallel", "--tp-comm-overlap",
+)  # fmt: skip
+FULL, BLOCK = 1, 1  # codes of the lists by stage: arguments.py, help of recompute-…-per-stage-micro-batch
+
+# --------------------------------------------------------------------------------------------------
+# Plans that FlagScale cannot run.
+
+
+def replicas_are_alike(target: Target) -> Iterator[FieldError]:
+    """Refuse unlike replicas: each mesh holds a part of the pipeline, never all of it."""
+    if target.config.replicas:
+        yield fault("replicas", "FlagScale has no replicas of unlike sizes", nearest="none")
+
+
+def a_type_is_one_part_of_the_pipeline(target: Target) -> Iterator[FieldError]:
+    """Require the stages of a node group to follow one another (FlagScale's RankMapper)."""
+    for device in returns_to_a_type(meshes_of_plan(target)):
+        yield fault(
+            "stage_groups",
+            f"the stages on {device} do not follow one another; FlagScale numbers ranks by device type",
+            allowed="the stages of each node group together",
+        )
+
+
+def tensor_ranks_stay_on_a_host(target: Target) -> Iterator[FieldError]:
+    """Refuse tensor-parallel ranks that span two hosts, which earlier meshes of other sizes can cause."""
+    for mesh in crosses_hosts(target):
+        yield fault(
+            "stage_groups",
+            f"{mesh.tensor_parallel_size} tensor-parallel ranks of {mesh.device} span two hosts: "
+            "FlagScale numbers the ranks of a device type mesh by mesh",
+            allowed="meshes that fill whole hosts, or equal sizes",
+        )
+
+
+def ends_are_split_alike(target: Target) -> Iterator[FieldError]:
+    """Require one tensor-parallel size at both ends of tied embeddings or prediction layers.
+
+    Source: FlagScale's pre_validate_args, "the first and last stage should have the same tp degree".
+    """
+    meshes, model = meshes_of_plan(target), target.model
+    first, last = meshes[0].tensor_parallel_size, meshes[-1].tensor_parallel_size
+    if first != last and (model.tied_embeddings or model.num_mtp_layers):
+        yield fault(
+            "stage_groups",
+            f"first stage of tp {first}, last of tp {last}, with tied embeddings or prediction layers",
+            allowed="one tensor_parallel_size for both",
+            nearest=first,
+        )
+
+
+def counts_fit_the_stages(target: Target) -> Iterator[FieldError]:
+    """Require a number of recomputed layers for each stage, up to its own layers."""
+    config = target.config
+    counts, split = config.stage_recompute_layers, config.stage_layers
+    if not counts:
+        return
+    if len(counts) != len(split):
+        yield fault("stage_recompute_layers", f"{len(counts)} entries for {len(split)} stages")
+    for stage, (count, layers) in enumerate(zip(counts, split, strict=False)):
+        if not 0 <= count <= layers:
+            yield fault(
+                f"stage_recompute_layers/{stage}", f"{count} of {layers} layers", allowed=f"0 to {layers}"
+            )
+
+
+def groups_have_the_gpus(target: Target) -> Iterator[FieldError]:
+    """Require every stage's node group to have its GPUs, and the cluster to have unlike groups."""
+    groups = target.problem.cluster.group_named
+    unknown = {stage.group for stage in target.config.stage_groups} - groups.keys()
+    if unknown or target.problem.cluster.is_homogeneous:
+        yield fault(
+            "stage_groups",
+            "stages are placed on the node groups of a mixed cluster",
+            allowed=", ".join(sorted(groups)),
+        )
+        return
+    for name, (used, have) in lacking_gpus(target.problem, target.config).items():
+        yield fault("stage_groups", f"needs {used} GPUs of {name}, which has {have}")
+
+
+_OF_MESHES: tuple[Rule, ...] = (
+    a_type_is_one_part_of_the_pipeline,
+    tensor_ranks_stay_on_a_host,
+    ends_are_split_alike,
+    counts_fit_the_stages,
+)
+_OF_EACH_MESH: tuple[Rule, ...] = (
+    parallel_rules.batch_is_conserved,
+    parallel_rules.split_has_every_stage,
+    parallel_rules.split_has_every_layer,
+    parallel_rules.no_stage_is_empty,
+    schedule_fits_the_stages,
+    parallel_rules.shards_divide_the_replicas,
+    model_rules.heads_divide_over_ranks,
+    model_rules.kv_groups_divide_over_ranks,
+    model_rules.ffn_divides_over_ranks,
+    model_rules.sequence_divides_over_tensor_ranks,
+    model_rules.experts_divide_over_ranks,
+    model_rules.expert_ranks_divide_the_stage,
+    model_rules.experts_with_tensor_ranks_need_sequence_parallel,
+    within_capabilities("flagscale"),
+)
+_OF_ONE_MESH: tuple[Rule, ...] = (
+    *(rule for rule in COMMON_RULES if rule is not parallel_rules.recompute_is_known),
+    parallel_rules.interleaving_needs_a_pipeline,
+    model_rules.experts_with_tensor_ranks_need_sequence_parallel,
+    counts_fit_the_stages,
+    within_capabilities("flagscale"),
+)
+
+
+def refuse_first(target: Target) -> None:
+    """Check a plan against the rules of FlagScale's meshes, or of Megatron-LM where all nodes are alike.
+
+    Raises:
+        RefusedExportError: rules are broken; every fault of every rule is in it.
+    """
+    refuse((parallel_rules.sizes_are_positive,), target)
+    if not target.config.is_placed:
+        own = () if target.config.stage_recompute_layers else (parallel_rules.recompute_is_known,)
+        refuse((*_OF_ONE_MESH, *own), target)
+        return
+    refuse((replicas_are_alike, groups_have_the_gpus), target)
+    refuse(_OF_MESHES, target)
+    for problem, mesh in meshes_of(target.problem, target.config):
+        one = replace(target, problem=problem, plan=replace(target.plan, config=mesh))
+        refuse(_OF_EACH_MESH, one)
+
+
+# --------------------------------------------------------------------------------------------------
+# The training arguments.
+
+
+def train_values(target: Target) -> dict[str, dict[str, object]]:
+    """Return what the runner passes to Megatron-LM, in its three sections."""
+    system, model = dict[str, object](), dict[str, object]()
+    by_meshes = is_heterogeneous(target.config)
+    for section in sections(_largest(target)):
+        into = model if section.title in OF_MODEL else system
+        into |= _values(section, left_out=_BY_MESHES if by_meshes else ())
+    if by_meshes:
+        system |= _sizes(target)
+        system["hetero"] = _hetero(target)
+        system |= _recompute(target)
+    for name in ("micro_batch_size", "global_batch_size", "seq_length"):
+        model[name] = system.pop(name)
+    system["logging"] = {"log_interval": 1, "log_throughput": True}
+    model |= {"train_iters": "${oc.env:TRAIN_ITERS}", "lr": "${oc.env:LR}", "clip_grad": 1.0}
+    data: dict[str, object] = {
+        "data_path": "${oc.env:DATA_PATH}",
+        "tokenizer": {
+            "tokenizer_type": "${oc.env:TOKENIZER_TYPE}",
+            "tokenizer_path": "${oc.env:TOKENIZER_PATH}",
+        },
+        "split": 1,
+    }
+    return {"system": system, "model": model, "data": data}
+
+
+def _largest(target: Target) -> Target:
+    """Return the target with the sequence parallelism of its largest mesh, for the flags of all meshes."""
+    config, splits = target.config, _splits_sequences(target)
+    return replace(
+        target,
+        plan=replace(
+            target.plan,
+            config=replace(config, sequence_parallel=splits, stage_groups=()),
+        ),
+    )
+
+
+def _splits_sequences(target: Target) -> bool:
+    """Return whether ranks of some mesh split sequences; FlagScale drops it for meshes of tp 1."""
+    placed = any(one.tensor_parallel_size > 1 for one in target.config.stage_groups)
+    return placed or target.config.sequence_parallel
+
+
+def _values(section: Section, *, left_out: tuple[str, ...]) -> dict[str, object]:
+    found = dict[str, object]()
+    for one in section.flags:
+        if one.name not in left_out:
+            words = [_plain(word) for word in one.values]
+            found[one.name[2:].replace("-", "_")] = words if len(words) > 1 else words[0] if words else True
+    return found
+
+
+def _plain(text: str) -> object:
+    return int(text) if text.isascii() and text.removeprefix("-").isdecimal() else text
+
+
+def _sizes(target: Target) -> dict[str, object]:
+    """Return the sizes of the first mesh; FlagScale gives every rank those of its own."""
+    found: dict[str, object] = {
+        "tensor_model_parallel_size": meshes_of_plan(target)[0].tensor_parallel_size
+    }
+    splits = _splits_sequences(target)
+    overlaps = splits and bool(facts(target).overlap_tensor) and not _has_single_ranks(target)
+    return found | dict.fromkeys(["sequence_parallel"] * splits + ["tp_comm_overlap"] * overlaps, True)
+
+
+def _has_single_ranks(target: Target) -> bool:
+    """Return whether a mesh has tp 1, where FlagScale drops the sequence parallelism of overlap."""
+    return any(mesh.tensor_parallel_size == 1 for mesh in meshes_of_plan(target))
+
+
+def _hetero(target: Target) -> dict[str, object]:
+    config, meshes = target.config, meshes_of_plan(target)
+    return {
+        "enable_hetero": True,
+        "hetero_process_meshes": [size for mesh in meshes for size in mesh.sizes(config)],
+        "hetero_device_types": [mesh.device for mesh in meshes],
+        "hetero_current_device_type": meshes[0].device,  # the runner sets each host's
+        "hetero_pipeline_layer_split": list(config.stage_layers),
+    }
+
+
+def _recompute(target: Target) -> dict[str, object]:
+    """Return the recomputation; with counts by stage, lists of stages, micro-batches and a value each."""
+    config = target.config
+    if config.recompute_granularity == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(facts(target).recomputed)}
+    if config.recompute_granularity != "full":
+        return {}
+    counts = config.stage_recompute_layers
+    every = not counts and config.recompute_layers >= max(config.stage_layers)
+    largest = max(counts, default=config.recompute_layers)
+    found: dict[str, object] = {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform" if every else "block",
+        "recompute_num_layers": 1 if every else largest,
+    }
+    if not counts:
+        return found
+    steps = config.num_microbatches
+    lists = {
+        "granularity": [FULL if count else 0 for count in counts],
+        "method": [BLOCK] * len(counts),
+        "num_layers": list(counts),
+    }
+    return found | {
+        f"recompute_{name}_per_stage_micro_batch": [[1, steps, value] for value in values]
+        for name, values in lists.items()
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The experiment, the hosts, and the script that starts FlagScale's runner on one of them.
+
+
+def experiment_values(target: Target) -> dict[str, object]:
+    """Return the experiment: the runner, its hosts and their environment."""
+    hosts = hosts_of(target)
+    slots = max(count for one in hosts for count in one.slots)
+    wanted = (*environment(target, facts(target)), *common_environment(target))
+    envs: dict[str, object] = {
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(slots))),  # run_node counts them
+        **{one.name: one.value for one in wanted if one.value is not None and not one.is_expression},
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    return {
+        "defaults": [f"{TRAIN_FILE.removesuffix('.yaml')}@train", "_self_"],
+        "experiment": {
+            "exp_name": f"meshwright-{target.plan.plan_id}",
+            "exp_dir": "${oc.env:EXP_DIR}",
+            "task": {"type": "train", "backend": "megatron", "entrypoint": "flagscale/train/train_gpt.py"},
+            "runner": {
+                "type": "ssh",
+                "backend": "torchrun",
+                "hostfile": "${oc.env:HOSTFILE}",
+                "rdzv_backend": "static",
+                "nnodes": sum(len(one.slots) for one in hosts),
+            },
+            "envs": envs,
+        },
+        "action": "run",
+        "hydra": {"run": {"dir": "${experiment.exp_dir}/hydra"}},
+    }
+
+
+def hostfile(hosts: list[Hosts]) -> str:
+    """Return the hosts as FlagScale's parse_hostfile reads them, with names to be replaced."""
+    lines = [f"slots={count} type={one.device}" for one in hosts for count in one.slots]
+    return "".join(f"host{number} {line}\n" for number, line in enumerate(lines))
+
+
+_START = """\
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# Run this on the first host alone: FlagScale's runner reaches the others by ssh. An argument is another
+# action of the runner: run, dryrun, test, stop or query.
+action="${1:-run}"
+if (($# > 1)) || [[ ! "${action}" =~ ^(run|dryrun|test|stop|query)$ ]]; then
+    echo "error: ${*}: the plan decides all but the action: run, dryrun, test, stop or query" >&2
+    exit 2
+fi
+
+# What the plan does not decide.
+@NEEDS@
+export DATA_PATH TOKENIZER_TYPE TOKENIZER_PATH TRAIN_ITERS LR
+export EXP_DIR="${EXP_DIR:-${here}/experiment}"
+
+# Hosts, in the order of the stages:
+@ORDER@
+read -r -a hosts <<<"${HOSTS//$'\\n'/ }"
+if ((${#hosts[@]} != @NODES@)); then
+    echo "error: HOSTS names ${#hosts[@]} hosts, the plan needs @NODES@" >&2
+    exit 2
+fi
+mkdir -p "${EXP_DIR}"
+export HOSTFILE="${EXP_DIR}/hostfile"
+number=0
+grep -v '^#' "${here}/@HOSTS_FILE@" | while read -r _ rest; do
+    echo "${hosts[number]} ${rest}"
+    number=$((number + 1))
+done >"${HOSTFILE}"
+
+cd "${FLAGSCALE_DIR}"
+exec python3 run.py --config-path "${here}" --config-name @EXPERIMENT@ action="${action}"
+"""
+NEEDS = (
+    ("FLAGSCALE_DIR", "a checkout of FlagScale da4935ec, with its Megatron-LM unpatched in third_party"),
+    ("HOSTS", "the hosts, separated by blanks, in the order of hostfile.txt"),
+    ("DATA_PATH", "the prefix of an indexed data set"),
+    ("TOKENIZER_TYPE", "for instance HFTokenizerFS"),
+    ("TOKENIZER_PATH", "the folder of the tokenizer"),
+    ("TRAIN_ITERS", "the number of steps"),
+    ("LR", "the learning rate"),
+)
+
+
+def start_script(head: str, target: Target) -> str:
+    """Return the script that starts FlagScale's runner."""
+    hosts, lines, first = hosts_of(target), list[str](), 0
+    for one in hosts:
+        last = first + len(one.slots) - 1
+        where = f"{first}" if first == last else f"{first} to {last}"
+        lines.append(f"#   {where}: {printable(one.gpu[:200])}")
+        first = last + 1
+    values = {
+        "NEEDS": "\n".join(required(name, f"set it to {hint}") for name, hint in NEEDS),
+        "ORDER": "\n".join(lines),
+        "NODES": str(first),
+        "HOSTS_FILE": HOSTS_FILE,
+        "EXPERIMENT": EXPERIMENT_FILE,
+    }
+    text = _START
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return "#!/usr/bin/env bash\n" + head + text
+
+
+class FlagScale:
+    """Exporter to FlagScale's runner."""
+
+    name = "flagscale"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the experiment, the training arguments, the hosts and the script that starts them.
+
+        Raises:
+            RefusedExportError: FlagScale cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        files = {
+            EXPERIMENT_FILE: head + _text(experiment_values(target)),
+            TRAIN_FILE: head + _text(train_values(target)),
+            HOSTS_FILE: head + hostfile(hosts_of(target)),
+            TORCHRUN_FILE: start_script(head, target),
+        }
+        takes = (("EXP_DIR", "a folder experiment in this one; all hosts must see it"),)
+        start = StartCommand(program="run.py", needs=NEEDS, takes=takes, starts_all=True)
+        return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each list on one line."""
+
+
+_Dumper.add_representer(
+    list, lambda dumper, found: dumper.represent_sequence("tag:yaml.org,2002:seq", found, flow_style=True)
+)
+
+
+def _text(values: object) -> str:
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, default_flow_style=False)
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of FlagScale from the plan, and the parts that the plan leaves open."""
+    config, padded = target.config, padded_vocabulary(target)
+    if padded != target.model.vocab_size:
+        yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
+    if is_heterogeneous(config):
+        yield "hetero_process_meshes lists tp, cp, ep, dp and pp of each mesh, as this commit reads them"
+    lost = is_heterogeneous(config) and _splits_sequences(target) and _has_single_ranks(target)
+    if lost and facts(target).overlap_tensor:
+        yield "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1"
+    if config.is_placed:
+        yield (
+            "the meshes communicate over NCCL; for devices that it does not connect, set "
+            "hetero_use_cpu_communication"
+        )
+    options = set(target.workload.framework_options) - {
+        *SWITCHES_OF_ALL,
+        "attention_kernel",
+        "flash_attention",
+    }
+    if options:
+        names = ", ".join(sorted(options))[:200]
+        yield f"the prediction assumes framework options that no file here sets: {names}"
+    if facts(target).attention_kernel not in ATTENTION_BACKENDS:
+        yield f"attention kernel {facts(target).attention_kernel} has no flag; Transformer Engine chooses"

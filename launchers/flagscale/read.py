@@ -1,0 +1,298 @@
+"""Reader of FlagScale's experiments: the experiment's YAML, its training arguments, and the hostfile.
+
+FlagScale da4935ec: the runner (runner/runner_train.py _get_args_megatron) takes ``system``, ``model``
+and ``data`` as arguments of Megatron-LM, whatever they are nested in; a later one counts. Its
+parse_hostfile (runner/utils.py) reads the hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.launchers.flags import flag_names, flags_of
+from meshwright.launchers.megatron_core.names import layout, spelled
+from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
+from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.commands import World
+from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.given import Given, Value
+from meshwright.launchers.reading.known import known_of
+from meshwright.profiles.documents import shown
+from meshwright.solver.configuration import Configuration, StageGroup
+
+NAME = "flagscale"
+Document = Mapping[str, LocatedValue]
+_SECTIONS = ("system", "model", "data")
+_HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?:\s+type=(\S+))?")  # runner/utils.py parse_hostfile
+_SIZES_OF_A_MESH = 5
+_BY_STAGE = "_per_stage_micro_batch"
+_MESHES, _TYPES, _SPLIT = "hetero_process_meshes", "hetero_device_types", "hetero_pipeline_layer_split"
+_COUNTS = f"recompute_num_layers{_BY_STAGE}"
+_ON = f"recompute_granularity{_BY_STAGE}"
+_OWN = (
+    "enable_hetero",
+    "hetero_current_device_type",
+    "hetero_use_cpu_communication",
+    _MESHES,
+    _TYPES,
+    _SPLIT,
+)
+
+
+_OF_DATA = ("tokenizer_type",)  # its vocabulary is vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    pp: int
+    device: str
+
+
+class FlagScaleReader:
+    """Reader of FlagScale's YAML."""
+
+    name = NAME
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a YAML is an experiment with the Megatron backend, or its training arguments."""
+        if source.suffix not in (".yaml", ".yml"):
+            return False
+        names = looks_like_document(source)
+        return any(name in names for name in ("experiment.task.type", "system.tensor_model_parallel_size"))
+
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
+        """Return the run that the experiment starts.
+
+        Raises:
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
+        """
+        experiment, training = _documents(source)
+        _require_training(source, experiment)
+        values, given = _arguments(training, overrides)
+        meshes = _meshes(values) if _MESHES in values else []
+        hosts = _hosts(source)
+        world = _world(experiment, hosts)
+        if meshes:
+            _take_meshes(given, values, meshes)
+            pp, dp = sum(one.pp for one in meshes), meshes[0].dp
+            alike = max(one.tp for one in meshes) * meshes[0].cp * dp * pp
+            world, overrides = World(processes=alike), replace(overrides, num_gpus=None)
+        given.refuse_slips(core_names())
+        known = known_of(source, overrides)
+        found = launch_file(NAME, given, replace(known.overrides, num_gpus=overrides.num_gpus), world,
+                            name=source.name)  # fmt: skip
+        found = _with_envs(found, experiment)
+        if not meshes:
+            return found
+        config = _by_stage(found.configuration, values)
+        if len({one.device for one in meshes}) > 1 or len({one.tp for one in meshes}) > 1:
+            config = _placed(config, meshes, hosts)
+            return replace(found, configuration=config, num_nodes=None, gpus_per_node=None)
+        each = hosts[0][0] if len({slots for slots, _ in hosts}) == 1 else None
+        return replace(found, configuration=config, num_nodes=len(hosts) or None, gpus_per_node=each)
+
+
+def _require_training(source: Source, experiment: Document) -> None:
+    """Refuse an experiment that serves, compresses or tunes, or trains by another program."""
+    for name, wanted in (("type", "train"), ("backend", "megatron")):
+        found = experiment.get(f"experiment.task.{name}")
+        if found is not None and found.value != wanted:
+            message = f"line {found.line} of {shown(source.name)}: experiment.task.{name} is not priced"
+            raise refused(f"{message}: {shown(text_of(found.value))}", allowed=wanted)
+
+
+def _with_envs(found: LaunchFile, experiment: Document) -> LaunchFile:
+    """Apply the experiment's environment to the run: blocking kernel launches run one by one."""
+    blocking = experiment.get("experiment.envs.CUDA_LAUNCH_BLOCKING")
+    if blocking is None or text_of(blocking.value) != "1":
+        return found
+    options = dict(sorted({**found.workload.framework_options, "launch_blocking": True}.items()))
+    return replace(found, workload=replace(found.workload, framework_options=options))
+
+
+def _documents(source: Source) -> tuple[Document, Document]:
+    """Return the experiment (empty if missing) and the training arguments."""
+    document = document_of(source, by_omegaconf=True)
+    if any(name.partition(".")[0] in _SECTIONS for name in document):
+        experiments = [
+            document_of(one) for one in map(source.at, sorted(source.files))
+            if one.suffix in (".yaml", ".yml") and "experiment.task.backend" in looks_like_document(one)
+        ]  # fmt: skip
+        return (experiments[0] if len(experiments) == 1 else {}), document
+    defaults = document.get("defaults")
+    listed = defaults.value if defaults is not None and isinstance(defaults.value, list) else []
+    missing = "the file of the training arguments"
+    for one in listed:
+        name = _named(one)
+        missing = f"{name}.yaml" if name else missing
+        text = source.other(f"{name}.yaml") if name else None
+        if text is not None:
+            return document, document_of(replace(source, name=f"{name}.yaml", text=text), by_omegaconf=True)
+    line = defaults.line if defaults is not None else 0
+    raise refused(
+        f"line {line} of {shown(source.name)}: {shown(missing)} is not next to it",
+        allowed="the file of the training arguments, next to the experiment",
+    )
+
+
+def _named(one: object) -> str:
+    """Return the file of the training arguments that an entry of Hydra's defaults names."""
+    if isinstance(one, Mapping):
+        return str(one.get("train", ""))
+    name, _, package = str(one).partition("@")
+    return name if package == "train" else ""
+
+
+def _arguments(training: Document, overrides: Overrides) -> tuple[dict[str, LocatedValue], Given]:
+    """Return FlagScale's own arguments by name, and those of Megatron-LM."""
+    own, given = dict[str, LocatedValue](), Given()
+    plain = dict[str, tuple[str, LocatedValue]]()
+    for section in _SECTIONS:
+        for name, found in training.items():
+            if name.startswith(f"{section}."):
+                plain[name.rpartition(".")[2].replace("-", "_")] = (name, found)
+    for key, (name, found) in plain.items():
+        if overrides.ignores(name) or overrides.ignores(key):
+            given.note(f"line {found.line}: {shown(name)} is ignored (--ignore)")
+        elif key in _OWN or key.endswith(_BY_STAGE):
+            own[key] = found
+        elif flag_of(key) is not None:
+            take(given, key, text_of(found.value), found.line, called=name)
+        elif key in flags_of("megatron-lm") and key not in _OF_DATA:
+            words = () if found.value is True else (text_of(found.value),)
+            given.take(spelled(key), Value(words, found.line), called=name)
+        elif key not in _OF_DATA and not flag_names(NAME, "megatron-lm").is_free(key):
+            given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text_of(found.value),), found.line))
+    return own, given
+
+
+def _meshes(values: Document) -> list[_Mesh]:
+    sizes = _whole_numbers(values, _MESHES)
+    line = values[_MESHES].line
+    if not sizes or len(sizes) % _SIZES_OF_A_MESH:
+        raise refused(
+            f"line {line}: {_MESHES} has {len(sizes)} sizes", allowed="tp, cp, ep, dp, pp of each mesh"
+        )
+    count = len(sizes) // _SIZES_OF_A_MESH
+    stated = values.get(_TYPES)
+    types = stated.value if stated is not None and isinstance(stated.value, list) else []
+    if len(types) != count:
+        raise refused(f"line {line}: {count} meshes, {len(types)} {_TYPES}", allowed=f"{count} of each")
+    each = zip(*(sizes[at::_SIZES_OF_A_MESH] for at in range(_SIZES_OF_A_MESH)), strict=True)
+    found = [
+        _Mesh(tp, cp, ep, dp, pp, str(device)[:200])
+        for (tp, cp, ep, dp, pp), device in zip(each, types, strict=True)
+    ]
+    if any(0 in (one.tp, one.cp, one.ep, one.dp, one.pp) for one in found):
+        raise refused(f"line {line}: {_MESHES} has a size of 0", allowed="1 or more")
+    unlike = {(one.cp, one.ep, one.dp) for one in found}
+    if len(unlike) > 1:
+        raise refused(
+            f"line {line}: meshes of unlike cp, ep or dp are not priced",
+            allowed="one cp, ep and dp for all",
+        )
+    return found
+
+
+def _whole_numbers(values: Document, name: str) -> list[int]:
+    found = values[name].value
+    numbers = found if isinstance(found, list) else []
+    if not numbers or not all(type(one) is int and 0 <= one < 10**6 for one in numbers):
+        raise refused(f"line {values[name].line}: {name} is not a list of whole numbers")
+    return numbers
+
+
+def _take_meshes(given: Given, values: Document, meshes: Sequence[_Mesh]) -> None:
+    """Take the meshes as one of the largest tensor size; the stages' own sizes follow after it."""
+    line = values[_MESHES].line
+    sizes = {
+        "tensor-model-parallel-size": max(one.tp for one in meshes),
+        "pipeline-model-parallel-size": sum(one.pp for one in meshes),
+        "context-parallel-size": meshes[0].cp,
+        "expert-model-parallel-size": meshes[0].ep,
+    }
+    for name, size in sizes.items():
+        given.values.pop(f"--{name}", None)
+        given.take(f"--{name}", Value((str(size),), line), called=_MESHES)
+    if _SPLIT in values:
+        split = _whole_numbers(values, _SPLIT)
+        text = layout(split)
+        given.take("--pipeline-model-parallel-layout", Value((text,), values[_SPLIT].line), called=_SPLIT)
+
+
+def _by_stage(config: Configuration, values: Document) -> Configuration:
+    """Return the configuration with the layers that each stage recomputes, if lists state them."""
+    if _COUNTS not in values:
+        return config
+    counts = _each_stage(values, _COUNTS)
+    if _ON in values:
+        counts = [count * bool(on) for count, on in zip(counts, _each_stage(values, _ON), strict=False)]
+    if len(counts) != config.pipeline_parallel_size:
+        raise refused(
+            f"line {values[_COUNTS].line}: {_COUNTS} has {len(counts)} stages",
+            allowed=f"{config.pipeline_parallel_size} stages",
+        )
+    if not any(counts):
+        return replace(config, recompute_granularity="none", recompute_layers=0)
+    return replace(config, recompute_layers=0, stage_recompute_layers=tuple(counts))
+
+
+def _each_stage(values: Document, name: str) -> list[int]:
+    """Return a value for each stage of lists [stages, micro-batches, value, …], one value each."""
+    found, lists = list[int](), values[name].value
+    for one in lists if isinstance(lists, list) else [None]:
+        numbers = one if isinstance(one, list) else []
+        if len(numbers) < 3 or not len(numbers) % 2 or not all(type(n) is int for n in numbers):  # noqa: PLR2004
+            raise refused(
+                f"line {values[name].line}: {name} must be lists of stages, micro-batches and values"
+            )
+        if len(set(numbers[2::2])) > 1:
+            raise refused(
+                f"line {values[name].line}: {name} differs between micro-batches, which is not priced",
+                allowed="one value for all micro-batches of a stage",
+            )
+        found += [numbers[2]] * min(max(numbers[0], 0), 4096)
+    return found
+
+
+def _placed(
+    config: Configuration, meshes: Sequence[_Mesh], hosts: Sequence[tuple[int, str]]
+) -> Configuration:
+    """Return the configuration with the node group of every stage, named as the device types."""
+    slots = {device: max(count for count, kind in hosts if kind == device) for _, device in hosts}
+    stages = []
+    for mesh in meshes:
+        gpus = mesh.tp * mesh.cp * mesh.dp
+        one = StageGroup(
+            group=mesh.device, num_gpus=gpus, num_nodes=gpus / slots.get(mesh.device, gpus),
+            tensor_parallel_size=mesh.tp,
+        )  # fmt: skip
+        stages += [one] * mesh.pp
+    return replace(config, stage_groups=tuple(stages))
+
+
+def _hosts(source: Source) -> list[tuple[int, str]]:
+    """Return slots and device type of each host of the hostfile next to the experiment."""
+    for text in (source.files[name] for name in sorted(source.files) if "host" in name):
+        found = [match for line in text.splitlines() if (match := _HOST.match(line.strip())) is not None]
+        if found:
+            return [(int(match[2]), match[3] or "") for match in found]
+    return []
+
+
+def _world(experiment: Document, hosts: Sequence[tuple[int, str]]) -> World:
+    if hosts:
+        sizes = {slots for slots, _ in hosts}
+        if len(sizes) == 1:
+            return World(num_nodes=len(hosts), gpus_per_node=sizes.pop())
+        return World(processes=sum(slots for slots, _ in hosts))
+    numbers = [experiment.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node")]
+    nodes, each = (one.value if one is not None and type(one.value) is int else None for one in numbers)
+    return World(num_nodes=nodes, gpus_per_node=each)
