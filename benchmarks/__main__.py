@@ -29,6 +29,7 @@ BENCHMARKS = {
     "search": Benchmark("search times and proofs, docs/how-the-search-works.md", "benchmarks.search"),
     "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
+    "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "default-switches": Benchmark(
         "the default search of 12 models of experts beside every switch, a CPU minute",
         "benchmarks.default_switches",

@@ -1,0 +1,151 @@
+"""``meshwright fleet``: several jobs on one cluster, their nodes, layouts and starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.cli.options import PROFILE_HELP
+from meshwright.service.cli.progress import cancellable
+from meshwright.service.cli.saved_plans import keep
+from meshwright.service.cli.terminal import (
+    CANCELLED,
+    FOUND,
+    print_json,
+    require_above_0,
+    say_error,
+    say_warnings,
+    screen,
+)
+from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
+from meshwright.service.fleets.answer import fleet_document, fleet_files, plan_of
+from meshwright.service.fleets.request import FleetRequest, FleetResult, answered, read_fleet
+from meshwright.service.fleets.running import planned_again, read_state
+from meshwright.service.jobs.answers import answer_document
+from meshwright.service.report.fleet import left_out_lines, render_fleet
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.solver.fleet.plan import Limits
+from meshwright.solver.fleet.problem import NodeChoice
+
+EFFORT = 10.0
+_MOST_EFFORT = 3600.0
+
+
+def fleet(
+    file: Annotated[Path, typer.Argument(help="Fleet file: a cluster and its jobs (YAML or JSON).")],
+    *,
+    running: Annotated[
+        Path | None,
+        typer.Option(help="State of the running fleet (YAML or JSON), to plan again what is left."),
+    ] = None,
+    skip_impossible: Annotated[
+        bool,
+        typer.Option("--skip-impossible", help="Leave out jobs that cannot be planned; plan the others."),
+    ] = False,
+    effort: Annotated[
+        float, typer.Option(help="Deterministic seconds of CP-SAT for a fleet that is hard to prove.")
+    ] = EFFORT,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same answer.")] = 0,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for launch files of each plan and a start list for Slurm.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+    ] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
+    ] = False,
+) -> None:
+    """Plan several jobs on one cluster: how many nodes each gets, with which layout, and when."""
+    require_above_0("--effort", effort)
+    if effort > _MOST_EFFORT:
+        message = f"{effort:g} is too high"
+        raise InvalidProblemError.of("--effort", message, allowed=f"up to {_MOST_EFFORT:g}")
+    if force and out is None:
+        raise typer.BadParameter("--force is about the folder of --out")
+    request = read_fleet(_with_problem_files(file), skip_impossible=skip_impossible)
+    if running is not None:
+        request = planned_again(request, read_state(read_problem_file(running), request))
+    if out is not None:
+        check_folder(out, force=force, plan_id="", option="--out")
+    with cancellable() as cancellation:
+        limits = Limits(effort=effort, seed=seed, ended=cancellation.should_stop)
+        line = _SearchLine(request)
+        found = answered(
+            request, lambda problem: profile_for(problem, profile), limits,
+            skip_impossible=skip_impossible, on_search=line.show,
+        )  # fmt: skip
+        line.clear()
+    _show(found, out=out, force=force, json_output=json_output)
+    raise typer.Exit(CANCELLED if cancellation.wanted else FOUND)
+
+
+def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: bool) -> None:
+    document = fleet_document(found)
+    for job in found.request.fleet.jobs:
+        _, problem = plan_of(found, job.name)
+        answer = found.durations.answer(job.name, found.answer.schedule[job.name].choice)
+        say_warnings(keep(answer_document(answer, problem), problem))
+    for text in left_out_lines(document):
+        say_error(text)
+    if json_output:
+        print_json(document)
+    else:
+        console = screen()
+        console.print(render_fleet(document, width=console.width))
+    if out is not None:
+        _save(found, document, out, force=force)
+
+
+def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: bool) -> None:
+    made = fleet_files(found)
+    answer = {**document, "plans": []}
+    files = {**made.files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    save_folder(out, files, plan_id="", force=force, option="--out")
+    say_warnings(made.warnings)
+    sys.stderr.write(f"wrote {len(files)} files to {out}; queue the jobs with: bash {out}/start.sh\n")
+
+
+def _with_problem_files(file: Path) -> dict[str, object]:
+    """Return the fleet of a file; a problem that is the name of a file is read from there."""
+    raw = dict(read_problem_file(file))
+    jobs = raw.get("jobs")
+    if isinstance(jobs, list):
+        raw["jobs"] = [_with_problem_file(job, file.parent) for job in jobs]
+    return raw
+
+
+def _with_problem_file(job: object, folder: Path) -> object:
+    if not isinstance(job, Mapping) or not isinstance(job.get("problem"), str):
+        return job
+    problem = read_problem_file(folder / job["problem"])
+    return {**job, "problem": {name: value for name, value in problem.items() if name != "cluster"}}
+
+
+class _SearchLine:
+    """Progress on stderr of a terminal: the job that is searched."""
+
+    def __init__(self, request: FleetRequest) -> None:
+        self.request, self.count = request, 0
+        self.alive = sys.stderr.isatty()
+
+    def show(self, job: str, choice: NodeChoice) -> None:
+        """Rewrite the line."""
+        self.count += 1
+        if self.alive:
+            sys.stderr.write(f"\r\x1b[2Ksearch {self.count}: {job} on {choice.nodes} nodes"[:80])
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Clear the line."""
+        if self.alive:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

@@ -1,0 +1,352 @@
+"""Reads a fleet: its cluster, and its jobs with their problems, steps, dates and limits.
+
+Hours count from the beginning of the plan. A job's problem is one of ``meshwright plan`` without its
+cluster, which is the fleet's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import ceil, floor
+
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.documents import pointer, require_plain
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
+from meshwright.profiles.profile import Profile
+from meshwright.profiles.reading import FieldReader
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.fleet.durations import PlannedDurations, PlannedJob
+from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
+from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, faults_of, without
+from meshwright.solver.problem import Problem
+
+MAX_JOBS = 200
+MAX_STEPS = 10**9
+MAX_HOURS = 24.0 * 366
+MAX_WEIGHT = 1000
+MAX_PRICE = 1e6  # of a node-hour
+CENTS = 100  # prices are whole hundredths of the currency
+_HOUR_MIN = 60
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+START_FILE = "start.sh"
+_RESERVED = (START_FILE, "answer.json")  # next to the folders of the jobs
+_LAST_BEGIN = datetime(3000, 1, 1)  # noqa: DTZ001 - Slurm's --begin has no zone
+# A job of a fleet is ranked by its step alone, on all of the nodes that it is given.
+_SEARCH = {"top_k": 1, "certify": "none"}
+_OTHER_QUESTIONS = (
+    "objective",
+    "gpus",
+    "num_nodes",
+    "reserve_nodes",
+    "deadline_days",
+    "pareto",
+    "baseline",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRequest:
+    """A fleet, read."""
+
+    name: str
+    cluster: ClusterSpec
+    fleet: Fleet
+    problems: Mapping[str, PlannedJob]  # by job
+    places: Mapping[str, int]  # of each job in the request's list
+    priced: bool  # the cost is money, not node-hours
+    begin: datetime | None = None
+    running: frozenset[str] = frozenset()  # jobs that have begun: they are not started again
+    left_out: Mapping[str, tuple[FieldError, ...]] = field(default_factory=dict)  # impossible jobs
+
+    def at(self, job: str, name: str) -> str:
+        """Return the pointer to a field of a job."""
+        return pointer("jobs", self.places[job], name)
+
+    def without(self, faults: Mapping[str, tuple[FieldError, ...]]) -> FleetRequest:
+        """Return the fleet without impossible jobs, and without those that wait for them."""
+        fleet, followers = without(self.fleet, faults)
+        more = {
+            name: (FieldError(pointer=self.at(name, "after"), message="depends on a job that is left out"),)
+            for name in followers
+        }
+        return replace(self, fleet=fleet, left_out={**self.left_out, **faults, **more})
+
+
+def read_fleet(raw: Mapping[str, object], *, skip_impossible: bool = False) -> FleetRequest:
+    """Return the fleet of a request.
+
+    ``skip_impossible``: jobs at fault are left out, with those that wait for them.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
+    """
+    plain = require_plain(raw)
+    reader = FieldReader(plain, "")
+    cluster = _cluster(reader)
+    name = reader.text("name", default=cluster.name)
+    begin = _begin(reader)
+    prices = _prices(reader, cluster)
+    jobs = reader.children("jobs", high=MAX_JOBS)
+    if not jobs:
+        reader.fault("jobs", "must be a list of jobs", allowed=f"1 to {MAX_JOBS}")
+    reader.refuse_unknown()
+    reader.finish()
+    kinds = tuple(
+        NodeKind(name=kind, nodes=group.num_nodes, price=prices.get(kind, 1))
+        for kind, group in cluster.group_named.items()
+    )
+    read, faults = _jobs(jobs, cluster)
+    fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read))
+    places = {job.name: at for at, (job, _) in enumerate(read)}
+    request = FleetRequest(
+        name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,
+        problems={job.name: planned for job, planned in read if planned is not None},
+    )  # fmt: skip
+    for job, errors in faults_of(fleet, request.at).of.items():
+        faults[job] = tuple(dict.fromkeys((*faults.get(job, ()), *errors)))
+    if faults and not skip_impossible:
+        raise InvalidProblemError(dict.fromkeys(error for errors in faults.values() for error in errors))
+    return request.without(faults) if faults else request
+
+
+def _cluster(reader: FieldReader) -> ClusterSpec:
+    raw = reader.value("cluster")
+    if isinstance(raw, str):
+        raw = {"name": raw}
+    if not isinstance(raw, Mapping):
+        raise InvalidProblemError.of(
+            "/cluster", "is required", allowed="a name, or a cluster as in a problem"
+        )
+    return cluster_from_mapping(raw)
+
+
+def _begin(reader: FieldReader) -> datetime | None:
+    text = reader.text("begin", default="")
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        reader.fault("begin", f"{text!r} is not a time", allowed="a time such as 2026-01-05T20:00")
+        return None
+    if found.tzinfo is not None:
+        local = found.replace(tzinfo=None).isoformat(timespec="minutes")
+        message = f"{text!r} has a time zone, which Slurm's --begin has not"
+        reader.fault("begin", message, allowed=f"a time of the cluster's clock, such as {local}")
+        return None
+    if found >= _LAST_BEGIN:
+        reader.fault("begin", f"{text!r} is too late", allowed="a time before the year 3000")
+        return None
+    return found
+
+
+def _prices(reader: FieldReader, cluster: ClusterSpec) -> dict[str, int]:
+    """Return the price of a node-hour by kind, in hundredths; none if no price is given."""
+    if not reader.has("node_hour_price"):
+        return {}
+    kinds, low = list(cluster.group_named), 1 / CENTS
+    if not isinstance(reader.value("node_hour_price"), Mapping):
+        price = reader.number("node_hour_price", low=low, high=MAX_PRICE)
+        return dict.fromkeys(kinds, round(price * CENTS))
+    own = reader.child("node_hour_price")
+    if own is None:
+        return {}
+    found = {kind: round(own.number(kind, low=low, high=MAX_PRICE) * CENTS) for kind in kinds}
+    own.refuse_unknown()
+    return found
+
+
+Read = tuple[FleetJob, PlannedJob | None]
+
+
+def _jobs(
+    readers: Sequence[FieldReader], cluster: ClusterSpec
+) -> tuple[list[Read], dict[str, tuple[FieldError, ...]]]:
+    """Return all jobs, and the faults of each by its name.
+
+    Raises:
+        InvalidProblemError: a name is missing, not a name, or used twice.
+    """
+    found, faults = list[Read](), dict[str, tuple[FieldError, ...]]()
+    for at, reader in enumerate(readers):
+        before = len(reader.faults)
+        name = reader.text("name")
+        if not _NAME.fullmatch(name):
+            allowed = "1 to 64 letters, digits, dots, dashes and underscores"
+            raise InvalidProblemError.of(pointer("jobs", at, "name"), "is not a name", allowed=allowed)
+        if name.lower() in _RESERVED:
+            message = f"{name} is a file of the fleet's own folder"
+            raise InvalidProblemError.of(pointer("jobs", at, "name"), message, allowed="another name")
+        if any(job.name == name for job, _ in found):
+            raise InvalidProblemError.of(pointer("jobs", at, "name"), f"{name} is used twice")
+        job = _job(reader, name)
+        steps = reader.integer("steps", low=1, high=MAX_STEPS)
+        own = list[FieldError]()
+        problem = _problem(reader, cluster, job, own)
+        reader.refuse_unknown()
+        own = [*reader.faults[before:], *own]
+        del reader.faults[before:]
+        if own:
+            faults[name] = tuple(own)
+        found.append((job, None if problem is None else PlannedJob(problem=problem, steps=steps)))
+    return found, faults
+
+
+def _job(reader: FieldReader, name: str) -> FleetJob:
+    due = reader.number("due_hours", low=0.0, high=MAX_HOURS) if reader.has("due_hours") else None
+    start = reader.number("start_hours", low=0.0, high=MAX_HOURS) if reader.has("start_hours") else None
+    counts = _counts(reader)
+    nodes = reader.optional_integer("nodes")
+    if nodes and counts:
+        message = f"nodes is {nodes} already"
+        reader.fault("node_counts", message, allowed="nodes or node_counts, not both")
+    return FleetJob(
+        name=name,
+        release_min=ceil(reader.number("release_hours", low=0.0, high=MAX_HOURS, default=0.0) * _HOUR_MIN),
+        due_min=None if due is None else floor(due * _HOUR_MIN),
+        weight=reader.integer("weight", high=MAX_WEIGHT, default=1),
+        least_nodes=nodes or reader.integer("least_nodes", default=1),
+        most_nodes=nodes or reader.optional_integer("most_nodes"),
+        node_counts=(nodes,) if nodes else counts,
+        after=_names(reader, "after"),
+        never_with=_names(reader, "never_with"),
+        as_many_nodes_as=reader.text("as_many_nodes_as") if reader.has("as_many_nodes_as") else None,
+        kinds=_names(reader, "kinds"),
+        start_min=None if start is None else ceil(start * _HOUR_MIN),
+    )
+
+
+def _counts(reader: FieldReader) -> tuple[int, ...]:
+    if not reader.has("node_counts"):
+        return ()
+    values = reader.numbers("node_counts", low=1, high=10**6, most=64)
+    if any(value != int(value) for value in values):
+        reader.fault("node_counts", "must be whole numbers")
+    return tuple(sorted({int(value) for value in values}))
+
+
+def _names(reader: FieldReader, name: str) -> tuple[str, ...]:
+    if not reader.has(name):
+        return ()
+    value = reader.value(name)
+    return (value,) if isinstance(value, str) else tuple(dict.fromkeys(reader.texts(name)))
+
+
+def _problem(
+    reader: FieldReader, cluster: ClusterSpec, job: FleetJob, faults: list[FieldError]
+) -> Problem | None:
+    """Return a job's problem on the fleet's largest kind of nodes that it may use."""
+    raw = reader.value("problem")
+    at = f"{reader.pointer}/problem"
+    if not isinstance(raw, Mapping):
+        faults.append(
+            FieldError(pointer=at, message="is required", allowed="a problem without its cluster")
+        )
+        return None
+    group = next(
+        (group for name, group in cluster.group_named.items() if not job.kinds or name in job.kinds),
+        cluster.groups[0],
+    )
+    own = cluster_to_mapping(replace(cluster, groups=(group,), between_groups=None))
+    faults += _other_questions(raw, at)
+    search = raw.get("search")
+    whole = {
+        **{name: value for name, value in raw.items() if name != "cluster"},
+        "cluster": own,
+        "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search or _SEARCH,
+    }
+    try:
+        return parse_problem(whole)
+    except InvalidProblemError as fault:
+        faults += [replace(one, pointer=f"{at}{one.pointer}") for one in fault.errors]
+        return None
+
+
+def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
+    """Refuse what a fleet decides for its jobs."""
+    found = []
+    if "cluster" in raw:
+        message = "a job runs on the fleet's cluster"
+        found.append(
+            FieldError(pointer=f"{at}/cluster", message=message, allowed="a problem without a cluster")
+        )
+    search = raw.get("search")
+    stated = search if isinstance(search, Mapping) else {}
+    for name in _OTHER_QUESTIONS:
+        if name in stated:
+            message = "a fleet gives a job its nodes and ranks its plans by their step"
+            found.append(
+                FieldError(
+                    pointer=f"{at}/search/{name}", message=message, allowed="no such field in a fleet"
+                )
+            )
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# From a request to its answer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult:
+    """The answer of a fleet, with the request and the plans that it was made from."""
+
+    request: FleetRequest
+    answer: FleetAnswer
+    durations: PlannedDurations
+
+
+def answered(
+    request: FleetRequest,
+    profile_of: Callable[[Problem], Profile],
+    limits: Limits,
+    *,
+    skip_impossible: bool = False,
+    on_search: Callable[..., object] = lambda *_: None,
+) -> FleetResult:
+    """Return the best schedule of a fleet.
+
+    Raises:
+        InvalidProblemError: a job has no plan on any number of nodes, or no schedule is possible; with
+            ``skip_impossible`` only if no job is left.
+    """
+    durations = PlannedDurations(
+        jobs=request.problems, groups=request.cluster.group_named, profile_of=profile_of,
+        should_stop=limits.ended, on_search=on_search,
+    )  # fmt: skip
+    while True:
+        least, faults = jobs_without_plan(request.fleet, durations, request.at)
+        without_plan: dict[str, tuple[FieldError, ...]] = {name: (error,) for name, error in faults.items()}
+        if not without_plan:
+            try:
+                _require_jobs(request)
+                answer = plan_fleet(request.fleet, least, durations, request.at, limits)
+                return FleetResult(request=request, answer=answer, durations=durations)
+            except InvalidProblemError as fault:
+                without_plan = _by_job(request, fault)
+                if not skip_impossible or not without_plan:
+                    raise
+        if not skip_impossible:
+            raise InvalidProblemError(faults.values())
+        request = request.without(without_plan)
+
+
+def _require_jobs(request: FleetRequest) -> None:
+    if not request.fleet.jobs:
+        raise InvalidProblemError(
+            dict.fromkeys(error for errors in request.left_out.values() for error in errors)
+        )
+
+
+def _by_job(request: FleetRequest, fault: InvalidProblemError) -> dict[str, tuple[FieldError, ...]]:
+    """Return the jobs that the errors point at."""
+    found = dict[str, tuple[FieldError, ...]]()
+    for job in request.fleet.jobs:
+        own = tuple(one for one in fault.errors if one.pointer.startswith(request.at(job.name, "")))
+        if own:
+            found[job.name] = own
+    return found

@@ -1,0 +1,133 @@
+"""A fleet for the terminal: one row a job, a Gantt chart, and the proof in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.service.report.formatting import wrapped
+
+_LABEL, _LEAST_BAR = 18, 20  # columns of a name; of the chart at least
+_OBJECTIVES = {
+    "weighted_lateness_hours": ("weighted lateness", " h"),
+    "last_end_hours": ("last end", " h"),
+    "node_hours": ("node-hours", ""),
+    "cost": ("cost", ""),
+}
+
+
+def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
+    """Return the answer of a fleet (``service.fleets.answer.fleet_document``) for a terminal."""
+    nodes = " + ".join(f"{count} × {kind}" for kind, count in document["nodes"].items())
+    head = f"{document['name']}: {len(document['jobs'])} jobs on {nodes}"
+    return Group(
+        Text(head, style="bold"),
+        wrapped(proof_words(document), width),
+        Text(""),
+        _table(document),
+        Text(""),
+        *(Text(line) for line in gantt_lines(document, width=width)),
+        Text(""),
+        *(wrapped(line, width, indent=2) for line in rule_lines(document)),
+        wrapped(searched_words(document), width, indent=2),
+    )
+
+
+def proof_words(document: Mapping[str, Any]) -> str:
+    """Return status, decider and the value of every objective."""
+    words = []
+    for one in document["objectives"]:
+        name, unit = _OBJECTIVES[one["name"]]
+        proof = (
+            "" if not one["gap"] else f" (at least {one['bound']:.1f}{unit}, gap {one['gap'] * 100:.1f} %)"
+        )
+        words.append(f"{name} {one['value']:.1f}{unit}{proof}")
+    status = {
+        "optimal": "Optimal under the predicted durations",
+        "feasible": "Best schedule found; not proved",
+    }[document["status"]]
+    return f"{status}, decided by {document['decided_by']}: {', '.join(words)}."
+
+
+def searched_words(document: Mapping[str, Any]) -> str:
+    """Return how much of a full sweep was searched."""
+    pairs = f"{document['searched']} of {document['choices']} pairs of a job and a number of nodes"
+    if document["status"] == "optimal":
+        return f"Searched {pairs}, in {document['rounds']} rounds; bounds rule out the others."
+    return f"Searched {pairs}."
+
+
+def rule_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return a line for each simple rule."""
+    cost = document["objectives"][2]["name"]
+    return [
+        f"{one['rule']}: weighted lateness {one['weighted_lateness_hours']:.1f} h, last end "
+        f"{one['last_end_hours']:.1f} h, {_OBJECTIVES[cost][0]} {one[cost]:.1f}"
+        for one in document["rules"]
+    ]
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    mixed = len(document["nodes"]) > 1
+    table.add_column("job")
+    for title in ("nodes", "start h", "end h", "due h", "late h", "step"):
+        table.add_column(title, justify="right")
+    table.add_column("layout")
+    table.add_column("plan")
+    for job in _by_start(document):
+        due = "–" if job["due_hours"] is None else f"{job['due_hours']:.1f}"
+        late = f"{job['late_hours']:.1f}" if job["late_hours"] else "–"
+        nodes = f"{job['nodes']} {job['kind']}" if mixed else str(job["nodes"])
+        table.add_row(
+            job["name"], nodes, f"{job['start_hours']:.1f}", f"{job['end_hours']:.1f}", due, late,
+            f"{job['step_time_s']:.3g} s", job["layout"], job["plan_id"],
+        )  # fmt: skip
+    return table
+
+
+def _by_start(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(document["jobs"], key=lambda job: (job["start_hours"], job["end_hours"], job["name"]))
+
+
+def gantt_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
+    """Return the Gantt chart: a line a job, from its start to its end; ``│`` marks the due date."""
+    jobs = _by_start(document)
+    end = max((job["end_hours"] for job in jobs), default=0.0) or 1.0
+    label = min(_LABEL, max((len(job["name"]) for job in jobs), default=0))
+    columns = max(_LEAST_BAR, width - label - 4)
+    lines = [f"  {_cut(job['name'], label)} {_bar(job, end, columns)}".rstrip() for job in jobs]
+    return [*lines, f"  {'':{label}} {_axis(end, columns)}"]
+
+
+def _cut(name: str, label: int) -> str:
+    return f"{name:{label}}" if len(name) <= label else name[: label - 1] + "…"
+
+
+def _bar(job: Mapping[str, Any], end: float, columns: int) -> str:
+    first = int(job["start_hours"] / end * columns)
+    last = max(first + 1, round(job["end_hours"] / end * columns))
+    cells = [" "] * (columns + 1)
+    cells[first:last] = "█" * (last - first)
+    if job["due_hours"] is not None and 0 <= job["due_hours"] <= end:
+        cells[min(columns, round(job["due_hours"] / end * columns))] = "│"
+    nodes = f" {job['nodes']}"
+    return "".join(cells).rstrip() + nodes if last + len(nodes) <= columns else "".join(cells).rstrip()
+
+
+def _axis(end: float, columns: int) -> str:
+    right = f"{end:.1f} h"
+    return f"0{right:>{columns - 1}}"
+
+
+def left_out_lines(document: Mapping[str, Any]) -> Sequence[str]:
+    """Return a line for each job that was left out, with its first fault."""
+    return [
+        f"{name} is left out: {faults[0]['message']}"
+        + (f". Allowed: {faults[0]['allowed']}" if faults[0]["allowed"] else "")
+        for name, faults in document["left_out"].items()
+    ]

@@ -1,0 +1,99 @@
+"""Durations of jobs from our own planner: a bound at once, the best plan by a search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.fleet.problem import NodeChoice
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.variants import searchable, searched_variants, switched_of
+from meshwright.solver.problem import Problem, ShouldStop, problem_digest
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import have_room, priced_space
+from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+
+MINUTE_S = 60.0
+_SHORTER = 1.0 - 1e-9  # rounding of a bound
+
+
+def least_step_s(problem: Problem, profile: Profile) -> float:
+    """Return a lower bound on the step of every plan; infinite: none fits.
+
+    These are the bounds with which a search begins, of all variants that it would rank. It is 0 where the
+    space is too large to enumerate, and where only some of its rows were looked at and none fits.
+    """
+    variants, _ = searchable(searched_variants(switched_of(problem, profile)))
+    least = math.inf
+    for one in variants:
+        if not have_room(one.problem, one.profile):
+            continue
+        if is_too_large(one.problem, wide=False):
+            return 0.0
+        space = enumerate_space(one.problem, legal_only=True)
+        frontier = Frontier.of(priced_space(one.problem, one.profile, space.rows), 1)
+        if frontier.fits:
+            least = min(least, frontier.least_s)
+        elif not space.every:
+            return 0.0
+    return least
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedJob:
+    """A job's problem and steps, which give its durations."""
+
+    problem: Problem  # on the whole cluster
+    steps: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedDurations:
+    """Durations of jobs by their plans; equal problems are searched once."""
+
+    jobs: Mapping[str, PlannedJob]
+    groups: Mapping[str, NodeGroup]  # of the cluster, by kind
+    profile_of: Callable[[Problem], Profile]
+    should_stop: ShouldStop | None = None
+    on_search: Callable[[str, NodeChoice], object] = lambda _job, _choice: None
+    answers: dict[str, Answer] = field(default_factory=dict)  # by the digest of their problem
+    least: dict[str, float] = field(default_factory=dict)
+
+    def problem(self, job: str, choice: NodeChoice) -> Problem:
+        """Return the job's problem on the nodes of a choice alone."""
+        whole = self.jobs[job].problem
+        group = replace(self.groups[choice.kind], num_nodes=choice.nodes)
+        cluster = replace(whole.cluster, groups=(group,), between_groups=None)
+        if len(self.groups) > 1:
+            cluster = replace(cluster, name=f"{cluster.name}-{choice.kind}", display_name="")
+        return replace(whole, cluster=cluster)
+
+    def answer(self, job: str, choice: NodeChoice) -> Answer:
+        """Return the answer to the job's problem on the nodes of a choice."""
+        problem = self.problem(job, choice)
+        digest = problem_digest(problem)
+        if digest not in self.answers:
+            self.on_search(job, choice)
+            self.answers[digest] = ask(problem, self.profile_of(problem), should_stop=self.should_stop)
+        return self.answers[digest]
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        """Return a lower bound on the minutes; None: no plan fits."""
+        problem = self.problem(job, choice)
+        digest = problem_digest(problem)
+        if digest not in self.least:
+            self.least[digest] = least_step_s(problem, self.profile_of(problem)) * _SHORTER
+        step_s = self.least[digest]
+        return None if math.isinf(step_s) else self._minutes(job, step_s)
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        """Return the minutes of the best plan; None: there is none."""
+        plans = self.answer(job, choice).plans
+        return self._minutes(job, plans[0].prediction.step_time_s) if plans else None
+
+    def _minutes(self, job: str, step_s: float) -> int:
+        return max(1, math.ceil(self.jobs[job].steps * step_s / MINUTE_S))

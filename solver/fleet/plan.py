@@ -1,0 +1,290 @@
+"""From a fleet to its schedule: CP-SAT chooses, and only what it chooses is searched (Benders).
+
+Every job has a lower bound on its duration for each of its choices. The master (``master.Master``) takes
+the bounds for durations; what it picks is searched exactly, and put back. Once it picks only what is exact,
+its schedule is one of real durations, and none of the choices that were not searched can be better: with
+their bounds they are not (logic-based Benders decomposition, Hooker and Ottosson, Mathematical Programming
+96, 2003). An overloaded fleet ends at its effort: then the best schedule of exact durations is the answer,
+next to the bounds of ``bounds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.solver.fleet.bounds import bounds_of
+from meshwright.solver.fleet.master import Master, Mastered
+from meshwright.solver.fleet.problem import (
+    Durations,
+    Fleet,
+    NodeChoice,
+    Schedule,
+    Value,
+    choices_of,
+    common_choices,
+    equal_counts,
+)
+from meshwright.solver.fleet.rules import RuleResult, by_rules
+
+OBJECTIVES = ("weighted_lateness", "last_end", "cost")
+
+
+class SearchedDurations(Protocol):
+    """Durations of jobs: bounds at once, exact ones by a search."""
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        """Return a lower bound on the minutes; None: the job has no plan on these nodes."""
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        """Return the minutes of the best plan; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One objective of the answer, with its proof."""
+
+    name: str
+    value: int
+    bound: int
+
+    @property
+    def gap(self) -> float:
+        """Return the share of the value that is not proved."""
+        return 0.0 if self.value <= self.bound else (self.value - self.bound) / self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAnswer:
+    """A schedule of all jobs, with its proof and the simple rules next to it."""
+
+    status: Literal["optimal", "feasible"]
+    decided_by: str  # cp-sat, or the rule with a schedule as good
+    schedule: Schedule
+    objectives: tuple[Objective, ...]
+    rules: tuple[RuleResult, ...]
+    searched: int = 0  # choices that were searched
+    choices: int = 0  # choices with a bound on their duration
+    rounds: int = 0  # of the master
+
+    @property
+    def gap(self) -> float:
+        """Return the gap of the first objective that is not proved."""
+        return next((one.gap for one in self.objectives if one.gap), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much work is done; nothing depends on the clock."""
+
+    effort: float = 10.0  # deterministic seconds of CP-SAT, and the orders of local search
+    seed: int = 0
+    ended: Callable[[], bool] = lambda: False
+
+
+@dataclass(slots=True)
+class _Known:
+    """Durations as far as they are known: bounds, and exact ones."""
+
+    fleet: Fleet
+    source: SearchedDurations
+    minutes: dict[str, dict[NodeChoice, int]]
+    exact: set[tuple[str, NodeChoice]] = field(default_factory=set)
+    searched: int = 0
+
+    def search(self, job: str, choice: NodeChoice) -> None:
+        """Replace a bound by the duration of the best plan."""
+        took = self.source.exact_min(job, choice)
+        self.searched += 1
+        if took is None:
+            del self.minutes[job][choice]
+        else:
+            self.minutes[job][choice] = took
+            self.exact.add((job, choice))
+
+    def only_exact(self) -> Durations:
+        """Return the choices that were searched."""
+        return {
+            job: {one: took for one, took in own.items() if (job, one) in self.exact}
+            for job, own in self.minutes.items()
+        }
+
+    def unsearched(self, schedule: Schedule) -> list[tuple[str, NodeChoice]]:
+        """Return the choices of a schedule with durations that are bounds."""
+        return sorted({(name, run.choice) for name, run in schedule.items()} - self.exact)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Return whether exact durations alone make a schedule."""
+        return all(self.only_exact().values()) and all(
+            common_choices(self.fleet, self.only_exact()).values()
+        )
+
+
+def jobs_without_plan(
+    fleet: Fleet, source: SearchedDurations, at: Callable[[str, str], str]
+) -> tuple[dict[str, dict[NodeChoice, int]], dict[str, FieldError]]:
+    """Return the least minutes of every choice, and the faults of jobs that have no plan on any."""
+    found, faults = dict[str, dict[NodeChoice, int]](), dict[str, FieldError]()
+    for job in fleet.jobs:
+        choices = choices_of(fleet, job)
+        least = {choice: source.least_min(job.name, choice) for choice in choices}
+        found[job.name] = {choice: took for choice, took in least.items() if took is not None}
+        if not found[job.name]:
+            faults[job.name] = _without_plan(fleet, job.name, choices, at)
+    return found, faults
+
+
+def _without_plan(
+    fleet: Fleet, job: str, choices: Sequence[NodeChoice], at: Callable[[str, str], str]
+) -> FieldError:
+    counts = ", ".join(dict.fromkeys(str(choice.nodes) for choice in choices))
+    most = max(kind.nodes for kind in fleet.kinds)
+    return FieldError(
+        pointer=at(job, "problem"),
+        message=f"no plan on any number of nodes ({counts})",
+        allowed=f"a problem with a plan on 1 to {most} nodes",
+    )
+
+
+def require_room(
+    fleet: Fleet, minutes: Mapping[str, Mapping[NodeChoice, int]], at: Callable[[str, str], str]
+) -> None:
+    """Refuse a fleet that no schedule can answer.
+
+    Raises:
+        InvalidProblemError: a job has no plan left, equal numbers of nodes have none in common, or pinned
+            jobs hold more nodes at once than there are.
+    """
+    faults = [
+        _without_plan(fleet, job.name, choices_of(fleet, job), at)
+        for job in fleet.jobs
+        if not minutes[job.name]
+    ]
+    for some in equal_counts(fleet):
+        counts = [sorted({choice.nodes for choice in minutes[name]}) for name in some]
+        if all(counts) and not set.intersection(*map(set, counts)):
+            words = "; ".join(
+                f"{name}: {', '.join(map(str, own))}" for name, own in zip(some, counts, strict=True)
+            )
+            message = "no number of nodes has a plan for all jobs that must have equal numbers"
+            job = next(one for one in fleet.jobs if one.name in some and one.as_many_nodes_as)
+            faults.append(
+                FieldError(pointer=at(job.name, "as_many_nodes_as"), message=message, allowed=words)
+            )
+    if not faults:
+        faults = _overfull(fleet, minutes, at)
+    if faults:
+        raise InvalidProblemError(faults)
+
+
+def _overfull(
+    fleet: Fleet, minutes: Mapping[str, Mapping[NodeChoice, int]], at: Callable[[str, str], str]
+) -> list[FieldError]:
+    """Return the fault of pinned jobs that hold more nodes at one moment than the cluster has."""
+    pinned = [job for job in fleet.jobs if job.start_min is not None]
+    for kind in fleet.kinds:
+        for job in pinned:
+            here = [
+                (one, min(choice.nodes for choice in minutes[one.name]))
+                for one in pinned
+                if all(choice.kind == kind.name for choice in minutes[one.name])
+                and (one.start_min or 0) <= (job.start_min or 0)
+                and (job.start_min or 0) < (one.start_min or 0) + min(minutes[one.name].values())
+            ]
+            held = sum(nodes for _, nodes in here)
+            if held > kind.nodes:
+                names = ", ".join(one.name for one, _ in here)
+                message = f"{names} are pinned to {held} nodes at the same time"
+                allowed = f"up to {kind.nodes}, which is what the cluster has"
+                return [
+                    FieldError(
+                        pointer=at(here[-1][0].name, "start_hours"), message=message, allowed=allowed
+                    )
+                ]
+    return []
+
+
+def plan_fleet(
+    fleet: Fleet,
+    least: Mapping[str, Mapping[NodeChoice, int]],
+    source: SearchedDurations,
+    at: Callable[[str, str], str],
+    limits: Limits | None = None,
+) -> FleetAnswer:
+    """Return the schedule of a fleet.
+
+    ``least``: the least minutes of every choice (``jobs_without_plan``).
+
+    Raises:
+        InvalidProblemError: as ``require_room``, also where searches leave a job without a plan.
+    """
+    limits = limits or Limits()
+    known = _Known(fleet, source, {job: dict(own) for job, own in least.items()})
+    choices = sum(map(len, known.minutes.values()))
+    require_room(fleet, known.minutes, at)
+    master = Master(fleet, seed=limits.seed, ended=limits.ended)
+    rounds, settled = 0, False
+    while not settled:
+        rounds += 1
+        found = _round(fleet, known, master, limits)
+        new = known.unsearched(found.schedule)
+        settled = not new
+        for job, choice in new:
+            known.search(job, choice)
+        require_room(fleet, known.minutes, at)
+        hopeless = found.proved == 0 and rounds >= _HURRIED
+        if known.has_schedule and (hopeless or rounds >= _ROUNDS or limits.ended()):
+            break
+    answer = _finished(fleet, known, master, found, limits, settled=settled)
+    return replace(answer, searched=known.searched, choices=choices, rounds=rounds)
+
+
+def _round(fleet: Fleet, known: _Known, master: Master, limits: Limits) -> Mastered:
+    """Return the master's schedule for durations as they are known."""
+    rules = by_rules(fleet, known.minutes, orders=_HINT_ORDERS, seed=limits.seed, ended=limits.ended)
+    hint = min(rules, key=lambda one: one.value)
+    least = bounds_of(fleet, known.minutes, hint.value, rounds=_HINT_PRICES)
+    return master.solve(known.minutes, hint.schedule, least, effort=limits.effort * _ROUND_SHARE)
+
+
+def _finished(
+    fleet: Fleet, known: _Known, master: Master, found: Mastered, limits: Limits, *, settled: bool
+) -> FleetAnswer:
+    """Return the best schedule of exact durations, and the bounds of all that are known."""
+    exact = known.only_exact()
+    proved = settled and found.proved == len(OBJECTIVES)
+    orders = _PROVED_ORDERS if proved else int(_ORDERS_PER_EFFORT * limits.effort)
+    rules = by_rules(fleet, exact, orders=orders, seed=limits.seed, ended=limits.ended)
+    best, value = rules[-1].schedule, rules[-1].value
+    bound = found.bound
+    if not settled:  # those behind the first hold at its value under bounds alone
+        bound = Value(found.bound.lateness, 0, 0)
+    if settled and found.value <= value:
+        best, value = found.schedule, found.value
+    if not proved:
+        least = bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS)
+        bound = Value(*map(max, least, bound))
+        again = master.improve(exact, best, bound, effort=limits.effort)
+        best, value = again, Value.of(fleet, again)
+    objectives = tuple(
+        Objective(name=name, value=reached, bound=min(low, reached))
+        for name, reached, low in zip(OBJECTIVES, value, bound, strict=True)
+    )
+    is_proved = not any(one.gap for one in objectives)
+    as_good = next((one.rule for one in rules if one.value <= value), None)
+    return FleetAnswer(
+        status="optimal" if is_proved else "feasible",
+        decided_by="cp-sat" if is_proved or as_good is None else as_good,
+        schedule=best, objectives=objectives, rules=rules,
+    )  # fmt: skip
+
+
+_HINT_ORDERS, _HINT_PRICES = 60, 60  # of a round: orders of local search, rounds of the bound on lateness
+_ROUND_SHARE = 0.1  # of the effort, for the master of one round
+_PRICE_ROUNDS = 400  # of the last bound on lateness
+_HURRIED, _ROUNDS = 4, 40  # rounds of a master that proves nothing, and of any
+_PROVED_ORDERS = 300  # of the local search that is shown next to a proved schedule
+_ORDERS_PER_EFFORT = 600  # orders that local search tries for each deterministic second

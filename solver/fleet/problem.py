@@ -1,0 +1,294 @@
+"""A fleet: several jobs that share the nodes of one cluster, and the schedules that answer it.
+
+Times are whole minutes from the beginning of the plan, as Slurm limits jobs; durations are rounded up.
+A job runs on one kind of node, without a pause, on as many nodes from its start to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+
+
+class NodeChoice(NamedTuple):
+    """Nodes of one kind that a job may run on."""
+
+    kind: str
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind:
+    """Nodes of the cluster that are all alike."""
+
+    name: str
+    nodes: int
+    price: int = 1  # of one node for one minute, in any unit; 1: node-minutes are counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetJob:
+    """One job of a fleet; the source of its durations holds its problem."""
+
+    name: str
+    release_min: int = 0
+    due_min: int | None = None
+    weight: int = 1  # of a minute behind the due date
+    least_nodes: int = 1
+    most_nodes: int | None = None  # None: all of its kind
+    node_counts: tuple[int, ...] = ()  # the only ones in question; empty: ``usual_counts``
+    after: tuple[str, ...] = ()  # jobs that end before it starts
+    never_with: tuple[str, ...] = ()  # jobs that never run at the same time
+    as_many_nodes_as: str | None = None
+    kinds: tuple[str, ...] = ()  # of nodes; empty: all
+    start_min: int | None = None  # pinned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Jobs and nodes."""
+
+    kinds: tuple[NodeKind, ...]
+    jobs: tuple[FleetJob, ...]
+
+    def prices(self) -> Mapping[str, int]:
+        """Return the price of one node for one minute, by kind."""
+        return {kind.name: kind.price for kind in self.kinds}
+
+    def nodes(self) -> Mapping[str, int]:
+        """Return the number of nodes by kind."""
+        return {kind.name: kind.nodes for kind in self.kinds}
+
+
+Minutes = Mapping[NodeChoice, int]  # of one job, for each of its choices
+Durations = Mapping[str, Minutes]  # by job
+
+
+class Run(NamedTuple):
+    """One job of a schedule."""
+
+    choice: NodeChoice
+    start_min: int
+    end_min: int
+
+    @property
+    def minutes(self) -> int:
+        """Return the duration."""
+        return self.end_min - self.start_min
+
+
+Schedule = Mapping[str, Run]  # by job
+
+
+class Value(NamedTuple):
+    """The objectives of a schedule, in their order."""
+
+    lateness: int  # minutes behind due dates, times the weights
+    last_end_min: int
+    cost: int  # price times nodes times minutes
+
+    @classmethod
+    def of(cls, fleet: Fleet, schedule: Schedule) -> Value:
+        """Return the objectives of a schedule of all jobs."""
+        prices = fleet.prices()
+        runs = [(job, schedule[job.name]) for job in fleet.jobs]
+        return cls(
+            lateness=sum(lateness_of(job, run.end_min) for job, run in runs),
+            last_end_min=max((run.end_min for _, run in runs), default=0),
+            cost=sum(prices[run.choice.kind] * run.choice.nodes * run.minutes for _, run in runs),
+        )
+
+
+def lateness_of(job: FleetJob, end_min: int) -> int:
+    """Return the weighted minutes behind the due date."""
+    return 0 if job.due_min is None else job.weight * max(0, end_min - job.due_min)
+
+
+def usual_counts(least: int, most: int) -> tuple[int, ...]:
+    """Return the powers of two from ``least`` to ``most``, and both ends.
+
+    Batches and layers are divided by few other numbers: on those in between, GPUs are idle.
+    """
+    powers = {1 << power for power in range(most.bit_length())}
+    return tuple(sorted({least, most, *(one for one in powers if least <= one <= most)}))
+
+
+def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
+    """Return the choices of a job that the fleet's nodes have room for, fewest nodes first."""
+    found = list[NodeChoice]()
+    for kind in fleet.kinds:
+        if job.kinds and kind.name not in job.kinds:
+            continue
+        most = min(kind.nodes, job.most_nodes or kind.nodes)
+        usual = usual_counts(job.least_nodes, most) if job.least_nodes <= most else ()
+        counts = [one for one in job.node_counts if job.least_nodes <= one <= most] or (
+            () if job.node_counts else usual
+        )
+        found += [NodeChoice(kind.name, count) for count in counts]
+    return tuple(sorted(found, key=lambda one: (one.nodes, one.kind)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults: the job, the field, what is allowed.
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The faults of a fleet by job; the others can be planned."""
+
+    of: Mapping[str, tuple[FieldError, ...]] = field(default_factory=dict)
+
+    def raise_any(self) -> None:
+        """Refuse the fleet if a job is at fault.
+
+        Raises:
+            InvalidProblemError: with the faults of all jobs.
+        """
+        if self.of:
+            raise InvalidProblemError(error for errors in self.of.values() for error in errors)
+
+
+def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> Faults:
+    """Return the faults that need no durations; ``at`` makes a pointer from a job's name and a field."""
+    found = dict[str, list[FieldError]]()
+    names = [job.name for job in fleet.jobs]
+    for job in fleet.jobs:
+        faults = [*_own_faults(fleet, job, at), *_reference_faults(job, names, at)]
+        if faults:
+            found[job.name] = faults
+    for cycle in _cycles(fleet.jobs):
+        words = " after ".join([*cycle, cycle[0]])
+        error = FieldError(
+            pointer=at(cycle[0], "after"), message=f"{words} is a cycle", allowed="an order without a cycle"
+        )
+        for name in cycle:
+            found.setdefault(name, []).append(error)
+    return Faults({name: tuple(dict.fromkeys(errors)) for name, errors in found.items()})
+
+
+def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> Iterable[FieldError]:
+    kinds = [kind for kind in fleet.kinds if not job.kinds or kind.name in job.kinds]
+    largest = max((kind.nodes for kind in kinds), default=0)
+    for name in (one for one in job.kinds if one not in fleet.nodes()):
+        yield UnknownNameError.among(at(job.name, "kinds"), name, list(fleet.nodes())).errors[0]
+    if job.due_min is not None and job.release_min >= job.due_min:
+        message = f"released after {job.release_min / 60:g} h, due after {job.due_min / 60:g} h"
+        allowed = f"below {job.due_min / 60:g}"
+        yield FieldError(pointer=at(job.name, "release_hours"), message=message, allowed=allowed)
+    if job.least_nodes > largest:
+        message = f"{job.least_nodes} nodes are more than the cluster has"
+        yield FieldError(
+            pointer=at(job.name, "least_nodes"),
+            message=message,
+            allowed=f"1 to {largest}",
+            nearest=str(largest),
+        )
+    if job.most_nodes is not None and job.most_nodes < job.least_nodes:
+        message = f"{job.most_nodes} nodes are fewer than least_nodes, {job.least_nodes}"
+        allowed = f"from {job.least_nodes}"
+        yield FieldError(pointer=at(job.name, "most_nodes"), message=message, allowed=allowed)
+    elif job.least_nodes <= largest and job.node_counts and not choices_of(fleet, job):
+        most = min(largest, job.most_nodes or largest)
+        message = f"none of {', '.join(map(str, job.node_counts))} nodes is allowed"
+        allowed = f"{job.least_nodes} to {most}"
+        yield FieldError(pointer=at(job.name, "node_counts"), message=message, allowed=allowed)
+    if job.start_min is not None and job.start_min < job.release_min:
+        message = f"pinned to {job.start_min / 60:g} h, before the release"
+        allowed = f"from {job.release_min / 60:g}"
+        yield FieldError(pointer=at(job.name, "start_hours"), message=message, allowed=allowed)
+
+
+def _reference_faults(
+    job: FleetJob, names: Sequence[str], at: Callable[[str, str], str]
+) -> Iterable[FieldError]:
+    same = (job.as_many_nodes_as,) if job.as_many_nodes_as else ()
+    for name, others in (("after", job.after), ("never_with", job.never_with), ("as_many_nodes_as", same)):
+        known = [one for one in names if one != job.name]
+        for other in others:
+            if other == job.name:
+                message, allowed = "a job cannot name itself", ", ".join(known[:20]) or "no job"
+                yield FieldError(pointer=at(job.name, name), message=message, allowed=allowed)
+            elif other not in known:
+                yield UnknownNameError.among(at(job.name, name), other, known).errors[0]
+
+
+def _cycles(jobs: Sequence[FleetJob]) -> list[list[str]]:
+    """Return each cycle of "after" once, without those of one job."""
+    after = {job.name: [one for one in job.after if one != job.name] for job in jobs}
+    done, found = set[str](), list[list[str]]()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            found.append(path[path.index(name) :])
+        elif name not in done:
+            for other in after.get(name, ()):
+                visit(other, [*path, name])
+            done.add(name)
+
+    for job in jobs:
+        visit(job.name, [])
+    return found
+
+
+def without(fleet: Fleet, names: Iterable[str]) -> tuple[Fleet, tuple[str, ...]]:
+    """Return the fleet without these jobs and those that come after them, and the latter's names."""
+    first = set(names)
+    left_out = set(first)
+    while more := {
+        job.name for job in fleet.jobs if job.name not in left_out and left_out & {*job.after}
+    } | {job.name for job in fleet.jobs if job.name not in left_out and job.as_many_nodes_as in left_out}:
+        left_out |= more
+    kept = tuple(job for job in fleet.jobs if job.name not in left_out)
+    cleaned = tuple(job if not left_out & {*job.never_with} else _never_with(job, left_out) for job in kept)
+    return Fleet(kinds=fleet.kinds, jobs=cleaned), tuple(
+        job.name for job in fleet.jobs if job.name in left_out - first
+    )
+
+
+def _never_with(job: FleetJob, left_out: set[str]) -> FleetJob:
+    return replace(job, never_with=tuple(one for one in job.never_with if one not in left_out))
+
+
+# --------------------------------------------------------------------------------------------------
+# Links between jobs, as all parts of the solver read them.
+
+
+def pairs_apart(fleet: Fleet) -> tuple[tuple[str, str], ...]:
+    """Return the pairs that never run at the same time, each once."""
+    pairs = {tuple(sorted((job.name, other))) for job in fleet.jobs for other in job.never_with}
+    return tuple(sorted((one, other) for one, other in pairs))
+
+
+def equal_counts(fleet: Fleet) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of jobs that have as many nodes as each other."""
+    of = {job.name: {job.name} for job in fleet.jobs}
+    for job in fleet.jobs:
+        if job.as_many_nodes_as is not None:
+            joined = of[job.name] | of[job.as_many_nodes_as]
+            of.update(dict.fromkeys(joined, joined))
+    found = {tuple(sorted(some)) for some in of.values() if len(some) > 1}
+    return tuple(sorted(found))
+
+
+def common_choices(fleet: Fleet, durations: Durations) -> dict[str, dict[NodeChoice, int]]:
+    """Return the durations without choices that equal numbers of nodes rule out."""
+    left = {job.name: dict(durations[job.name]) for job in fleet.jobs}
+    for some in equal_counts(fleet):
+        counts = set.intersection(*({choice.nodes for choice in left[name]} for name in some))
+        for name in some:
+            left[name] = {choice: took for choice, took in left[name].items() if choice.nodes in counts}
+    return left
+
+
+def in_order(fleet: Fleet) -> tuple[FleetJob, ...]:
+    """Return the jobs so that each follows those that it comes after."""
+    placed, waiting, found = set[str](), list(fleet.jobs), list[FleetJob]()
+    while waiting:
+        ready = next(job for job in waiting if placed.issuperset(job.after))
+        waiting.remove(ready)
+        placed.add(ready.name)
+        found.append(ready)
+    return tuple(found)

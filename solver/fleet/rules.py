@@ -1,0 +1,223 @@
+"""Simple rules, as cluster owners use them: jobs one after the other, each as soon as there is room.
+
+The order is that of arrival or of due dates; a local search moves single jobs in it. Their best schedule is
+where CP-SAT begins, and is shown next to the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshwright.solver.fleet.problem import (
+    Durations,
+    Fleet,
+    FleetJob,
+    NodeChoice,
+    Run,
+    Schedule,
+    Value,
+    common_choices,
+    equal_counts,
+    in_order,
+    lateness_of,
+    pairs_apart,
+)
+
+Taste = Literal["soonest", "cheapest"]  # the choice that ends first, or the cheapest that is least late
+Fixed = Mapping[str, NodeChoice]
+
+
+@dataclass(slots=True)
+class _Usage:
+    """Used nodes of one kind over time: ``used[i]`` from ``times[i]`` to the next."""
+
+    nodes: int
+    times: list[int] = field(default_factory=lambda: [0])
+    used: list[int] = field(default_factory=lambda: [0])
+
+    def earliest(self, from_min: int, minutes: int, nodes: int) -> int:
+        """Return the first minute from which so many nodes are free for so long."""
+        times, used, room = self.times, self.used, self.nodes - nodes
+        at, start, last = bisect_right(times, from_min) - 1, from_min, len(times) - 1
+        while True:
+            if used[at] > room:
+                start = times[at + 1]  # the last piece is free
+            elif at == last or times[at + 1] >= start + minutes:
+                return start
+            at += 1
+
+    def take(self, start: int, end: int, nodes: int) -> None:
+        for at in range(self._cut(start), self._cut(end)):
+            self.used[at] += nodes
+
+    def _cut(self, minute: int) -> int:
+        at = bisect_right(self.times, minute)
+        if self.times[at - 1] == minute:
+            return at - 1
+        self.times.insert(at, minute)
+        self.used.insert(at, self.used[at - 1])
+        return at
+
+
+class Builder:
+    """Builds a schedule of a fleet from an order of its jobs."""
+
+    def __init__(self, fleet: Fleet, durations: Durations) -> None:
+        self.fleet, self.prices = fleet, fleet.prices()
+        self.minutes = common_choices(fleet, durations)
+        self.jobs = {job.name: job for job in fleet.jobs}
+        self.apart = dict[str, list[str]]()
+        for one, other in pairs_apart(fleet):
+            self.apart.setdefault(one, []).append(other)
+            self.apart.setdefault(other, []).append(one)
+        self.alike = {name: some for some in equal_counts(fleet) for name in some}
+        self.topological = [job.name for job in in_order(fleet)]
+
+    def build(self, order: Sequence[str], taste: Taste = "soonest", fixed: Fixed | None = None) -> Schedule:
+        """Return the schedule that places jobs in this order, each after those that it waits for.
+
+        ``fixed``: choices of jobs that ``taste`` does not decide.
+        """
+        usage = {kind.name: _Usage(kind.nodes) for kind in self.fleet.kinds}
+        placed = dict[str, Run]()
+        for name in self._repaired(order):
+            job = self.jobs[name]
+            run = self._best(job, usage, placed, taste, None if fixed is None else fixed.get(name))
+            usage[run.choice.kind].take(run.start_min, run.end_min, run.choice.nodes)
+            placed[name] = run
+        return placed
+
+    def _repaired(self, order: Sequence[str]) -> list[str]:
+        """Return the order with pinned jobs first and each job after those that it waits for."""
+        pinned = [name for name in order if self.jobs[name].start_min is not None]
+        rest, done = [name for name in order if self.jobs[name].start_min is None], {*pinned}
+        while rest:
+            ready = next(name for name in rest if done.issuperset(self.jobs[name].after))
+            rest.remove(ready)
+            done.add(ready)
+            pinned.append(ready)
+        return pinned
+
+    def _best(
+        self, job: FleetJob, usage: Mapping[str, _Usage], placed: Schedule, taste: Taste,
+        fixed: NodeChoice | None,
+    ) -> Run:  # fmt: skip
+        minutes = self.minutes[job.name]
+        counts = {placed[one].choice.nodes for one in self.alike.get(job.name, ()) if one in placed}
+        choices = [fixed] if fixed is not None else list(minutes)
+        if counts:
+            choices = [one for one in choices if one.nodes in counts] or [
+                one for one in minutes if one.nodes in counts
+            ]
+        runs = (self._run(job, choice, minutes[choice], usage, placed) for choice in choices)
+        return min(runs, key=lambda run: self._rank(job, run, taste))
+
+    def _rank(self, job: FleetJob, run: Run, taste: Taste) -> tuple[int, ...]:
+        cost = self.prices[run.choice.kind] * run.choice.nodes * run.minutes
+        if taste == "soonest":
+            return run.end_min, cost, run.choice.nodes
+        return lateness_of(job, run.end_min), cost, run.end_min
+
+    def _run(
+        self, job: FleetJob, choice: NodeChoice, minutes: int, usage: Mapping[str, _Usage], placed: Schedule
+    ) -> Run:
+        if job.start_min is not None:
+            return Run(choice, job.start_min, job.start_min + minutes)
+        start = max([job.release_min, *(placed[one].end_min for one in job.after)])
+        others = [placed[one] for one in self.apart.get(job.name, ()) if one in placed]
+        while True:
+            start = usage[choice.kind].earliest(start, minutes, choice.nodes)
+            ends = [
+                run.end_min for run in others if run.start_min < start + minutes and start < run.end_min
+            ]
+            if not ends:
+                return Run(choice, start, start + minutes)
+            start = max(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """The best schedule of one rule."""
+
+    rule: str
+    schedule: Schedule
+    value: Value
+
+
+def by_rules(
+    fleet: Fleet,
+    durations: Durations,
+    *,
+    orders: int,
+    seed: int = 0,
+    ended: Callable[[], bool] = lambda: False,
+) -> tuple[RuleResult, ...]:
+    """Return what arrival, due dates and a local search over so many orders come to, best last.
+
+    The local search keeps the best schedule of all.
+    """
+    builder = Builder(fleet, durations)
+    arrival = [job.name for job in sorted(fleet.jobs, key=lambda job: job.release_min)]
+    due = [job.name for job in sorted(fleet.jobs, key=lambda job: (job.due_min is None, job.due_min or 0))]
+    found = [
+        _result(builder, "arrival", builder.build(arrival)),
+        min(
+            (_result(builder, "due date", builder.build(due, taste)) for taste in _TASTES),
+            key=lambda one: one.value,
+        ),
+    ]
+    start = min(found, key=lambda one: one.value)
+    best = local_search(builder, start.schedule, orders=orders, seed=seed, ended=ended)
+    return (*found, _result(builder, "local search", best))
+
+
+_TASTES: tuple[Taste, ...] = ("soonest", "cheapest")
+
+
+def _result(builder: Builder, rule: str, schedule: Schedule) -> RuleResult:
+    return RuleResult(rule, schedule, Value.of(builder.fleet, schedule))
+
+
+def local_search(
+    builder: Builder,
+    start: Schedule,
+    *,
+    orders: int,
+    seed: int = 0,
+    ended: Callable[[], bool] = lambda: False,
+) -> Schedule:
+    """Return the best of so many changed orders: one job moved, now and then with another number of nodes.
+
+    A change that is not worse is kept.
+    """
+    draw = random.Random(seed)  # noqa: S311 - it keeps no secret
+    order = sorted(start, key=lambda name: (start[name].start_min, start[name].end_min))
+    fixed: dict[str, NodeChoice] = {name: run.choice for name, run in start.items()}
+    best, value = start, Value.of(builder.fleet, start)
+    for _ in range(orders if order else 0):
+        if ended():
+            break
+        moved, choices = order[:], dict(fixed)
+        name = moved.pop(draw.randrange(len(moved)))
+        moved.insert(draw.randrange(len(order)), name)
+        kind = draw.random()
+        if kind < _FREE_ONE:
+            choices.pop(name)
+        elif kind < _DRAW_ONE:
+            choices[name] = draw.choice(list(builder.minutes[name]))
+        found = builder.build(moved, draw.choice(_TASTES), None if kind > _FREE_ALL else choices)
+        if (worth := Value.of(builder.fleet, found)) <= value:
+            best, value, order = found, worth, moved
+            fixed = {one: run.choice for one, run in found.items()}
+    return best
+
+
+_FREE_ONE, _DRAW_ONE, _FREE_ALL = (
+    0.45,
+    0.75,
+    0.95,
+)  # shares of changes: the moved job's choice is open, is drawn; all are open

@@ -1,0 +1,154 @@
+"""Plans of small fleets are the best of all schedules, and bounds of any fleet hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.solver.fleet.bounds import bounds_of
+from meshwright.solver.fleet.master import Master
+from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
+from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Schedule, Value
+from meshwright.solver.fleet.rules import by_rules
+from tests.draws import draws
+from tests.property.fleet_judge import best_of_all, broken, worth
+
+NODES, KIND = 4, "gpu"
+
+
+@st.composite
+def fleets(draw: st.DrawFn, most: int = 3) -> dict[str, dict[str, Any]]:
+    """Jobs of up to three minutes on one to four nodes, with every kind of link between them."""
+    names = [f"job-{at}" for at in range(draw(st.integers(1, most)))]
+    jobs = dict[str, dict[str, Any]]()
+    for at, name in enumerate(names):
+        widths = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=2, unique=True))
+        before = st.lists(st.sampled_from(names[:at]), max_size=1) if at else st.just([])
+        jobs[name] = {
+            "minutes": {width: draw(st.integers(1, 3)) for width in sorted(widths)},
+            "release": draw(st.integers(0, 2)),
+            "due": draw(st.none() | st.integers(3, 6)),
+            "weight": draw(st.integers(1, 3)),
+            "after": draw(before),
+            "never_with": draw(before),
+            "same": draw(st.sampled_from([None, *names[:at]])) if draw(st.booleans()) else None,
+        }
+    return jobs
+
+
+class Given:
+    """Durations that are given, with bounds that are shorter for every other choice."""
+
+    def __init__(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        self.jobs, self.searched = jobs, list[tuple[str, int]]()
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        took: int | None = self.jobs[job]["minutes"].get(choice.nodes)
+        return None if took is None else max(1, took - choice.nodes % 2)
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        self.searched.append((job, choice.nodes))
+        return self.jobs[job]["minutes"][choice.nodes]  # type: ignore[no-any-return]
+
+
+def fleet_of(jobs: Mapping[str, Mapping[str, Any]], nodes: int = NODES) -> Fleet:
+    return Fleet(
+        kinds=(NodeKind(name=KIND, nodes=nodes),),
+        jobs=tuple(
+            FleetJob(
+                name=name, release_min=job["release"], due_min=job["due"], weight=job["weight"],
+                node_counts=tuple(job["minutes"]), after=tuple(job["after"]),
+                never_with=tuple(job["never_with"]), as_many_nodes_as=job["same"],
+                start_min=job.get("start"),
+            )
+            for name, job in jobs.items()
+        ),
+    )  # fmt: skip
+
+
+def at(job: str, name: str) -> str:
+    return f"/{job}/{name}"
+
+
+def planned(jobs: Mapping[str, Mapping[str, Any]], effort: float = 5.0, seed: int = 0) -> FleetAnswer:
+    fleet, source = fleet_of(jobs), Given(jobs)
+    least, faults = jobs_without_plan(fleet, source, at)
+    assert not faults
+    return plan_fleet(fleet, least, source, at, Limits(effort=effort, seed=seed))
+
+
+def placed(schedule: Schedule) -> dict[str, tuple[int, int]]:
+    return {name: (run.choice.nodes, run.start_min) for name, run in schedule.items()}
+
+
+@given(fleets())
+@settings(max_examples=draws(40), deadline=None)
+def test_small_fleets_get_the_best_of_all_schedules(jobs: dict[str, dict[str, Any]]) -> None:
+    best = best_of_all(jobs, NODES)
+    if best is None:  # equal numbers of nodes that no job has in common
+        with pytest.raises(InvalidProblemError, match="as_many_nodes_as"):
+            planned(jobs)
+        return
+    answer = planned(jobs)
+    assert answer.status == "optimal"
+    assert list(broken(jobs, NODES, placed(answer.schedule))) == []
+    assert worth(jobs, placed(answer.schedule)) == best
+    assert tuple(one.value for one in answer.objectives) == best
+
+
+@given(fleets())
+@settings(max_examples=draws(40), deadline=None)
+def test_bounds_hold_for_the_best_of_all_schedules(jobs: dict[str, dict[str, Any]]) -> None:
+    best = best_of_all(jobs, NODES)
+    if best is None:
+        return
+    minutes = {
+        name: {NodeChoice(KIND, width): took for width, took in job["minutes"].items()}
+        for name, job in jobs.items()
+    }
+    fleet = fleet_of(jobs)
+    known = by_rules(fleet, minutes, orders=0)[0].value
+    least = bounds_of(fleet, minutes, known, rounds=50)
+    assert least.lateness <= best[0]
+    assert least.last_end_min <= best[1]
+    assert least.cost <= best[2]
+
+
+@given(fleets(most=8))
+@settings(max_examples=draws(20), deadline=None)
+def test_simple_rules_and_neighbourhoods_break_nothing(jobs: dict[str, dict[str, Any]]) -> None:
+    minutes = {
+        name: {NodeChoice(KIND, width): took for width, took in job["minutes"].items()}
+        for name, job in jobs.items()
+    }
+    fleet = fleet_of(jobs)
+    source = Given(jobs)
+    least, _ = jobs_without_plan(fleet, source, at)
+    try:
+        plan_fleet(fleet, least, source, at, Limits(effort=0.5))
+    except InvalidProblemError:
+        return  # no common number of nodes
+    rules = by_rules(fleet, minutes, orders=30)
+    for one in rules:
+        assert list(broken(jobs, NODES, placed(one.schedule))) == [], one.rule
+    improved = Master(fleet).improve(minutes, rules[0].schedule, Value(0, 0, 0), effort=0.2)
+    assert list(broken(jobs, NODES, placed(improved))) == []
+    assert Value.of(fleet, improved) <= rules[0].value
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    jobs: dict[str, dict[str, Any]] = {
+        f"job-{one}": {
+            "minutes": {1: 9 + one, 2: 5 + one // 2, 4: 3 + one // 3}, "release": one % 3, "due": 8 + one,
+            "weight": 1 + one % 3, "after": [], "never_with": [], "same": None,
+        }
+        for one in range(8)
+    }  # fmt: skip
+    first, again = planned(jobs, effort=0.5, seed=3), planned(jobs, effort=0.5, seed=3)
+    assert first.schedule == again.schedule
+    assert first.objectives == again.objectives
