@@ -1,4 +1,4 @@
-"""Queries over the models and clusters that tenants describe; they run in the caller's transaction."""
+"""Queries over the parts of problems that tenants describe; they run in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
 from meshwright.service.db.tables import definitions
 
-Kind = Literal["model", "cluster"]
+Kind = Literal["model", "cluster", "gpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

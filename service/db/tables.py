@@ -241,6 +241,20 @@ replans = Table(
     Index(None, "job_id", "created_at_s", "id"),
 )
 
+# Links that show one answer to whoever has them. A revoked or expired link has no row.
+share_links = Table(
+    "share_links",
+    metadata,
+    Column("id", String(16), primary_key=True),  # the public part of a token: finds the row
+    Column("tenant", String(64), nullable=False),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("key_id", String(16)),  # that made it; None: no keys are demanded
+    Column("secret_sha256", String(64), nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Column("expires_at_s", Double, nullable=False),
+    Index(None, "job_id", "created_at_s", "id"),
+)
+
 verifications = Table(
     "verifications",
     metadata,
@@ -369,7 +383,7 @@ definitions = Table(
     "definitions",
     metadata,
     Column("tenant", String(64), primary_key=True),
-    Column("kind", String(16), primary_key=True),  # model, cluster
+    Column("kind", String(16), primary_key=True),  # model, cluster, gpu
     Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),  # 1, 2, …; never used twice
     Column("document", JSON, nullable=False),  # complete, as in a canonical problem

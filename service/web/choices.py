@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from meshwright.profiles.cluster import ClusterSpec
-from meshwright.profiles.library import cluster_names, find_cluster, find_model, model_names
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec
+from meshwright.profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_names,
+    model_names,
+)
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.units import GIB, TERA
 from meshwright.service.api.deps import MAX_PAGE_SIZE, Service
 from meshwright.service.db.definition_records import Kind
 
@@ -21,6 +29,7 @@ def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
     return {
         "models": [*_own(service, tenant, "model"), *_models()],
         "clusters": [*_own(service, tenant, "cluster"), *_clusters()],
+        "gpus": [*_own(service, tenant, "gpu"), *_gpus()],
         "profiles": [(one.id, one.title) for one in profiles],
     }
 
@@ -35,6 +44,11 @@ def words_of_model(model: ModelSpec) -> str:
 def words_of_cluster(cluster: ClusterSpec) -> str:
     """Return ``8 H100 SXM 80 GB per node``, each group."""
     return ", ".join(f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in cluster.groups)
+
+
+def words_of_gpu(gpu: GpuSpec) -> str:
+    """Return ``79.6 GiB, 989.4 TFLOP/s in 16 bits``."""
+    return f"{gpu.memory_bytes / GIB:.3g} GiB, {gpu.peak_bf16_flops / TERA:.4g} TFLOP/s in 16 bits"
 
 
 def _billions(number: int) -> str:
@@ -55,3 +69,8 @@ def _models() -> Names:
 @cache
 def _clusters() -> Names:
     return [(name, words_of_cluster(find_cluster(name))) for name in cluster_names()]
+
+
+@cache
+def _gpus() -> Names:
+    return [(name, words_of_gpu(find_gpu(name))) for name in gpu_names()]

@@ -9,14 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from meshwright.profiles.documents import DOCUMENT, pointer, read_json
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.fields import Kind
 
-Kind = Literal[
-    "text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "named"
-]  # fmt: skip
 Values = Mapping[str, Sequence[str]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,2})?")

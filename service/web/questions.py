@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping
+from dataclasses import replace
 
 from meshwright.launchers.reading.registry import reader_names
 from meshwright.launchers.registry import launcher_names
-from meshwright.profiles.sequences import BATCHINGS
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.requests.fields import FIELDS, Choices, Question, RequestField
 from meshwright.service.requests.jobs import MAX_PRIORITY
-from meshwright.service.requests.schema import WorkloadRequest
+from meshwright.service.requests.schema import TYPES, words_of
 from meshwright.service.web.fields import FormField
 from meshwright.solver.configuration import RECOMPUTE, SCHEDULES, VARIABLES, Variable
 from meshwright.solver.problem import ALLOWED
 
-Choices = tuple[tuple[str, str], ...]
 
-
-def _words(name: str) -> Choices:
-    annotation = WorkloadRequest.model_fields[name].annotation
-    return tuple((str(word), str(word)) for word in get_args(annotation))
+def _words(row: RequestField) -> Choices:
+    kind = TYPES[row.type] if isinstance(row.type, str) else row.type
+    return tuple((word, word) for word in words_of(kind))
 
 
 def _open(words: tuple[str, ...]) -> Choices:
@@ -31,107 +30,44 @@ _LAUNCHERS: Choices = (
     ("any", "any of these"),
     ("none", "none"),
 )
-_OBJECTIVES: Choices = (
-    ("step_time", "shortest step"),
-    ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
-    ("gpu_hours_per_token", "fewest GPU hours per token"),
-    ("energy_per_token", "least energy per token"),
-)
-_CERTIFY: Choices = (
-    ("cp-sat", "best plan"),
-    ("cp-sat-all", "every plan"),
-    ("none", "no plan"),
-)
+_CHOICES: Mapping[str, Choices] = {
+    "launcher": _LAUNCHERS,
+    "search.allow": tuple((word, word) for word in ALLOWED),
+}
+
+
+def _asked(row: RequestField, question: Question) -> FormField:
+    """Return the form's field for a row of the request."""
+    chosen = question.kind in ("choice", "checks")
+    choices = (question.choices or _CHOICES.get(row.path) or _words(row)) if chosen else ()
+    plain = isinstance(row.default, str | int | float) and not isinstance(row.default, bool)
+    return FormField(
+        name=question.name or row.name,
+        at=tuple(row.path.split(".")),
+        label=question.label,
+        kind=question.kind,
+        hint=question.hint,
+        default=question.default or (row.default_words if plain else ""),
+        choices=((("", question.unset), *choices) if question.unset else choices),
+        suggestions=question.suggestions,
+        required=question.required,
+        placeholder=question.placeholder,
+    )
+
+
+ASKED = {row.path: _asked(row, row.question) for row in FIELDS if row.question}
+
+
+def _part(part: str) -> tuple[FormField, ...]:
+    return tuple(ASKED[row.path] for row in FIELDS if row.question and row.question.part == part)
+
+
 _PRIORITIES: Choices = tuple(
     (str(number), f"{number}{' first' if number == 0 else ' last' if number == MAX_PRIORITY else ''}")
     for number in range(MAX_PRIORITY + 1)
 )
-
-MODEL = FormField(
-    name="model",
-    at=("model", "name"),
-    label="Model",
-    suggestions="models",
-    required=True,
-    default="llama-3.1-70b",
-    hint="catalog name, Hugging Face id, or one of your own",
-)
-CONFIG = FormField(
-    name="config",
-    at=("model",),
-    label="config.json of a model on Hugging Face",
-    kind="json",
-    hint="Drop the file, or paste it. It takes the place of the name above.",
-)
-CLUSTER = FormField(
-    name="cluster",
-    at=("cluster", "name"),
-    label="Cluster",
-    suggestions="clusters",
-    required=True,
-    default="dgx-h100",
-    hint="node type",
-)
-NODES = FormField(name="num_nodes", at=("cluster", "num_nodes"), label="Nodes", kind="number", default="16")
-BATCH = FormField(
-    name="batch",
-    at=("workload", "global_batch_size"),
-    label="Batch",
-    kind="numbers",
-    default="512",
-    hint="sequences per step; several with commas",
-    required=True,
-)
-SEQUENCE = FormField(
-    name="seq_length",
-    at=("workload", "seq_length"),
-    label="Sequence length",
-    kind="number",
-    default="8192",
-    hint="tokens",
-    required=True,
-)
-DOCUMENTS = (
-    FormField(
-        name="lengths",
-        at=("workload", "lengths", "percentiles"),
-        label="Tokens of a document",
-        kind="named",
-        placeholder="p50=900, p90=4000, p100=8192",
-        hint="percentiles; p100, the longest, must be among them",
-    ),
-    FormField(
-        name="batching",
-        at=("workload", "lengths", "batching"),
-        label="Sequences are made by",
-        kind="choice",
-        choices=(("", "full length"), *((word, word) for word in BATCHINGS)),
-    ),
-)
-PRECISION = FormField(
-    name="precision",
-    at=("workload", "precision"),
-    label="Precision",
-    kind="choice",
-    default="bf16",
-    choices=_words("precision"),
-)
-OPTIMIZER = FormField(
-    name="optimizer",
-    at=("workload", "optimizer"),
-    label="Optimizer",
-    kind="choice",
-    default="adamw",
-    choices=_words("optimizer"),
-)
-LAUNCHER = FormField(
-    name="launcher",
-    at=("launcher",),
-    label="Launcher",
-    kind="choice",
-    choices=(("", "automatic"), *_LAUNCHERS),
-    hint="framework to run; automatic: the first that can express the model",
-)
+FIRST, DOCUMENTS, LIMITS = _part("first"), _part("documents"), _part("limits")
+(CONFIG,) = _part("config")
 
 
 def _pin(variable: Variable) -> FormField:
@@ -162,89 +98,8 @@ PINS = (
         choices=_open(SCHEDULES),
     ),
 )
-LIMITS = (
-    FormField(
-        name="objective",
-        at=("search", "objective"),
-        label="Look for",
-        kind="choice",
-        default="step_time",
-        choices=_OBJECTIVES,
-    ),
-    FormField(
-        name="top_k",
-        at=("search", "top_k"),
-        label="Plans",
-        kind="number",
-        default="10",
-        hint="how many are ranked",
-    ),
-    FormField(
-        name="time_limit_s",
-        at=("search", "time_limit_s"),
-        label="Time limit",
-        kind="number",
-        default="30",
-        hint="seconds of search",
-    ),
-    FormField(
-        name="certify",
-        at=("search", "certify"),
-        label="Certify",
-        kind="choice",
-        default="cp-sat",
-        choices=_CERTIFY,
-        hint="confirm the search's proof with a second solver",
-    ),
-    FormField(
-        name="risk",
-        at=("search", "max_out_of_memory_probability"),
-        label="Accepted risk",
-        kind="number",
-        default="0.01",
-        hint="chance to run out of memory, 0 to 1",
-    ),
-    FormField(
-        name="gpus",
-        at=("search", "gpus"),
-        label="GPUs",
-        kind="choice",
-        default="all",
-        choices=(("all", "all of them"), ("fewest", "as few as can do it")),
-    ),
-    FormField(
-        name="allow",
-        at=("search", "allow"),
-        label="Also try",
-        kind="checks",
-        choices=tuple((word, word) for word in ALLOWED),
-        hint="in addition to the switches that a stock launcher runs; none: no switch but those named; "
-        "switches: those that need a package, too",
-    ),
-    FormField(
-        name="constraints",
-        at=("search", "constraints"),
-        label="Constraints",
-        kind="lines",
-        hint="one on each line",
-        placeholder="zero_stage == 3 => pipeline_parallel_size == 1",
-    ),
-    FormField(
-        name="pareto",
-        at=("search", "pareto"),
-        label="Time against memory too",
-        kind="check",
-        hint="the whole trade-off between step time and peak memory",
-    ),
-)
 RUN = (
-    FormField(
-        name="profile",
-        at=("profile",),
-        label="Profile",
-        suggestions="profiles",
-        hint="id of a calibration or a measured profile",
-    ),
+    *_part("run"),
     FormField(
         name="priority",
         at=("priority",),
@@ -262,7 +117,6 @@ RUN = (
         hint="seconds; else it expires",
     ),
 )
-FIRST = (MODEL, CLUSTER, NODES, BATCH, SEQUENCE, PRECISION, OPTIMIZER, LAUNCHER)
 FRESH = FormField(
     name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if the answer is known"
 )
@@ -295,14 +149,8 @@ OWN_FILE = (
     ),
 )
 OWN_CLUSTER = (
-    CLUSTER,
-    FormField(
-        name="num_nodes",
-        at=("cluster", "num_nodes"),
-        label="Nodes",
-        kind="number",
-        hint="if the file does not state it",
-    ),
+    ASKED["cluster.name"],
+    replace(ASKED["cluster.num_nodes"], default="", hint="if the file does not state it"),
 )
 OWN_REST = tuple(
     FormField(
@@ -313,6 +161,7 @@ OWN_REST = tuple(
         suggestions=one.suggestions,
         choices=(("", "as in the file"), *one.choices) if one.choices else (),
     )
-    for one in (MODEL, BATCH, SEQUENCE, PRECISION, OPTIMIZER)
+    for one in FIRST
+    if one.at[0] in ("model", "workload")
 )
 OWN = (*OWN_FILE, *OWN_CLUSTER, *OWN_REST)

@@ -33,6 +33,7 @@ from meshwright.service.db import (
     profile_records,
     records,
     replan_records,
+    share_records,
     usage_records,
 )
 from meshwright.service.db.database import Database
@@ -54,6 +55,7 @@ from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.service.stores.replans import Replans
+from meshwright.service.stores.shares import Shares
 from meshwright.service.stores.verifications import Verifications, not_built
 from tests.integration.conftest import new_postgres
 from tests.served.job_records import SUCCESS, TENANT, TINY_PROBLEM
@@ -64,8 +66,8 @@ NUM_JOBS = 100_000
 ALLOWED = Path(__file__).with_name("query_plans.json")
 MODULES: tuple[ModuleType, ...] = (
     records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
-    replan_records, usage_records, deletion, claiming, engines, idempotency, retention, sweep_jobs,
-    sweeper, verifications,
+    replan_records, share_records, usage_records, deletion, claiming, engines, idempotency, retention,
+    sweep_jobs, sweeper, verifications,
 )  # fmt: skip
 JOB_LISTS = (
     *(JobFilter(state=state) for state in (None, "failed", "queued", "succeeded")),
@@ -267,7 +269,10 @@ def use_stores(database: Database, jobs: Jobs) -> None:
     definitions.read(TENANT, "cluster", "own", 1)
     definitions.page(TENANT, "model", after="model-5", limit=50)
     definitions.delete(TENANT, "cluster", "own", actor="me")
-    use_replans(Replans(database), jobs.page(TENANT, page_size=1, page_token=None).items[0].id)
+    newest = jobs.page(TENANT, page_size=1, page_token=None).items[0].id
+    use_replans(Replans(database), newest)
+    answered = JobFilter(state="succeeded")
+    use_links(Shares(database), jobs.page(TENANT, answered, page_size=1, page_token=None).items[0].id)
     record, _ = keys.create(NewKey(tenant=TENANT))
     session = begin_session(database, record.id)
     with database.read() as connection:
@@ -286,6 +291,14 @@ def use_replans(replans: Replans, job_id: str) -> None:
     token = replans.page(TENANT, job_id, page_size=1, page_token=None).next_page_token
     replans.page(TENANT, job_id, page_size=1, page_token=token)
     replans.read(TENANT, job_id, kept.id)
+
+
+def use_links(shares: Shares, job_id: str) -> None:
+    made, token = shares.create(TENANT, job_id, days=1.0, key_id=None, repeatable=ONCE)
+    assert token is not None
+    assert shares.opened(token) == made
+    assert shares.of_job(TENANT, job_id) == [made]
+    shares.revoke(TENANT, job_id, made.id, actor="me")
 
 
 def key_records_hash(token: str) -> str:

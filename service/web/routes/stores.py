@@ -1,4 +1,4 @@
-"""Definitions that questions may name: versions of models and clusters, and profiles; list, add, delete."""
+"""Models, clusters, GPU types and profiles that questions may name: list, add, delete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.service.api.deps import (
     ServiceDep,
     TenantDep,
 )
-from meshwright.service.api.routes.catalogs import definition_of, page_of
+from meshwright.service.api.routes.catalogs import TITLES, definition_of, heading_of, page_of
 from meshwright.service.api.schemas import DefinitionView
 from meshwright.service.db.definition_records import Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
@@ -37,6 +37,7 @@ _NAME = FormField(
 _DOCUMENT = {
     "model": "a Hugging Face config.json, or a shape in the API's own names",
     "cluster": "node groups, as in the API's cluster: {\"groups\": [{\"gpu\": …, \"num_nodes\": …}]}",
+    "gpu": 'its data sheet: {"memory_gib": …, "hbm_gb_per_s": …, "peak_tflops": {"bf16": …}}',
     "profile": "what meshwright calibrate, profile or import wrote",
 }  # fmt: skip
 
@@ -80,6 +81,7 @@ def _add_pages(kind: Kind) -> None:
             request,
             "definition.html",
             kind=kind,
+            heading=heading_of(kind),
             found=found,
             newest=newest.version,
             document=_text(found.document),
@@ -99,6 +101,7 @@ def _add_pages(kind: Kind) -> None:
 
 _add_pages("model")
 _add_pages("cluster")
+_add_pages("gpu")
 
 
 @router.get("/profiles", dependencies=[READS])
@@ -167,7 +170,15 @@ def _list(
         for one in items
     ]
     return page(
-        request, "definitions.html", status=status, kind=kind, rows=rows, form=form, fields=_fields(kind)
+        request,
+        "definitions.html",
+        status=status,
+        kind=kind,
+        noun=TITLES[kind],
+        heading=heading_of(kind),
+        rows=rows,
+        form=form,
+        fields=_fields(kind),
     )
 
 

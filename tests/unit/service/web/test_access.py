@@ -199,6 +199,7 @@ FOR_ALL = {
     ("GET", "/openapi.json"),
     *(("GET", path) for path in OPEN),
     ("GET", "/static/{digest}/{name}"),
+    ("GET", "/shared/{token}"),  # its token is the permission: tests of links
     ("GET", "/sign-in/oidc"),
     ("GET", "/sign-in/oidc/callback"),
     ("GET", "/sign-in"),

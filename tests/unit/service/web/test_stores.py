@@ -14,6 +14,7 @@ from tests.served.answered_jobs import add_answered_job
 from tests.served.reports import Page, small_answer
 from tests.unit.service.web.test_questions import CONFIG, LAUNCH_FILE, OWN, TYPED, fault_beside
 
+CHIP = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}}
 CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
 HUNDRED_KB = 100_000
 
@@ -35,6 +36,20 @@ def test_a_definition_is_kept_shown_by_version_and_deleted(
     assert 'value="our-own"' in browser.get("/").text  # the form completes it
     assert browser.post(f"/{kind}s/our-own/delete").status_code == 303
     assert browser.get(f"/{kind}s/our-own").status_code == 404
+
+
+def test_a_gpu_type_is_kept_and_listed(browser: TestClient) -> None:
+    typed = {"name": "our-chip", "document": json.dumps(CHIP)}
+    assert browser.post("/gpus", data=typed).headers["location"] == "/gpus/our-chip"
+    listed = browser.get("/gpus").text
+    assert "<h1>GPU types</h1>" in listed
+    assert "our-chip" in listed
+    assert "79.6 GiB, 989.4 TFLOP/s in 16 bits" in listed
+    assert browser.post("/gpus/our-chip/delete").status_code == 303
+    wrong = {**typed, "document": json.dumps({**CHIP, "peak_tflops": {"bf16": 10**6}})}
+    assert "beyond what 3300 GB/s can feed" in fault_beside(
+        browser.post("/gpus", data=wrong).text, "document"
+    )
 
 
 def test_a_stored_model_can_be_asked_about(browser: TestClient) -> None:
