@@ -17,6 +17,7 @@ from meshwright.profiles.errors import InvalidProblemError
 
 ANSWER_FILE = "answer.json"
 REPORT_FILE = "report.html"
+FOLDER_OPTION = "--save-dir"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,6 +39,7 @@ def save_folder(
     plan_id: str,
     force: bool,
     problem: Mapping[str, Any] | None = None,
+    option: str = FOLDER_OPTION,
 ) -> None:
     """Write ``files`` into ``folder``: all or nothing; if the process is killed, the old ones stay.
 
@@ -47,15 +49,15 @@ def save_folder(
     Raises:
         InvalidProblemError: as ``check_folder``.
     """
-    check_folder(folder, force=force, plan_id=plan_id, problem=problem)
+    check_folder(folder, force=force, plan_id=plan_id, problem=problem, option=option)
     try:
         if folder.exists():
-            _write_all({folder / name: text for name, text in files.items()})
+            _fill(folder, files)
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         _create(folder, files)
     except OSError as fault:
-        raise _unwritable(folder, fault) from None
+        raise _unwritable(folder, fault, option) from None
 
 
 def zipped(files: Mapping[str, str]) -> bytes:
@@ -84,12 +86,17 @@ def save_export(
 
 
 def check_folder(
-    folder: Path, *, force: bool, plan_id: str | None = None, problem: Mapping[str, Any] | None = None
+    folder: Path,
+    *,
+    force: bool,
+    plan_id: str | None = None,
+    problem: Mapping[str, Any] | None = None,
+    option: str = FOLDER_OPTION,
 ) -> None:
     """Refuse a folder that cannot be written, or that holds something else.
 
     An answer to the same ``problem``, as a request states it, may be written over: that is known before the
-    search, which plan the folder will hold is not.
+    search, which plan the folder will hold is not. Errors name the ``option`` that gave the folder.
 
     Raises:
         InvalidProblemError: the folder holds no plan, or neither ``plan_id`` nor an answer to ``problem``;
@@ -99,11 +106,11 @@ def check_folder(
         _require_writable(folder)
         fits = force or _may_hold(folder, plan_id, problem)
     except OSError as fault:
-        raise _unwritable(folder, fault) from None
+        raise _unwritable(folder, fault, option) from None
     if not fits:
         what = "other files" if plan_id is None else "files of another plan"
         message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
-        raise InvalidProblemError.of("--save-dir", message)
+        raise InvalidProblemError.of(option, message)
 
 
 def _require_writable(folder: Path) -> None:
@@ -137,12 +144,20 @@ def _write_all(files: Mapping[Path, str | bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _fill(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files into a folder; a name with a slash goes into a subfolder."""
+    paths = {folder / name: text for name, text in files.items()}
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write_all(paths)
+
+
 def _create(folder: Path, files: Mapping[str, str]) -> None:
     """Fill a temporary folder, then rename it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
-        _write_all({temporary / name: text for name, text in files.items()})
+        _fill(temporary, files)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -162,7 +177,7 @@ def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | No
     return same or first in ("", plan_id) or (plan_id is None and problem is None)
 
 
-def _unwritable(folder: Path, fault: OSError) -> InvalidProblemError:
+def _unwritable(folder: Path, fault: OSError, option: str) -> InvalidProblemError:
     """Return why a folder cannot be used."""
     reason = fault.strerror or "cannot be written"
-    return InvalidProblemError.of("--save-dir", f"{shown_path(folder)}: {reason}")
+    return InvalidProblemError.of(option, f"{shown_path(folder)}: {reason}")

@@ -24,6 +24,7 @@ from meshwright.service.api.routes import (
     probes,
     profiles,
     reports,
+    shares,
 )
 from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access
@@ -77,7 +78,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 def _routes() -> tuple[BaseRoute, ...]:
     """Every route, made ready once a process: that takes far longer than all else."""
     every = APIRouter(responses=declared(421, 500))
-    for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, fleet, probes):
+    for part in (jobs, plans, reports, shares, predictions, profiles, catalogs, keys, fleet, probes):
         every.include_router(part.router)
     return tuple(every.routes)
 

@@ -21,6 +21,8 @@ from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, M
 from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
 from meshwright.service.requests.schema import ProblemRequest
+from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS
+from meshwright.service.stores.shares import MAX_LIFE_DAYS as MAX_LINK_LIFE_DAYS
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
@@ -198,6 +200,20 @@ KEY_BODY = json_body_of(
         },
     }
 )
+SHARE_BODY = json_body_of(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "expires_in_days": {
+                "type": "number",
+                "default": DEFAULT_LIFE_DAYS,
+                "minimum": 1e-5,
+                "maximum": MAX_LINK_LIFE_DAYS,
+            },
+        },
+    }
+)
 _EVENT = {
     "type": "object",
     "properties": {
@@ -224,6 +240,27 @@ MODEL_BODY = json_body_of(
 )
 CLUSTER_BODY = json_body_of(
     {**_FORM, "description": "node groups as in a problem's `cluster`", "required": ["groups"]}
+)
+GPU_BODY = json_body_of(
+    {
+        **_FORM,
+        "description": "a GPU type as a node group's `gpu` may state it inline",
+        "properties": {
+            "memory_gib": {"type": "number", "description": "or memory_bytes"},
+            "hbm_gb_per_s": {"type": "number", "description": "memory bandwidth; or hbm_bytes_per_s"},
+            "peak_tflops": {
+                "type": "object",
+                "description": "dense, by precision, bf16 or fp16 among them; or peak_flops in FLOP/s",
+                "additionalProperties": {"type": "number"},
+                "examples": [{"bf16": 1835, "fp8": 1835}],
+            },
+            "power_watts": {"type": "number", "description": "power that it may draw continuously"},
+            "intra_node": {"type": "object", "description": "link inside a node: kind, gb_per_s"},
+            "inter_node": {"type": "object", "description": "network of one GPU: kind, gb_per_s"},
+            "gpus_per_node": {"type": "integer", "default": 8},
+            "architecture": {"type": "string", "description": "one of the catalog; left out: the nearest"},
+        },
+    }
 )
 MEASUREMENT_BODY = json_body_of(
     {

@@ -377,9 +377,9 @@ class CatalogView(BaseModel):
 
 
 class DefinitionView(BaseModel):
-    """One model or cluster with every figure spelled out."""
+    """One model, cluster or GPU type with every figure spelled out."""
 
-    kind: Literal["model", "cluster"]
+    kind: Literal["model", "cluster", "gpu"]
     name: str
     origin: Literal["catalog", "stored"]
     version: int | None = None
@@ -559,6 +559,27 @@ class KeyPage(BaseModel):
 
     keys: list[KeyView]
     next_page_token: str | None = None
+
+
+class ShareLinkView(BaseModel):
+    """One link to an answer, without its address."""
+
+    id: str
+    key_id: str | None  # that made it; null: no keys are demanded
+    created_at: datetime
+    expires_at: datetime
+
+
+class NewShareLinkView(ShareLinkView):
+    """One link with its address on this server, which is not stored and cannot be shown again."""
+
+    path: str | None  # null in the answer to a repeated request: revoke the link and make another
+
+
+class ShareLinkList(BaseModel):
+    """The active links of a job, newest first."""
+
+    links: list[ShareLinkView]
 
 
 class AuditView(BaseModel):

@@ -74,6 +74,20 @@ class ServiceClient:
         """Delete a job with its results."""
         self._send("DELETE", f"/v1/jobs/{job_id}")
 
+    def share(self, job_id: str, days: float) -> dict[str, Any]:
+        """A new link to the answer of a job, with its whole address."""
+        made = self._call("POST", f"/v1/jobs/{job_id}/share-links", json={"expires_in_days": days})
+        return {**made, "url": f"{self._url.rstrip('/')}{made['path']}"}
+
+    def links(self, job_id: str) -> list[dict[str, Any]]:
+        """The active links of a job."""
+        found: list[dict[str, Any]] = self._call("GET", f"/v1/jobs/{job_id}/share-links")["links"]
+        return found
+
+    def unshare(self, job_id: str, link_id: str) -> None:
+        """Revoke a link of a job."""
+        self._send("DELETE", f"/v1/jobs/{job_id}/share-links/{link_id}")
+
     def answer(self, job_id: str) -> dict[str, Any]:
         """The answer of a finished job, with the first page of its plans."""
         return self._call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.launchers.registry import export, launcher_of
+from meshwright.launchers.schedulers import scheduled
 from meshwright.launchers.target import ExportBundle
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import say_warnings, write_bytes
@@ -27,6 +29,12 @@ def export_command(
     save_dir: Annotated[
         Path | None, typer.Option(help="Folder to write; default: print the files.")
     ] = None,
+    scheduler: Annotated[
+        str, typer.Option(help="File that starts the job: slurm, pytorchjob, trainjob or skypilot.")
+    ] = "slurm",
+    image: Annotated[
+        str | None, typer.Option(help="Container image with the launcher, for schedulers other than slurm.")
+    ] = None,
     zip_file: Annotated[
         Path | None, typer.Option("--zip", help="Zip file to write, instead of --save-dir.")
     ] = None,
@@ -40,16 +48,35 @@ def export_command(
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")
     chosen = chosen_plan(plan_id, source, rank)
+    start = Start(scheduler=scheduler, image=image)
     if zip_file is None:
-        write_export(chosen, launcher=launcher, version=launcher_version, save_dir=save_dir, force=force)
+        write_export(
+            chosen,
+            launcher=launcher,
+            version=launcher_version,
+            save_dir=save_dir,
+            force=force,
+            start=start,
+        )
         return
-    bundle = _bundle(chosen, launcher, launcher_version)
+    bundle = _bundle(chosen, launcher, launcher_version, start)
     write_bytes(zip_file, zipped(bundle.files), "--zip")
     sys.stdout.write(f"wrote {', '.join(bundle.files)} to {zip_file}\n")
 
 
 # --------------------------------------------------------------------------------------------------
 # From a kept plan to launch files.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How the job is started: the scheduler, and the container image with the launcher."""
+
+    scheduler: str = "slurm"
+    image: str | None = None
+
+
+_SLURM = Start()
 
 
 def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
@@ -71,6 +98,7 @@ def write_export(
     version: str | None = None,
     save_dir: Path | None,
     force: bool,
+    start: Start = _SLURM,
 ) -> None:
     """Write the launch files into ``save_dir``, or print them where there is none.
 
@@ -80,7 +108,7 @@ def write_export(
     """
     if save_dir is not None:
         check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
-    bundle = _bundle(chosen, launcher, version)
+    bundle = _bundle(chosen, launcher, version, start)
     if save_dir is None:
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
@@ -89,9 +117,10 @@ def write_export(
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")
 
 
-def _bundle(chosen: KeptPlan, launcher: str | None, version: str | None) -> ExportBundle:
+def _bundle(chosen: KeptPlan, launcher: str | None, version: str | None, start: Start) -> ExportBundle:
     """Return the launch files of a plan; their warnings are printed."""
     name = launcher_of(chosen.problem, launcher, pointer="--launcher")
     bundle = export(chosen.plan, chosen.problem, name, version=version)
+    bundle = scheduled(bundle, chosen.plan, chosen.problem, start.scheduler, image=start.image)
     say_warnings(bundle.warnings)
     return bundle

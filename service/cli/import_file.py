@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.measured import measured_from
 from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.gpus import NAME, gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.huggingface import looks_like_config
 from meshwright.profiles.importers.node_groups import (
@@ -35,7 +37,9 @@ from meshwright.profiles.measurements import (
 )
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_to_mapping
+from meshwright.profiles.profile import borrowed_words
 from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.units import GB, GIB, TERA
 from meshwright.service.cli.assignments import values_of
 from meshwright.service.cli.problem_options import model_part
 from meshwright.service.cli.saved_plans import plan_named
@@ -60,7 +64,10 @@ from meshwright.solver.runs.table import read_runs
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(help="The foreign file.")],
+    file: Annotated[
+        list[str],
+        typer.Argument(metavar="[FORMAT] FILE", help="File to import, after its format if you give one."),
+    ],
     *,
     format_name: Annotated[
         str | None,
@@ -89,13 +96,15 @@ def import_file(
 ) -> None:
     """Turn a foreign file into one of ours: a cluster file, a model, a row of runs.
 
-    nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf: a cluster file, for
-    --cluster. Hugging Face config.json: a model file, for --model. Training logs: a row of runs, for
-    calibrate; with --plan every fact of the run is the plan's, and a log that contradicts it is refused.
+    nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf, the figures of a GPU
+    (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster. Hugging Face config.json: a
+    model file, for --model. Training logs: a row of runs, for calibrate; with --plan every fact of the run
+    is the plan's, and a log that contradicts it is refused.
     """
+    named, path = _words_given(file, format_name)
     request = ImportRequest(
-        file=file,
-        format_name=format_name,
+        file=path,
+        format_name=named,
         out=out,
         into=into,
         model=model,
@@ -108,6 +117,16 @@ def import_file(
         rank=rank,
     )
     raise typer.Exit(run_import(request))
+
+
+def _words_given(words: list[str], format_name: str | None) -> tuple[str | None, Path]:
+    """Return the format, if one is given, and the file of ``[FORMAT] FILE``."""
+    *formats, file = words
+    if len(formats) > 1 or (formats and format_name is not None):
+        raise InvalidProblemError.of(
+            "FILE", f"{shown(words[0])} and more", allowed="one format and one file"
+        )
+    return (formats[0] if formats else format_name), Path(file)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -133,7 +152,8 @@ def cluster_text(
     document = dict(read_problem_file(into)) if into is not None and into.exists() else {}
     groups = _groups(document, gpu, group)
     mine = groups[group]
-    usual = find_gpu(str(mine.get("gpu")), pointer=f"/groups/{group}/gpu")
+    stated, at = mine.get("gpu"), f"/groups/{group}/gpu"
+    usual = gpu_from_mapping(stated, at) if isinstance(stated, dict) else find_gpu(str(stated), pointer=at)
     said = _said(found, usual, FieldReader(mine, f"/groups/{group}"), source)
     mine.update(said.fields)
     if num_nodes is not None:
@@ -183,6 +203,11 @@ def _words(value: Json) -> str:
 
 
 HUGGING_FACE = "huggingface"
+GPU = "gpu"
+
+
+# A data sheet's figures state a peak by precision, which no other file does.
+_GPU_FIELD = re.compile(r"^\s*[\"']?peak_(?:tflops|flops)[\"']?\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +270,8 @@ def _imported(request: ImportRequest) -> Imported:
         return _run_of_plan(request, name)
     if name == HUGGING_FACE:
         return _model(request)
+    if name == GPU:
+        return _gpu(request)
     found = import_profile(request.file, name)
     title = FORMATS[name].title
     if isinstance(found, MeasuredRun):
@@ -263,7 +290,7 @@ def _imported(request: ImportRequest) -> Imported:
 
 
 def _format(request: ImportRequest) -> str:
-    known = (*format_names(), HUGGING_FACE)
+    known = (*format_names(), GPU, HUGGING_FACE)
     if request.format_name is not None:
         if request.format_name not in known:
             raise UnknownNameError.among("--format", request.format_name, known)
@@ -275,7 +302,25 @@ def _format(request: ImportRequest) -> str:
                 return HUGGING_FACE
         except ProfileError:
             pass  # detect_format names the fault of the file
-    return detect_format(request.file)
+    return GPU if _GPU_FIELD.search(file.text) else detect_format(request.file)
+
+
+def _gpu(request: ImportRequest) -> Imported:
+    """Return a cluster file of the GPU type that a file describes."""
+    name, notes = request.file.stem, list[str]()
+    named = {"name": name} if NAME.fullmatch(name) else {}
+    gpu = gpu_from_mapping({**named, **read_problem_file(request.file)}, "/gpu", notes)
+    nodes = 1 if request.num_nodes is None else request.num_nodes
+    group: dict[str, Json] = {"gpu": gpu_to_mapping(gpu), "num_nodes": nodes}
+    document: dict[str, Json] = {"name": request.cluster or gpu.slug, "groups": [group]}
+    cluster_from_mapping(document)
+    if gpu.nearest:
+        notes.append(borrowed_words(gpu))
+    peak = f"{gpu.peak_bf16_flops / TERA:g} TFLOP/s in 16 bits"
+    memory = f"{gpu.memory_bytes / GIB:g} GiB at {gpu.hbm_bytes_per_s / GB:g} GB/s"
+    read = f"GPU {gpu.display_name}, {peak}, {memory}"
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return Imported(text=text, read=read, notes=tuple(notes), usage="meshwright plan --cluster {}")
 
 
 def _model(request: ImportRequest) -> Imported:

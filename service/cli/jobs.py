@@ -179,6 +179,50 @@ def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
     sys.stdout.write(f"{job_id}  deleted\n")
 
 
+@app.command()
+def share(
+    job_id: JobId,
+    *,
+    days: Annotated[float, typer.Option(help="Days for which the link works.")] = 7.0,
+    url: Url = DEFAULT_URL,
+    json_output: AsJson = False,
+) -> None:
+    """Make a read-only link to an answer; its address is shown once."""
+    with ServiceClient(url) as service:
+        made = service.share(job_id, days)
+    if json_output:
+        print_json(made)
+    else:
+        until = _minute(made["expires_at"])
+        sys.stdout.write(f"{made['url']}\nlink {made['id']}, works until {until} UTC\n")
+
+
+@app.command()
+def links(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+    """List the active links to an answer."""
+    with ServiceClient(url) as service:
+        found = service.links(job_id)
+    if json_output:
+        print_json({"links": found})
+        return
+    for one in found:
+        sys.stdout.write(
+            f"{one['id']}  made {_minute(one['created_at'])}  until {_minute(one['expires_at'])} UTC\n"
+        )
+
+
+@app.command()
+def unshare(
+    job_id: JobId,
+    link_id: Annotated[str, typer.Argument(help="Id of the link, as `jobs links` prints it.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Revoke a link to an answer."""
+    with ServiceClient(url) as service:
+        service.unshare(job_id, link_id)
+    sys.stdout.write(f"{link_id}  revoked\n")
+
+
 # --------------------------------------------------------------------------------------------------
 # Replies of the service, printed.
 

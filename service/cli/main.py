@@ -78,8 +78,12 @@ COMMANDS = {
         "Let the launcher's own code build every distinct rank of a plan on this CPU, and compare.",
     ),
     "replan": (
-        "replan:replan",
+        "replan:replan_options",
         "Rank the ways to finish a running job after its cluster has changed: soonest first.",
+    ),
+    "fleet": (
+        "fleet:fleet",
+        "Plan several jobs on one cluster: how many nodes each gets, with which layout, and when.",
     ),
     "models": ("catalogs:models", "List the models of the catalog."),
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.service.cli.options import complete_gpu, complete_model
+from meshwright.service.cli.options import completion_of
 
 _LARGEST = 1024  # GPUs that are tried
 _NODE = 8
@@ -19,11 +19,14 @@ def memory(
     model: Annotated[
         str,
         typer.Argument(
-            help="Catalog name, Hugging Face id, or config.json (./PATH).", autocompletion=complete_model
+            help="Catalog name, Hugging Face id, or config.json (./PATH).",
+            autocompletion=completion_of("model"),
         ),
     ],
     *,
-    gpu: Annotated[str, typer.Option(help="GPU type.", autocompletion=complete_gpu)] = "h100-sxm-80gb",
+    gpu: Annotated[
+        str, typer.Option(help="GPU type.", autocompletion=completion_of("gpu"))
+    ] = "h100-sxm-80gb",
     seq_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
     optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, …")] = "adamw",
@@ -31,19 +34,20 @@ def memory(
 ) -> None:
     """Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from how many on it fits."""
     from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - help loads no solver
-    from meshwright.service.cli.problem_options import model_part  # noqa: PLC0415 - the same
+    from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
     from meshwright.service.report.formatting import LONG_NAMES, configuration_words, gib  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
     from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - the same
 
+    chip = gpu_part(gpu)
     rows, gpus, fitting, title = list[dict[str, object]](), 1, 0, ""
     while gpus <= _LARGEST and fitting < _ENOUGH:
         nodes, each = max(gpus // _NODE, 1), min(gpus, _NODE)
         problem = parse_problem(
             {
                 "model": model_part(model),
-                "cluster": {"groups": [{"gpu": gpu, "num_nodes": nodes, "gpus_per_node": each}]},
+                "cluster": {"groups": [{"gpu": chip, "num_nodes": nodes, "gpus_per_node": each}]},
                 "workload": {
                     "global_batch_size": max(gpus, _NODE),
                     "seq_length": seq_length,

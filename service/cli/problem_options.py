@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any, cast
 
-from meshwright.profiles.documents import shown, shown_path
+from meshwright.profiles.documents import pointer, shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.gpus import NAME
 from meshwright.profiles.library import model_names
 from meshwright.service.cli.assignments import (
     MAX_DIGITS,
@@ -23,6 +24,7 @@ from meshwright.service.cli.assignments import (
     values_of,
 )
 from meshwright.service.requests.documents import read_lengths_file, read_problem_file
+from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parts import named_parts
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
@@ -30,70 +32,70 @@ from meshwright.solver.space.request_rules import constraint_of
 Request = dict[str, object]
 
 
-def request_of(o: SimpleNamespace) -> Request:
-    """Return the raw request of a problem file with the options ``o`` over it; None: not given."""
-    request = dict(named_parts(read_problem_file(o.problem))) if o.problem else {}
-    if o.model is not None:
-        request["model"] = model_part(o.model)
-    if o.cluster is not None or o.gpu is not None:
-        request["cluster"] = _cluster_part(o.cluster, o.gpu)
-    nodes = counts_of("--num-nodes", o.num_nodes)
-    _override(request, "cluster", {"num_nodes": nodes, "gpus_per_node": o.gpus_per_node})
-    workload: dict[str, object] = {
-        "global_batch_size": counts_of("--global-batch-size", o.global_batch_size),
-        "seq_length": o.seq_length,
-        "lengths": _lengths_part(request, o.lengths, o.batching),
-        "precision": o.precision,
-        "optimizer": o.optimizer,
-        "lora_rank": o.lora_rank,
-        "lora_targets": o.lora_target,
-        "base_precision": o.base_precision,
-        "trained_modules": o.trained_module,
-        "total_tokens": o.total_tokens,
-    }
-    if o.total_tokens is not None and math.isfinite(o.total_tokens):
-        workload["total_tokens"] = round(o.total_tokens)
-    _override(request, "workload", workload)
-    if o.lora_target and not _object(request, "workload").get("lora_rank"):
+def request_of(problem: Path | None, given: Mapping[str, Any]) -> Request:
+    """Return the raw request of a problem file with the given options over it."""
+    if "cluster" in given and "gpu" in given:
+        raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
+    request = dict(named_parts(read_problem_file(problem))) if problem else {}
+    for name, row in OPTIONS.items():
+        if name in given:
+            read = _READERS.get(row.path)
+            value = given[name] if read is None else read(f"--{name.replace('_', '-')}", given[name])
+            _PUT.get(row.path, _put)(request, row.path, value)
+    if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
         message = "names what adapters are put on, and there are none"
         raise InvalidProblemError.of("--lora-target", message, allowed="with a --lora-rank above 0")
-    if o.launcher is not None:
-        request["launcher"] = o.launcher
-    if o.stack is not None:
-        request["stack"] = o.stack
-    limits = {
-        "top_k": o.top_k,
-        "diverse": o.diverse,
-        "time_limit_s": o.time_limit_s,
-        "seed": o.seed,
-        "certify": o.certify,
-        "max_out_of_memory_probability": o.max_oom_probability,
-        "objective": o.objective,
-        "gpus": o.gpus,
-        "reserve_nodes": o.reserve_nodes,
-        "deadline_days": o.deadline_days,
-        "gpu_hour_price": o.gpu_hour_price,
-        "allow": o.allow,
-        "pareto": o.pareto,
-        "baseline": None if o.baseline is None else _own_configuration(o.baseline),
-    }
-    _override(request, "search", limits)
-    _extend(request, "pin", values_of("--pin", o.pin or ()))
-    _extend(request, "bounds", bounds_of("--bound", o.bound or ()))
-    _extend(request, "forbid", prohibitions_of("--forbid", o.forbid or ()))
-    _append_constraints(request, o.constraint or ())
     return request
 
 
-def _lengths_part(request: Request, given: str | None, batching: str | None) -> dict[str, object] | None:
-    """Lengths of documents over those of the problem file: ``p50=900,p100=8192``, or a file."""
-    if given is None and batching is None:
-        return None
-    found = dict(_object(_object(request, "workload"), "lengths")) if given is None else _lengths_of(given)
-    return found if batching is None else {**found, "batching": batching}
+def _put(request: Request, path: str, value: object) -> None:
+    """Put a value into a request, in place of what is there."""
+    *sections, name = path.split(".")
+    part = request
+    for section in sections:
+        inner = dict(_object(part, section))
+        part[section] = inner
+        part = inner
+    part[name] = value
 
 
-def _lengths_of(given: str) -> dict[str, object]:
+def _put_in(request: Request, path: str, value: object) -> None:
+    """Add names to those of an object."""
+    section, _, name = path.partition(".")
+    if value:
+        _put(request, path, {**_object(_object(request, section), name), **cast("Request", value)})
+
+
+def _put_gpu(request: Request, path: str, value: object) -> None:
+    del path
+    request["cluster"] = {"groups": value}
+
+
+def _put_nodes(request: Request, path: str, value: object) -> None:
+    """Put counts into the cluster, or into the group of an inline one."""
+    name = path.rpartition(".")[2]
+    part = _object(request, "cluster")
+    groups = part.get("groups")
+    if name == "gpus_per_node" and "groups" not in part and "name" in part:
+        message = f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them'
+        raise InvalidProblemError.of("--gpus-per-node", message)
+    if isinstance(groups, list):
+        if len(groups) != 1 or not isinstance(groups[0], dict):
+            raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")
+        request["cluster"] = {**part, "groups": [{**groups[0], name: value}]}
+    else:
+        _put(request, path, value)
+
+
+def _append(request: Request, path: str, value: object) -> None:
+    section, _, name = path.partition(".")
+    given = _object(request, section).get(name, [])
+    if not isinstance(given, list):
+        raise InvalidProblemError.of(pointer(section, name), "must be a list")
+    _put(request, path, [*given, *cast("list[object]", value)])
+
+
+def _lengths_of(_option: str, given: str) -> dict[str, object]:
     if "=" in given:
         percentiles = dict[str, object]()
         for part in given.split(","):
@@ -168,46 +170,20 @@ def model_part(name_or_path: str) -> dict[str, object]:
     return config if config.get("_name_or_path") else {"name": name, **config}
 
 
-def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
-    if cluster is not None and gpu is not None:
-        raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
-    if cluster is None:
-        return {"groups": [{"gpu": gpu}]}
-    is_file = Path(cluster).suffix.lower() in {".yaml", ".yml", ".json"}
-    return dict(read_problem_file(Path(cluster))) if is_file else {"name": cluster}
+def _cluster_part(cluster: str) -> dict[str, object]:
+    return dict(read_problem_file(Path(cluster))) if _is_file(cluster) else {"name": cluster}
 
 
-def _override(request: Request, section: str, values: Mapping[str, object]) -> None:
-    """Put the given options over a part of the request; counts of nodes go into an inline group."""
-    given = {name: value for name, value in values.items() if value is not None}
-    if not given:
-        return
-    part = _object(request, section)
-    groups = part.get("groups")
-    if "gpus_per_node" in given and "groups" not in part and "name" in part:
-        message = f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them'
-        raise InvalidProblemError.of("--gpus-per-node", message)
-    if section == "cluster" and isinstance(groups, list):
-        if len(groups) != 1 or not isinstance(groups[0], dict):
-            raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")
-        request[section] = {**part, "groups": [{**groups[0], **given}]}
-    else:
-        request[section] = {**part, **given}
+def gpu_part(gpu: str) -> object:
+    """Return a GPU's name, or the figures of its file, which is called after the file if it has no name."""
+    if not _is_file(gpu):
+        return gpu
+    name = Path(gpu).stem
+    return {**({"name": name} if NAME.fullmatch(name) else {}), **read_problem_file(Path(gpu))}
 
 
-def _extend(request: Request, name: str, values: Mapping[str, object]) -> None:
-    if values:
-        search = _object(request, "search")
-        request["search"] = {**search, name: {**_object(search, name), **values}}
-
-
-def _append_constraints(request: Request, texts: Sequence[str]) -> None:
-    if texts:
-        search = _object(request, "search")
-        given = search.get("constraints", [])
-        if not isinstance(given, list):
-            raise InvalidProblemError.of("/search/constraints", "must be a list")
-        request["search"] = {**search, "constraints": [*given, *map(_constraint, texts)]}
+def _is_file(given: str) -> bool:
+    return Path(given).suffix.lower() in {".yaml", ".yml", ".json"}
 
 
 def _constraint(text: str) -> str:
@@ -227,3 +203,29 @@ def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidProblemError.of(f"/{name}", "must be an object")
     return value
+
+
+# How the words of an option become the value of its field, and where it is not put in place of the file's.
+_READERS: Mapping[str, Callable[[str, Any], object]] = {
+    "model": lambda _, given: model_part(given),
+    "cluster": lambda _, given: _cluster_part(given),
+    "cluster.groups": lambda _, given: [{"gpu": gpu_part(given)}],
+    "cluster.num_nodes": counts_of,
+    "workload.global_batch_size": counts_of,
+    "workload.lengths": _lengths_of,
+    "workload.total_tokens": lambda _, given: round(given) if math.isfinite(given) else given,
+    "search.baseline": lambda _, given: _own_configuration(given),
+    "search.pin": values_of,
+    "search.bounds": bounds_of,
+    "search.forbid": prohibitions_of,
+    "search.constraints": lambda _, given: [*map(_constraint, given)],
+}
+_PUT: Mapping[str, Callable[[Request, str, object], None]] = {
+    "cluster.groups": _put_gpu,
+    "cluster.num_nodes": _put_nodes,
+    "cluster.gpus_per_node": _put_nodes,
+    "search.pin": _put_in,
+    "search.bounds": _put_in,
+    "search.forbid": _put_in,
+    "search.constraints": _append,
+}

@@ -14,7 +14,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.export import chosen_plan
-from meshwright.service.cli.options import PROFILE_HELP
+from meshwright.service.cli.options import PROFILE_HELP, option_parameter, with_parameters
 from meshwright.service.cli.saved_plans import KeptPlan, keep
 from meshwright.service.cli.terminal import (
     FOUND,
@@ -35,13 +35,15 @@ from meshwright.service.replan.answer import (
 from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.replan.finish import Replan, replanned
 from meshwright.service.replan.request import (
-    FORMATS,
     MAX_REPAIR_S,
     MIN_PACE,
     Changed,
+    CheckpointRequest,
+    ReplanRequest,
     changed_job,
     read_replan_request,
 )
+from meshwright.service.requests.fields import Option
 
 _HOUR_S = 3600.0
 _MOST_HOURS = MAX_REPAIR_S // _HOUR_S
@@ -52,34 +54,60 @@ _UNPROVED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def replan(  # noqa: PLR0913 - the signature is the list of options
-    plan_id: Annotated[str | None, typer.Argument(help="Plan that runs; a prefix will do.")] = None,
+def _options() -> dict[str, tuple[tuple[str, ...], Option, object]]:
+    """Return the options of the request: name, field, option, default as it is typed."""
+    found = {}
+    for at, part in (((), ReplanRequest), (("checkpoint",), CheckpointRequest)):
+        for name, info in part.model_fields.items():
+            for option in (one for one in info.metadata if isinstance(one, Option)):
+                found[option.name or name] = ((*at, name), option, info.default)
+    return found
+
+
+def _typed(field: str, default: object) -> object:
+    if isinstance(default, int | float | str):
+        return default / _HOUR_S if field == "repair_s" and not isinstance(default, str) else default
+    return None
+
+
+_OPTIONS = _options()
+_PARAMETERS = [
+    option_parameter(name, option, _typed(field[-1], default))
+    for name, (field, option, default) in _OPTIONS.items()
+]
+
+
+def _body(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
+    """Return the request that options make."""
+    hours = given["repair_hours"]
+    if not 0.0 < hours <= _MOST_HOURS:
+        allowed = f"above 0, to {_MOST_HOURS:.0f}"
+        raise InvalidProblemError.of(
+            "--repair-hours", f"{hours:g} hours are not a repair time", allowed=allowed
+        )
+    given |= {
+        "repair_hours": hours * _HOUR_S,
+        "lost_nodes": _lost(given["lost_nodes"] or []),
+        "slow_node": _slow(given["slow_node"] or []),
+    }
+    body: dict[str, Any] = {"checkpoint": {}}
+    for name, (field, _, _) in _OPTIONS.items():
+        (body if len(field) == 1 else body[field[0]])[field[-1]] = given[name]
+    return body
+
+
+def replan(
+    body: dict[str, Any],
     *,
+    plan_id: Annotated[str | None, typer.Argument(help="Plan that runs; a prefix will do.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
     rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
-    lost_nodes: Annotated[
-        list[str] | None, typer.Option(metavar="N|GROUP=N", help="Nodes that are gone.")
-    ] = None,
-    slow_node: Annotated[
-        list[str] | None, typer.Option(metavar="NODE=PACE", help="A node at a share of its pace: 17=.7")
-    ] = None,
-    num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster from now on.")] = None,
     cluster_from: Annotated[
         str | None, typer.Option(help="slurm, k8s or torchelastic: as many nodes as this job has now.")
     ] = None,
-    steps_done: Annotated[int, typer.Option(help="Steps that the run has done.")] = 0,
-    steps_total: Annotated[int | None, typer.Option(help="Steps of the whole run.")] = None,
-    saved_step: Annotated[int | None, typer.Option(help="Step of the last checkpoint.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder of the checkpoint: format, step and model are read.")
     ] = None,
-    checkpoint_format: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
-    checkpoint_place: Annotated[
-        str, typer.Option(metavar="shared|local", help="Shared storage, or the nodes' own.")
-    ] = "shared",
-    spare_nodes: Annotated[int, typer.Option(help="Idle nodes in addition to the cluster.")] = 0,
-    repair_hours: Annotated[float, typer.Option(help="Until lost nodes are back.")] = 24.0,
-    top_k: Annotated[int, typer.Option(help="Ways wanted.")] = 5,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
     way: Annotated[int, typer.Option(help="Rank of the way with the files that --save-dir gets.")] = 1,
@@ -89,30 +117,22 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Rank the ways to finish a running job after its cluster has changed: soonest first."""
-    if not 0.0 < repair_hours <= _MOST_HOURS:
-        allowed = f"above 0, to {_MOST_HOURS:.0f}"
-        raise InvalidProblemError.of(
-            "--repair-hours", f"{repair_hours:g} hours are not a repair time", allowed=allowed
-        )
     _check_saving(save_dir, way, force=force)
     kept = chosen_plan(plan_id, source, rank)
     if cluster_from is not None:
-        if num_nodes is not None or lost_nodes:
+        if body["num_nodes"] is not None or body["lost_nodes"]:
             raise typer.BadParameter(
                 "--cluster-from counts the nodes: leave --num-nodes and --lost-nodes out"
             )
-        num_nodes = _nodes_now(cluster_from, kept.problem.cluster)
-    body: dict[str, Any] = {
-        "steps_done": steps_done, "steps_total": steps_total, "saved_step": saved_step,
-        "num_nodes": num_nodes, "spare_nodes": spare_nodes, "repair_s": repair_hours * _HOUR_S,
-        "top_k": top_k, "lost_nodes": _lost(lost_nodes or []), "slow_nodes": _slow(slow_node or []),
-        "checkpoint": {"format": checkpoint_format, "place": checkpoint_place},
-    }  # fmt: skip
+        body["num_nodes"] = _nodes_now(cluster_from, kept.problem.cluster)
     if checkpoint is not None:
-        seen = read_checkpoint(checkpoint)
-        stated = {} if checkpoint_format is None else {"format": checkpoint_format}
-        body["checkpoint"] |= {**seen.request(), **stated}
-        body["saved_step"] = seen.step if saved_step is None else saved_step
+        seen, stated = read_checkpoint(checkpoint), body["checkpoint"]
+        body["checkpoint"] = {
+            **stated,
+            **seen.request(),
+            **({"format": stated["format"]} if stated["format"] else {}),
+        }
+        body["saved_step"] = seen.step if body["saved_step"] is None else body["saved_step"]
     try:
         job = changed_job(read_replan_request(body), kept.problem, kept.plan)
     except InvalidProblemError as fault:
@@ -128,16 +148,17 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     raise typer.Exit(FOUND if found.ways else NO_PLAN)
 
 
-_OPTION_OF = {"slow_nodes": "slow-node", "repair_s": "repair-hours"}
+replan_options = with_parameters(replan, _PARAMETERS, _body)
 
 
 def _of_option(fault: FieldError) -> FieldError:
-    """The fault as one of the option that gives its field: ``/steps_total`` is ``--steps-total``."""
-    first, *rest = fault.pointer[1:].split("/")
-    if first == "checkpoint":  # what else it has is read off the folder
-        first, rest = f"checkpoint_{rest[0]}" if rest[0] in ("format", "place") else first, []
-    option = f"--{_OPTION_OF.get(first, first).replace('_', '-')}"
-    return replace(fault, pointer=" ".join([option, *rest]))
+    """Return the fault as one of the option that gives its field: ``/steps_total`` is ``--steps-total``."""
+    path = tuple(fault.pointer[1:].split("/"))
+    for name, (field, _, _) in _OPTIONS.items():
+        if path[: len(field)] == field:
+            return replace(fault, pointer=" ".join([f"--{name.replace('_', '-')}", *path[len(field) :]]))
+    rest = () if path[0] == "checkpoint" else path[1:]  # what else it has is read off the folder
+    return replace(fault, pointer=" ".join([f"--{path[0].replace('_', '-')}", *rest]))
 
 
 def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:

@@ -15,6 +15,7 @@ from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.requests.fields import Option
 from meshwright.service.requests.parts import Part
 from meshwright.service.requests.schema import field_errors
 from meshwright.solver.answer import Plan
@@ -31,41 +32,6 @@ _PADDED_ROWS = 2**14  # of a vocabulary, added so that ranks share it out evenly
 
 Place = Literal["shared", "local"]
 Steps = Annotated[int, Field(ge=0, le=MAX_STEPS)]
-
-
-class CheckpointRequest(Part):
-    """The checkpoint that the job goes on from."""
-
-    format: str | None = Field(default=None, description="default: what the launcher's files write")
-    place: Place = Field(
-        default="shared", description="local: on the nodes' own disks, copies on other nodes"
-    )
-    num_parameters: int | None = Field(default=None, ge=1, description="that it holds, to be held against")
-    num_layers: int | None = Field(default=None, ge=1, description="the same")
-
-
-class ReplanRequest(Part):
-    """The changes of a job's cluster, the progress of the job, and its checkpoint."""
-
-    plan_id: str | None = Field(default=None, max_length=64, description="that runs; default: the first")
-    lost_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None = Field(
-        default=None, description="how many; of a mixed cluster by node group"
-    )
-    slow_nodes: dict[str, Annotated[float, Field(ge=MIN_PACE, lt=1)]] = Field(
-        default_factory=dict, max_length=MAX_SLOW, description="node: its share of the usual pace"
-    )
-    num_nodes: int | None = Field(
-        default=None, ge=1, le=MAX_NODES, description="of the cluster from now on"
-    )
-    steps_done: Steps = 0
-    steps_total: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = Field(
-        default=None, description="default: of the problem's total_tokens"
-    )
-    saved_step: Steps | None = Field(default=None, description="of the checkpoint; default: assumed")
-    checkpoint: CheckpointRequest = Field(default_factory=CheckpointRequest)
-    spare_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="in addition to the cluster's")
-    repair_s: float = Field(default=_DAY_S, gt=0, le=MAX_REPAIR_S, description="until lost nodes are back")
-    top_k: int = Field(default=5, ge=1, le=20, description="ways wanted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +106,65 @@ FORMATS: Mapping[str, Format] = {
         ),
     )
 }
+
+
+class CheckpointRequest(Part):
+    """The checkpoint that the job goes on from."""
+
+    format: Annotated[str | None, Option(name="checkpoint_format", help=", ".join(FORMATS))] = Field(
+        default=None, description="default: what the launcher's files write"
+    )
+    place: Annotated[
+        Place,
+        Option(name="checkpoint_place", metavar="shared|local", help="Shared storage, or the nodes' own."),
+    ] = Field(default="shared", description="local: on the nodes' own disks, copies on other nodes")
+    num_parameters: int | None = Field(
+        default=None, ge=1, description="of the checkpoint, compared with the model"
+    )
+    num_layers: int | None = Field(
+        default=None, ge=1, description="of the checkpoint, compared with the model"
+    )
+
+
+class ReplanRequest(Part):
+    """The changes of a job's cluster, the progress of the job, and its checkpoint."""
+
+    plan_id: str | None = Field(default=None, max_length=64, description="running plan; default: the first")
+    lost_nodes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None,
+        Option(repeats=True, metavar="N|GROUP=N", help="Nodes that are gone."),
+    ] = Field(default=None, description="number of lost nodes; on a mixed cluster by node group")
+    slow_nodes: Annotated[
+        dict[str, Annotated[float, Field(ge=MIN_PACE, lt=1)]],
+        Option(
+            name="slow_node",
+            repeats=True,
+            metavar="NODE=PACE",
+            help="A node at a share of its pace: 17=.7",
+        ),
+    ] = Field(default_factory=dict, max_length=MAX_SLOW, description="node: its share of the usual pace")
+    num_nodes: Annotated[int | None, Option(kind=int, help="Nodes of the cluster from now on.")] = Field(
+        default=None, ge=1, le=MAX_NODES, description="of the cluster from now on"
+    )
+    steps_done: Annotated[Steps, Option(kind=int, help="Steps that the run has done.")] = 0
+    steps_total: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_STEPS)] | None, Option(kind=int, help="Steps of the whole run.")
+    ] = Field(default=None, description="default: of the problem's total_tokens")
+    saved_step: Annotated[Steps | None, Option(kind=int, help="Step of the last checkpoint.")] = Field(
+        default=None, description="of the checkpoint; default: assumed"
+    )
+    checkpoint: CheckpointRequest = Field(default_factory=CheckpointRequest)
+    spare_nodes: Annotated[int, Option(kind=int, help="Idle nodes in addition to the cluster.")] = Field(
+        default=0, ge=0, le=MAX_NODES, description="in addition to the cluster's"
+    )
+    repair_s: Annotated[
+        float, Option(name="repair_hours", kind=float, help="Hours until lost nodes are back.")
+    ] = Field(default=_DAY_S, gt=0, le=MAX_REPAIR_S, description="until lost nodes are back")
+    top_k: Annotated[int, Option(kind=int, help="Number of ways to go on.")] = Field(
+        default=5, ge=1, le=20, description="number of ways to go on"
+    )
+
+
 # Checkpoint formats that the launch files of each launcher write by default.
 _WRITTEN: Mapping[str, str] = {
     "megatron-lm": "torch_dist", "megatron-bridge": "torch_dist", "ms-swift": "torch_dist",

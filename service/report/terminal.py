@@ -157,9 +157,15 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
         *([wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
         wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
         wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
+        *_kept_free(answer, width),
         *(_outside(answer.plans[0].prediction, width) if answer.plans else []),
         *_warnings(answer.warnings, width),
     ]
+
+
+def _kept_free(answer: Answer, width: int) -> list[Text]:
+    words = answer.notes.get("kept_free")  # answers of older releases have none
+    return [] if words is None else [wrapped(f"Memory kept free: {words}.", width, indent=2)]
 
 
 def searched_line(answer: Answer, problem: Problem) -> str:

@@ -47,9 +47,12 @@ def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
     """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional."""
     if not problem.places_stages:
         at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
-        message = "stages are placed on unlike node groups under launcher none only"
-        raise InvalidProblemError.of(at, message)
+        message = f"{problem.launcher} does not place stages on unlike node groups"
+        raise InvalidProblemError.of(at, message, allowed="the launchers flagscale, none on unlike nodes")
     parts = _classes(raw)
+    if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
+        at = pointer(*_AT, "replicas")
+        raise InvalidProblemError.of(at, f"{problem.launcher} has no replicas of unlike sizes")
     if parts is None:
         config = _one(raw, problem, at=_AT, whole=True)
     else:

@@ -183,7 +183,8 @@ def _overridden(found: LaunchFile, overrides: Overrides) -> tuple[dict[str, obje
         for name, old in changed.items()
     ]
     gpus = found.configuration.num_gpus
-    if overrides.num_gpus is not None and overrides.num_gpus != gpus:
+    idle = found.configuration.is_placed  # GPUs of a node group may be left out
+    if overrides.num_gpus is not None and overrides.num_gpus != gpus and not idle:
         notes.append(
             f"the files run on {gpus} GPUs; {overrides.num_gpus} are given: more or fewer replicas"
         )

@@ -42,6 +42,7 @@ _LOG_OF = {
     "megatron-bridge": "megatron-lm",
     "ms-swift": "megatron-lm",
     "llama-factory": "megatron-lm",
+    "flagscale": "megatron-lm",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "nanotron": "nanotron",

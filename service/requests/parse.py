@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,6 +27,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import lengths_from_mapping
 from meshwright.service.requests.checks import check_launcher, check_limits
 from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.fields import FIELDS, RequestField
 from meshwright.service.requests.parts import (
     as_written,
     batches_of,
@@ -33,10 +35,9 @@ from meshwright.service.requests.parts import (
     counts_of,
     named_parts,
     request_written_out,
-    run_to_mapping,
     with_open_nodes,
 )
-from meshwright.service.requests.schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
+from meshwright.service.requests.schema import ProblemRequest, field_errors
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 from meshwright.solver.space.launcher_rules import with_recipe
 
@@ -56,25 +57,26 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 
 def _parsed(raw: Mapping[str, object]) -> Problem:
     try:
-        request = ProblemRequest.model_validate(with_open_nodes(_without_ramp(raw)))
+        request: Any = ProblemRequest.model_validate(with_open_nodes(_without_ramp(raw)))
     except ValidationError as fault:
         raise InvalidProblemError(field_errors(fault)) from None
     if request.launcher is not None:
         check_launcher(request.launcher)
-    model, cluster = _model_and_cluster(request)
+    model, cluster = _model_and_cluster(request.model, request.cluster)
     launcher = request.launcher or first_launcher(model)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     priced_as = framework_of(request.stack or launcher)
     with_options(framework_facts(priced_as), request.workload.framework_options)
     able = launcher_capabilities(launcher)
-    workload = _workload(request.workload, model, able)
+    values = _values(Asked(request, model, able))
+    workload = Workload(**{name: value for name, value in values.items() if name in _OF_WORKLOAD})
     problem = Problem(
         model=model,
         cluster=cluster,
         workload=with_recipe(workload, workload.precision, able),
         launcher=launcher,
-        options=_options(request),
+        options=SearchOptions(**{name: one for name, one in values.items() if name not in _OF_WORKLOAD}),
         profile=request.profile,
         stack=request.stack,
     )
@@ -103,10 +105,10 @@ def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:
     return {**raw, "workload": kept}
 
 
-def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) -> InvalidProblemError:
+def _named_by_precision(fault: InvalidProblemError, workload: Any) -> InvalidProblemError:  # noqa: ANN401 - a WorkloadRequest
     """Return a fault of a recipe that the request states as its precision, with a pointer to that."""
     at = "/workload/framework_options/precision_recipe"
-    if request.precision not in FORMATS or "precision_recipe" in request.framework_options:
+    if workload.precision not in FORMATS or "precision_recipe" in workload.framework_options:
         return fault
     errors = []
     for one in fault.errors:
@@ -120,44 +122,12 @@ def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) ->
 
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """Return the canonical request of ``problem``: complete, in a fixed order, of plain JSON values."""
-    workload, options = problem.workload, problem.options
-    given = {} if problem.profile is None else {"profile": problem.profile}
-    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
-    return {
-        "model": dict(model_to_mapping(problem.model)),
-        "cluster": dict(cluster_to_mapping(problem.cluster)),
-        "workload": {
-            "global_batch_size": batches_to_json(problem),
-            "seq_length": workload.seq_length,
-            "precision": workload.precision,
-            "optimizer": workload.optimizer,
-            "optimizer_rank": workload.optimizer_rank,
-            "total_tokens": options.total_tokens,
-            "lora_rank": workload.lora_rank,
-            "lora_targets": list(workload.lora_targets),
-            **({"base_precision": workload.base_precision} if workload.base_precision != "bf16" else {}),
-            **({"trained_modules": list(workload.trained_modules)} if workload.trained_modules else {}),
-            "framework_options": dict(sorted(workload.framework_options.items())),
-            **({} if workload.lengths is None else {"lengths": workload.lengths.to_mapping()}),
-        },
-        "launcher": problem.launcher,
-        **({} if problem.stack is None else {"stack": problem.stack}),
-        "search": {
-            "top_k": options.top_k,
-            "certify": options.certify,
-            "time_limit_s": options.time_limit_s,
-            "seed": options.seed,
-            "objective": options.objective,
-            "max_out_of_memory_probability": options.max_out_of_memory_probability,
-            "pin": dict(sorted({**options.pin, **split}.items())),
-            "allow": list(options.allow),
-            "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
-            "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
-            "constraints": list(options.constraints),
-            **run_to_mapping(options),
-        },
-        **given,
-    }
+    found: dict[str, Any] = {}
+    for row in (row for row in FIELDS if row.type):
+        value = {} if row.path in _SECTIONS else MEANINGS.get(row.path, Meaning()).written(row, problem)
+        if not (row.sparse and value == row.default):
+            (found[row.section] if row.section else found)[row.name] = value
+    return found
 
 
 def digest_of(problem: Problem) -> str:
@@ -167,16 +137,18 @@ def digest_of(problem: Problem) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
+def _model_and_cluster(
+    model_given: Mapping[str, object], cluster_given: Mapping[str, object]
+) -> tuple[ModelSpec, ClusterSpec]:
     faults: list[FieldError] = []
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
     try:
-        model = model_from_mapping(request.model)
+        model = model_from_mapping(model_given)
     except InvalidProblemError as fault:
         faults.extend(fault.errors)
     try:
-        cluster = cluster_from_mapping(request.cluster)
+        cluster = cluster_from_mapping(cluster_given)
     except InvalidProblemError as fault:
         faults.extend(fault.errors)
     if model is None or cluster is None:
@@ -184,70 +156,150 @@ def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]
     return model, cluster
 
 
-def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) -> Workload:
-    """Return the workload part; of a format in 8 or 4 bits by its name the recipe too."""
-    precision, options = request.precision, request.framework_options
-    if precision in FORMATS:
-        if (stated := options.get("precision_recipe", precision)) != precision:
-            message = f"{precision} contradicts workload.framework_options.precision_recipe = "
-            message += shown(str(stated))
-            allowed = f"fp8, or {precision} in both"
-            raise InvalidProblemError.of("/workload/precision", message, allowed=allowed, nearest="fp8")
-        precision, options = "fp8", {**options, "precision_recipe": precision}
-    return Workload(
-        global_batch_size=max(batches_of(request.global_batch_size)),
-        seq_length=request.seq_length,
-        precision=precision,
-        optimizer=request.optimizer,
-        optimizer_rank=request.optimizer_rank,
-        lora_rank=request.lora_rank,
-        lora_targets=usual_targets(model, able.adapters if request.lora_rank else ())
-        if request.lora_targets is None
-        else tuple(name for name in LORA_TARGETS if name in request.lora_targets),
-        base_precision=request.base_precision,
-        trained_modules=tuple(name for name in TRAINED_MODULES if name in request.trained_modules),
-        framework_options=dict(sorted(options.items())),
-        lengths=None
-        if request.lengths is None
-        else lengths_from_mapping(request.lengths, ("workload", "lengths")),
-    )
+# --------------------------------------------------------------------------------------------------
+# To and from the problem: a field is the attribute of its name, unless a Meaning converts it.
 
 
-def _options(whole: ProblemRequest) -> SearchOptions:
-    request = whole.search
-    return SearchOptions(
-        top_k=request.top_k,
-        diverse=request.diverse,
-        certify=request.certify,
-        time_limit_s=request.time_limit_s,
-        seed=request.seed,
-        objective=request.objective,
-        gpus=request.gpus,
-        pareto=request.pareto,
-        num_nodes=counts_of(request.num_nodes),
-        reserve_nodes=request.reserve_nodes,
-        batch_sizes=batches_of(whole.workload.global_batch_size)[:-1],
-        total_tokens=whole.workload.total_tokens,
-        deadline_days=request.deadline_days,
-        gpu_hour_price=request.gpu_hour_price,
-        reliability=Reliability(**request.reliability.model_dump()),
-        max_out_of_memory_probability=request.max_out_of_memory_probability,
-        pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
-        stage_layers=_split(request),
-        allow=tuple(name for name in ALLOWED if name in request.allow),
-        forbid={
-            name: tuple(sorted(set(values), key=lambda value: (type(value).__name__, value)))
-            for name, values in sorted(request.forbid.items())
-        },
-        bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
-        constraints=tuple(dict.fromkeys(text.strip() for text in request.constraints)),
-    )
+_OF_WORKLOAD = frozenset(one.name for one in fields(Workload))
+_SECTIONS = ("workload", "search")
 
 
-def _split(request: SearchRequest) -> tuple[int, ...]:
-    for name, value in request.pin.items():
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and what the meaning of its fields depends on."""
+
+    request: Any
+    model: ModelSpec
+    able: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """How a field becomes attributes of the Workload or the SearchOptions, and is read back."""
+
+    read: Callable[[Any, Asked], Mapping[str, object]] | None = None  # attributes by name
+    write: Callable[[Problem], object] | None = None  # a plain JSON value
+
+    def attributes(self, name: str, value: object, asked: Asked) -> Mapping[str, object]:
+        """Return the attributes that a value of the request means."""
+        return {name: value} if self.read is None else self.read(value, asked)
+
+    def written(self, row: RequestField, problem: Problem) -> object:
+        """Return the value of the canonical request."""
+        if self.write is not None:
+            return self.write(problem)
+        of_section = problem.workload if row.name in _OF_WORKLOAD else problem.options
+        value = getattr(of_section if row.section else problem, row.name)
+        return list(value) if isinstance(value, tuple) else value
+
+
+def _values(asked: Asked) -> dict[str, Any]:
+    """Return the attributes of the Workload and the SearchOptions."""
+    found: dict[str, Any] = {}
+    for row in (row for row in FIELDS if row.section in _SECTIONS and row.type):
+        value = getattr(getattr(asked.request, row.section), row.name)
+        found |= MEANINGS.get(row.path, Meaning()).attributes(row.name, value, asked)
+    return found
+
+
+def _batches(given: Any, _asked: Asked) -> dict[str, object]:  # noqa: ANN401 - of a request
+    *smaller, largest = batches_of(given)
+    return {"global_batch_size": largest, "batch_sizes": tuple(smaller)}
+
+
+def _precision(precision: str, asked: Asked) -> dict[str, object]:
+    """Return the precision; of a format in 8 or 4 bits by its name that is fp8, with its recipe."""
+    if precision not in FORMATS:
+        return {"precision": precision}
+    stated = asked.request.workload.framework_options.get("precision_recipe", precision)
+    if stated != precision:
+        message = (
+            f"{precision} contradicts workload.framework_options.precision_recipe = {shown(str(stated))}"
+        )
+        allowed = f"fp8, or {precision} in both"
+        raise InvalidProblemError.of("/workload/precision", message, allowed=allowed, nearest="fp8")
+    return {"precision": "fp8"}
+
+
+def _framework_options(stated: Mapping[str, object], asked: Asked) -> dict[str, object]:
+    precision = asked.request.workload.precision
+    recipe = {"precision_recipe": precision} if precision in FORMATS else {}
+    return {"framework_options": dict(sorted({**stated, **recipe}.items()))}
+
+
+def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object]:
+    if named is None:
+        adapters = asked.able.adapters if asked.request.workload.lora_rank else ()
+        return {"lora_targets": usual_targets(asked.model, adapters)}
+    return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
+
+
+def _pin(given: Mapping[str, object], _asked: Asked) -> dict[str, object]:
+    for name, value in given.items():
         if isinstance(value, list) != (name == "stage_layers"):
             wanted = "a list of layers" if name == "stage_layers" else "one value"
             raise InvalidProblemError.of(pointer("search", "pin", name), f"must be {wanted}")
-    found = request.pin.get("stage_layers", ())
-    return tuple(found) if isinstance(found, list) else ()
+    split = given.get("stage_layers", ())
+    return {
+        "pin": {name: value for name, value in sorted(given.items()) if not isinstance(value, list)},
+        "stage_layers": tuple(split) if isinstance(split, list) else (),
+    }
+
+
+def _pin_to_json(problem: Problem) -> dict[str, object]:
+    options = problem.options
+    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
+    return dict(sorted({**options.pin, **split}.items()))
+
+
+def _forbid(given: Mapping[str, Sequence[int | str]], _asked: Asked) -> dict[str, object]:
+    def in_order(values: Sequence[int | str]) -> tuple[int | str, ...]:
+        return tuple(sorted(set(values), key=lambda value: (type(value).__name__, value)))
+
+    return {"forbid": {name: in_order(values) for name, values in sorted(given.items())}}
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "model": Meaning(write=lambda problem: dict(model_to_mapping(problem.model))),
+    "cluster": Meaning(write=lambda problem: dict(cluster_to_mapping(problem.cluster))),
+    "workload.global_batch_size": Meaning(_batches, batches_to_json),
+    "workload.precision": Meaning(_precision),
+    "workload.lora_targets": Meaning(_lora_targets),
+    "workload.trained_modules": Meaning(
+        lambda given, _: {"trained_modules": tuple(name for name in TRAINED_MODULES if name in given)}
+    ),
+    "workload.lengths": Meaning(
+        lambda given, _: {
+            "lengths": None if given is None else lengths_from_mapping(given, ("workload", "lengths"))
+        },
+        lambda problem: problem.workload.lengths and problem.workload.lengths.to_mapping(),
+    ),
+    "workload.framework_options": Meaning(
+        _framework_options, lambda problem: dict(sorted(problem.workload.framework_options.items()))
+    ),
+    # Completed with the problem that it is part of, see ``_parsed``.
+    "search.baseline": Meaning(
+        lambda _given, _: {},
+        lambda problem: (
+            problem.options.baseline and json.loads(json.dumps(asdict(problem.options.baseline)))
+        ),
+    ),
+    "search.num_nodes": Meaning(lambda given, _: {"num_nodes": counts_of(given)}),
+    "search.reliability": Meaning(
+        lambda given, _: {"reliability": Reliability(**given.model_dump())},
+        lambda problem: asdict(problem.options.reliability),
+    ),
+    "search.pin": Meaning(_pin, _pin_to_json),
+    "search.bounds": Meaning(
+        lambda given, _: {"bounds": {name: tuple(ends) for name, ends in sorted(given.items())}},
+        lambda problem: {name: list(ends) for name, ends in sorted(problem.options.bounds.items())},
+    ),
+    "search.forbid": Meaning(
+        _forbid,
+        lambda problem: {name: list(values) for name, values in sorted(problem.options.forbid.items())},
+    ),
+    "search.allow": Meaning(lambda given, _: {"allow": tuple(name for name in ALLOWED if name in given)}),
+    "search.constraints": Meaning(
+        lambda given, _: {"constraints": tuple(dict.fromkeys(text.strip() for text in given))}
+    ),
+}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.switches import NO_SWITCH
+from meshwright.service.requests.fields import MAX_BATCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
@@ -103,7 +104,6 @@ def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tupl
 # One global batch, a list of them, or a range.
 
 
-MAX_BATCH = 2**31 - 1
 MAX_SIZES = 16
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 
@@ -214,8 +214,7 @@ def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) ->
 
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
-MAX_TOKENS = 10**18
-NOT_PLACED = "cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
+NOT_PLACED = "cannot be had where stages are placed on unlike node groups"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
@@ -237,7 +236,6 @@ class ReliabilityRequest(Part):
 
 
 NodeCounts = Annotated[list[Nodes], Field(max_length=MAX_SPAN)] | NodeRange
-BaselineRequest = dict[str, JsonValue]
 
 
 def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
@@ -290,22 +288,6 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def run_to_mapping(options: SearchOptions) -> dict[str, object]:
-    """Return these parts of the canonical request."""
-    own = options.baseline
-    return {
-        **({} if own is None else {"baseline": json.loads(json.dumps(asdict(own)))}),
-        "diverse": options.diverse,
-        "gpus": options.gpus,
-        "pareto": options.pareto,
-        "num_nodes": list(options.num_nodes),
-        "reserve_nodes": options.reserve_nodes,
-        "deadline_days": options.deadline_days,
-        "gpu_hour_price": options.gpu_hour_price,
-        "reliability": asdict(options.reliability),
-    }
-
-
 def run_limits(problem: Problem) -> Iterator[FieldError]:
     """Check that the numbers of nodes, the deadline and the objective go together, and with the cluster."""
     yield from _node_faults(problem)
@@ -336,6 +318,23 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         what = "several batches" if path[-1] == "global_batch_size" else path[-1]
         yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
     yield from placed_limit_faults(problem)
+    yield from _unlike_ends_faults(problem)
+
+
+def _unlike_ends_faults(problem: Problem) -> Iterator[FieldError]:
+    """Ask for one tensor-parallel size where the launcher splits both ends of such a model alike."""
+    name, model = problem.launcher, problem.model
+    shared = "tied embeddings" if model.tied_embeddings else "prediction layers"
+    ends = model.tied_embeddings or model.num_mtp_layers > 0
+    asked = "tensor_parallel_size" in problem.options.pin
+    if ends and launcher_capabilities(name).placed_ends_alike and not asked:
+        yield FieldError(
+            pointer=pointer("search", "pin", "tensor_parallel_size"),
+            message=f"{name} splits the first and the last stage of a model with {shared} alike: "
+            "pin one size for all node groups",
+            allowed="1 or more",
+            nearest="1",
+        )
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:

@@ -1,42 +1,28 @@
 """The shape of a request: names, types and ranges; one schema for the API and the command line.
 
-What depends on more than one field is checked in ``meshwright.service.requests.checks``; models and
-clusters are
-read by ``profiles``.
+Made from the rows of ``meshwright.service.requests.fields``. What depends on more than one field is checked
+in ``meshwright.service.requests.checks``; models and clusters are read by ``profiles``.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision, TrainedModule
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
-from meshwright.service.requests.parts import (
-    MAX_BATCH,
-    MAX_TOKENS,
-    BaselineRequest,
-    Batches,
-    NodeCounts,
-    Part,
-    ReliabilityRequest,
-)
+from meshwright.service.requests.fields import FIELDS, RequestField
+from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
 from meshwright.solver.problem import Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
 
-MAX_RANK = 65_536  # no hidden size so far exceeds it
-MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
-MAX_TOP_K = 10_000
-MAX_TIME_LIMIT_S = 86_400.0
-MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewer variables
-MAX_CONSTRAINTS = 32
 MAX_VALUES = 1024  # forbidden values of one variable
 
 LoraTarget = Literal[
@@ -50,164 +36,56 @@ Allowed = Literal[
     "sgd-momentum", "switches", "none", "moe_dispatcher", "overlap_experts", "cuda_graph",
     "recompute_modules", "gradient_dtype", "overlap_tensor", "optimizer_offload_fraction",
 ]  # fmt: skip
-Scalar = bool | int | float | str
+Optimizer = Literal[
+    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
+    "sgd-momentum",
+]  # fmt: skip
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 
-
-class WorkloadRequest(Part):
-    """The work of one optimizer step."""
-
-    global_batch_size: Batches = Field(
-        description="sequences per optimizer step: one number, a list, or a range by doubling"
-    )
-    total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
-    seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
-    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"] = Field(
-        default="bf16",
-        description="fp32 multiplies in TF32 where the GPU has it (tf32_products of framework_options); "
-        "mxfp8 and nvfp4 mean fp8 with the recipe of that name "
-        "(precision_recipe of framework_options)",
-    )
-    optimizer: Literal[
-        "adamw",
-        "adamw-bf16",
-        "adamw-pure-bf16",
-        "adamw-8bit",
-        "adamw-8bit-bf16",
-        "galore",
-        "muon",
-        "sgd-momentum",
-    ] = "adamw"
-    optimizer_rank: int = Field(
-        default=0, ge=0, le=MAX_RANK, description="of galore's projection; 0: a quarter of the hidden size"
-    )
-    lora_rank: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_RANK,
-        description="of adapters next to the frozen model; 0: all weights are trained",
-    )
-    lora_targets: list[LoraTarget] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=len(LORA_TARGETS),
-        description="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
-        "ones, routed experts among them, or transformers' single ones; null: attention's, as the launcher "
-        "names them",
-    )
-    base_precision: BasePrecision = Field(
-        default="bf16",
-        description="of the frozen model, where lora_rank > 0: all of it in bf16 or fp32, or its linear "
-        "layers in int8 or nf4 as bitsandbytes keeps them (LLM.int8, QLoRA), nf4's scales quantised again "
-        "under nf4-double",
-    )
-    trained_modules: list[TrainedModule] = Field(
-        default=[],
-        max_length=len(TRAINED_MODULES),
-        description="modules trained in full next to adapters (lora_rank > 0), by Llama's names: a copy "
-        "of each, as peft's modules_to_save makes it; norm is every norm",
-    )
-    framework_options: dict[str, Scalar] = Field(
-        default_factory=dict,
-        max_length=MAX_NAMES,
-        description="overrides of the framework's facts, e.g. gradient_dtype",
-    )
-    lengths: dict[str, JsonValue] | None = Field(
-        default=None,
-        max_length=MAX_NAMES,
-        description="of the documents, where they are not all seq_length long: percentiles "
-        '({"p50": 900, "p100": 8192}) or histogram ([{"length": 900, "share": 0.5}, ...]), and batching, '
-        "packing (the default), padding or padding_to_longest",
-    )
+# The types that rows name.
+TYPES: dict[str, object] = {
+    "NamedObject": dict[str, JsonValue],
+    "Object": dict[str, JsonValue],
+    "Overrides": dict[str, bool | int | float | str],
+    "Batches": Batches,
+    "Optimizer": Optimizer,
+    "LoraTargets": Annotated[list[LoraTarget], Field(min_length=1, max_length=len(LORA_TARGETS))],
+    "BasePrecision": BasePrecision,
+    "TrainedModules": Annotated[list[TrainedModule], Field(max_length=len(TRAINED_MODULES))],
+    "Certify": Certify,
+    "Objective": Objective,
+    "NodeCounts": NodeCounts,
+    "ReliabilityRequest": ReliabilityRequest,
+    "Pins": dict[str, Value | Split],
+    "Prohibitions": dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]],
+    "Bounds": dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]],
+    "Allowed": list[Allowed],
+    "Constraints": list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]],
+}
 
 
-class SearchRequest(Part):
-    """Limits of the search."""
-
-    top_k: int = Field(default=10, ge=1, le=MAX_TOP_K, description="ranked plans wanted")
-    diverse: bool = Field(
-        default=True,
-        description="each plan the best of its mesh, not one mesh with other ZeRO stages and micro-batches",
-    )
-    certify: Certify = "cp-sat"
-    time_limit_s: float = Field(default=30.0, gt=0, le=MAX_TIME_LIMIT_S)
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    objective: Objective = "step_time"
-    gpus: Literal["all", "fewest"] = Field(
-        default="all", description="fewest: on the smallest number of nodes that has a plan"
-    )
-    num_nodes: NodeCounts | None = Field(
-        default=None, description="numbers of nodes that a plan may use; default: all of the cluster"
-    )
-    reserve_nodes: int = Field(default=0, ge=0, le=MAX_BATCH, description="nodes that are kept spare")
-    deadline_days: float | None = Field(default=None, gt=0, description="for workload.total_tokens")
-    gpu_hour_price: float | None = Field(default=None, ge=0, description="in any currency")
-    reliability: ReliabilityRequest = Field(default_factory=ReliabilityRequest)
-    pareto: bool = Field(default=False, description="the front of step time and peak memory as well")
-    baseline: BaselineRequest | None = Field(
-        default=None, description="your own configuration, priced and ranked with the plans"
-    )
-    max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
-    pin: dict[str, Value | Split] = Field(
-        default_factory=dict,
-        max_length=MAX_NAMES,
-        description="variable: its only value; stage_layers: the layers of each chunk",
-    )
-    forbid: dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]] = Field(
-        default_factory=dict, max_length=MAX_NAMES, description="variable: values to avoid"
-    )
-    bounds: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=dict,
-        max_length=MAX_NAMES,
-        description="variable: [lowest, highest], both included",
-    )
-    allow: list[Allowed] = Field(
-        default_factory=list,
-        max_length=MAX_NAMES,
-        description="searched in addition to the switches that a stock installation of the launcher runs: "
-        "offload, fp8, other optimizers, a switch with its settings that need a package, or all such "
-        "settings by switches; none: no switch but those that are named",
-    )
-    constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
-        default_factory=list,
-        max_length=MAX_CONSTRAINTS,
-        description="expressions that must hold, e.g. zero_stage == 3 => pipeline_parallel_size == 1",
-    )
+def _definition(row: RequestField) -> tuple[Any, Any]:
+    """Return the type and the Field of a row, as ``create_model`` takes them."""
+    kind: Any = TYPES[row.type] if isinstance(row.type, str) else row.type
+    if row.default is None:
+        kind = kind | None
+    known: dict[str, Any] = {**({"description": row.about} if row.about else {}), **row.limits}
+    if isinstance(row.default, type):
+        return kind, Field(default_factory=row.default, validate_default=True, **known)
+    return kind, Field(default=row.default, **known)
 
 
-class ProblemRequest(Part):
-    """One question put to the planner."""
+def _part(name: str, section: str, about: str) -> type[Part]:
+    rows = {row.name: _definition(row) for row in FIELDS if row.section == section and row.type}
+    return create_model(name, __base__=Part, __module__=__name__, __doc__=about, **rows)  # type: ignore[call-overload, no-any-return]
 
-    model: dict[str, JsonValue] = Field(
-        description="a catalog name, alone or as name, an inline shape or a Hugging Face config",
-        json_schema_extra={"type": ["object", "string"]},
-    )
-    cluster: dict[str, JsonValue] = Field(
-        description="a catalog name, alone or with num_nodes, or node groups inline",
-        json_schema_extra={"type": ["object", "string"]},
-    )
-    workload: WorkloadRequest
-    launcher: str | None = Field(
-        default=None,
-        max_length=64,
-        description="the framework that trains, any or none; without it the first that can express the "
-        "model, which is megatron-lm for most",
-    )
-    stack: str | None = Field(
-        default=None,
-        max_length=64,
-        description="an older software stack to price the launcher as, such as megatron-lm-2021 or fsdp1",
-    )
-    search: SearchRequest = Field(default_factory=SearchRequest)
-    profile: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=200,
-        description="id of a stored profile; `latest`, the default: what the service has learnt of this "
-        "cluster; `catalog`: not even that; of a problem file, the path of a profile file",
-    )
 
+WorkloadRequest = TYPES["WorkloadRequest"] = _part(
+    "WorkloadRequest", "workload", "The work of one optimizer step."
+)
+SearchRequest = TYPES["SearchRequest"] = _part("SearchRequest", "search", "Limits of the search.")
+ProblemRequest = _part("ProblemRequest", "", "One question put to the planner.")
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -323,12 +201,17 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
     return FieldError(pointer=pointer(*where), message="unknown field", allowed=allowed, nearest=nearest)
 
 
+def words_of(kind: object) -> tuple[str, ...]:
+    """Return the words that a type leaves open, its own or those of its parts."""
+    if get_origin(kind) is Literal:
+        return tuple(map(str, get_args(kind)))
+    return tuple(word for part in get_args(kind) for word in words_of(part))
+
+
 def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
     named = where[:-1] if isinstance(where[-1], int) else where
     annotation = _owner(named, root).model_fields[str(named[-1])].annotation
-    parts = get_args(annotation)  # of a list or of what may be left out, its member; of both, that one's
-    entries = (annotation, *parts, *(entry for part in parts for entry in get_args(part)))
-    words = [str(word) for entry in entries if get_origin(entry) is Literal for word in get_args(entry)]
+    words = words_of(annotation)
     given = value if isinstance(value, str) else ""
     near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
     message = f'"{shown(given)}" is not supported' if given else "must be text"
@@ -338,24 +221,26 @@ def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel])
     )
 
 
+_LIMITS: Mapping[type, str] = {
+    annotated_types.Ge: "from {0.ge}",
+    annotated_types.Gt: "above {0.gt}",
+    annotated_types.Le: "to {0.le}",
+    annotated_types.Lt: "below {0.lt}",
+}
+
+
 def _range_of(where: Sequence[int | str], root: type[BaseModel]) -> str | None:
     fields = _owner(where, root).model_fields
     info = next((fields[str(name)] for name in reversed(where[-2:]) if str(name) in fields), None)
     if info is None:
         return None
-    limits: Mapping[type, str] = {
-        annotated_types.Ge: "from {0.ge}",
-        annotated_types.Gt: "above {0.gt}",
-        annotated_types.Le: "to {0.le}",
-        annotated_types.Lt: "below {0.lt}",
-    }
-    words = [limits[type(mark)].format(mark) for mark in _marks_of(info) if type(mark) in limits]
+    words = [_LIMITS[type(mark)].format(mark) for mark in _marks_of(info) if type(mark) in _LIMITS]
     return " ".join(words) or None
 
 
 def _marks_of(info: FieldInfo) -> Sequence[object]:
     """Return the limits of a field; of a number, a list, a range or an object those of the number."""
-    if any(not isinstance(mark, annotated_types.MaxLen) for mark in info.metadata):
+    if any(type(mark) in _LIMITS for mark in info.metadata):
         return info.metadata
     for member in get_args(info.annotation):
         for inner in getattr(member, "__metadata__", ()):

@@ -118,6 +118,13 @@ def test_what_is_found_on_a_mixed_cluster_is_exported_with_the_order_of_its_node
     answer = search(problem, default_profile(problem.cluster, launcher))
     for plan in answer.plans:
         bundle = export(plan, problem, launcher)
+        if launcher_capabilities(launcher).places_stages:
+            hosts = [
+                line.split()[-1] for line in bundle.files["hostfile.txt"].splitlines() if "slots=" in line
+            ]
+            used = len({one.group for one in plan.config.stage_groups}) or 2
+            assert len(set(hosts)) == used, bundle.files["hostfile.txt"]
+            continue
         assert not plan.config.is_placed
         if plan.config.num_gpus > first.gpus_per_node:
             assert any("order of the cluster's groups" in warning for warning in bundle.warnings)

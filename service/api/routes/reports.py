@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.api.deps import READS, Service, ServiceDep, TenantDep, computed
 from meshwright.service.api.problems import declared
+from meshwright.service.db.records import JobRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.report.formatting import configuration_words
@@ -52,12 +53,7 @@ async def job_report(
     job, page = await run_in_threadpool(listed, tenant, job_id)
     if job.num_children is not None:
         raise NotFoundError("a sweep has no report of its own: each of its points has one")
-
-    def made() -> Response:
-        answer = answer_from_json({**(job.answer or {}), "plans": page.items})
-        return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
-
-    return await computed(request, made)
+    return await computed(request, partial(page_of_job, service, tenant, job, page.items, what_if=what_if))
 
 
 @router.get(
@@ -103,6 +99,14 @@ async def plan_timeline(
         return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
 
     return await computed(request, made)
+
+
+def page_of_job(
+    service: Service, tenant: str, job: JobRecord, plans: Sequence[Mapping[str, Any]], *, what_if: bool
+) -> Response:
+    """The report of a job with these plans."""
+    answer = answer_from_json({**(job.answer or {}), "plans": plans})
+    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
 
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:

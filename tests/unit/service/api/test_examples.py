@@ -31,7 +31,8 @@ def described(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def test_every_operation_shows_what_it_takes_and_answers(document: dict[str, Any]) -> None:
     lacking = {name for name, part in described(document) if "example" not in part}
-    assert lacking == {"put /v1/models/{name} 200", "put /v1/clusters/{name} 200"}  # as 201
+    kinds = ("models", "clusters", "gpus")
+    assert lacking == {f"put /v1/{kind}/{{name}} 200" for kind in kinds}  # as 201
 
 
 def test_examples_are_what_the_document_describes(document: dict[str, Any]) -> None:

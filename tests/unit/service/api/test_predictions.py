@@ -249,6 +249,7 @@ SLIPS = {
     "nanotron": ("nanotron.yaml", "batch_accumulation_per_replica", "batch_acumulation_per_replica"),
     "ms-swift": ("plan_args.sh", "--pipeline_model_parallel_size", "--pipeline_model_parallel_szie"),
     "llama-factory": ("llama_factory.yaml", "per_device_train_batch_size", "per_device_train_batchsize"),
+    "flagscale": ("train_plan.yaml", "context_parallel_size", "context_paralel_size"),
 }
 
 
@@ -275,5 +276,8 @@ def test_files_that_are_broken_by_hand_are_refused_with_line_and_what_was_meant(
     gone = answer({name: text for name, text in files.items() if name != file and "0_2" not in name})
     assert file in gone[0]["message"]
     assert "is not next to" in gone[0]["message"]
-    worlds = answer({**files, "launch.sh": files["launch.sh"].replace("NUM_NODES=", "NUM_NODES=1")})
+    hosts, old, new = ("launch.sh", "NUM_NODES=", "NUM_NODES=1")
+    if "hostfile.txt" in files:
+        hosts, old, new = ("hostfile.txt", "slots=8", "slots=7")
+    worlds = answer({**files, hosts: files[hosts].replace(old, new)})
     assert all(one["allowed"] for one in worlds)

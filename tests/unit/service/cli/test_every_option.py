@@ -241,6 +241,8 @@ COMMANDS = {
     "export": Command("--from answer.json", {
         **OF_AN_ANSWER,
         "--launcher-version": "0.2",
+        "--scheduler": "trainjob",
+        "--image": Case("train:1", beside="--scheduler trainjob"),
         "--save-dir": "run",
         "--zip": "run.zip",
         "--force": Case(beside="--save-dir taken"),
@@ -258,6 +260,17 @@ COMMANDS = {
         "--precision": "fp8",
         "--optimizer": "adamw-bf16",
         "--json": Case(base="llama-3.1-8b"),
+    }),
+    "fleet": Command("fleet.json --json", {
+        "file": Case("shorter.json", instead="fleet.json"),
+        "--running": "running.json",
+        "--skip-impossible": Case(base="impossible.json --json"),
+        "--effort": Case("1e9", refused="is too high"),
+        "--seed": Case("--seed -1", refused="greater than or equal to 0"),
+        "--profile": "mine.json",
+        "--out": "starts",
+        "--force": Case(beside="--out taken"),
+        "--json": Case(base="fleet.json"),
     }),
     "report": Command(f"--from answer.json {REPORT}", {
         "plan_or_job": Case("SECOND", base=f"FIRST {REPORT}", instead="FIRST"),
@@ -420,6 +433,13 @@ COMMANDS = {
     "jobs wait": Command("JOB --json", OF_A_JOB),
     "jobs cancel": Command("JOB --json", OF_A_JOB),
     "jobs delete": Command("JOB", {**OF_A_SERVICE, "job_id": Case("OTHER-JOB", instead="JOB")}),
+    "jobs share": Command("JOB --json", {**OF_A_JOB, "--days": "30"}),
+    "jobs links": Command("JOB --json", OF_A_JOB),
+    "jobs unshare": Command("JOB LINK", {
+        **OF_A_SERVICE,
+        "job_id": Case("OTHER-JOB", instead="JOB"),
+        "link_id": Case("OTHER-LINK", instead="LINK"),
+    }),
     "keys create": Command("", {
         **OF_RECORDS, "--tenant": "vision", "--scope": "read", "--title": "mine", "--expires-in-days": "90",
         "--max-cpu-s-per-day": "600",
@@ -479,11 +499,26 @@ def _write_questions(folder: Path) -> None:
         "wider.json": {**MODEL, "ffn_hidden_size": 8192},
         "mine.json": a_calibration("megatron-core"),
         "titan.json": a_calibration("fsdp"),
+        "fleet.json": a_fleet(steps=1000),
+        "shorter.json": a_fleet(steps=500),
+        "impossible.json": a_fleet(steps=1000, least_nodes=9),
+        "running.json": {"now_hours": 1, "jobs": {"first": {"state": "done", "steps_done": 1000}}},
     }
     for name, content in documents.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "train.sh").write_text(TRAIN)
     (folder / "two.sh").write_text(f"{TRAIN}\n{TRAIN} --tensor-model-parallel-size 2\n")
+
+
+def a_fleet(**second: object) -> dict[str, Any]:
+    """Two jobs on two nodes, with fields of the second."""
+    cluster = {"groups": [{**CLUSTER["groups"][0], "num_nodes": 2}]}
+    asked = {name: PROBLEM[name] for name in ("model", "workload", "launcher", "search")}
+    jobs = [
+        {"name": "first", "problem": asked, "steps": 1000},
+        {"name": "second", "problem": asked, **second},
+    ]
+    return {"cluster": cluster, "jobs": jobs}
 
 
 def a_calibration(stack: str) -> dict[str, Any]:
@@ -569,11 +604,14 @@ def place(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plac
         "id": "1" * 32, "state": "succeeded", "created_at": "today", "cancel_requested": False,
         "request": PROBLEM, "links": {"plans": "/"},
     }  # fmt: skip
+    link = {"id": "a1", "path": "/shared/a1", "created_at": "today", "expires_at": "later"}
     replies = {
         "/v1/jobs": {**job, "jobs": [job]},
         "1" * 32: job,
         "2" * 32: {**job, "id": "2" * 32},
         ":cancel": job,
+        "/share-links": {**link, "links": [link]},
+        "LINK": {},
         "/plans": answer,
         "/v1/plans": {"plans": []},
         "/export": {"files": {"launch.sh": ""}, "warnings": []},

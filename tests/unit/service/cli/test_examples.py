@@ -48,8 +48,14 @@ def test_an_example_has_options_and_values_that_its_command_takes(example: str) 
 
 
 def test_a_shell_is_offered_names_of_the_catalog() -> None:
-    assert completing.complete_cluster("dgx-h") == ["dgx-h100", "dgx-h200"]
-    assert "llama-3.1-8b" in completing.complete_model("llama-3.1")
-    assert "h100-sxm-80gb" in completing.complete_gpu("h100")
-    assert {"megatron-lm", "any", "none"} <= set(completing.complete_launcher(""))
-    assert completing.complete_model("no such") == []
+    def offered(option: str, beginning: str) -> list[str]:
+        complete = completing.completion_of(option)
+        assert complete is not None
+        return complete(beginning)
+
+    assert offered("cluster", "dgx-h") == ["dgx-h100", "dgx-h200"]
+    assert "llama-3.1-8b" in offered("model", "llama-3.1")
+    assert "h100-sxm-80gb" in offered("gpu", "h100")
+    assert {"megatron-lm", "any", "none"} <= set(offered("launcher", ""))
+    assert offered("model", "no such") == []
+    assert completing.completion_of("seq_length") is None

@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.service.cli.import_file import ImportRequest, run_import
 from meshwright.service.cli.launch_files import source_of
+from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.problem import Problem
@@ -189,3 +191,33 @@ def test_a_folder_is_read_from_the_script_that_starts_the_run(tmp_path: Path) ->
     assert source_of([tmp_path]).name == "train.sh"
     (tmp_path / "train.sh").unlink()
     assert source_of([tmp_path]).name == "ds.json"
+
+
+def test_the_figures_of_a_gpu_become_a_cluster_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sheet = tmp_path / "our-chip.yaml"
+    sheet.write_text(
+        "memory_gib: 96\nhbm_gb_per_s: 3300\npeak_tflops: {bf16: 900, fp8: 1800}\npower_watts: 650\n"
+    )
+    path = imported(sheet, tmp_path / "c.yaml", num_nodes=4)
+    group = asked(path).cluster.groups[0]
+    assert (group.gpu.slug, group.num_gpus, group.gpu.peak_flops["fp8"]) == ("our-chip", 32, 1800e12)
+    said = capsys.readouterr().err
+    assert "GPU our-chip, 900 TFLOP/s in 16 bits, 96 GiB at 3300 GB/s" in said
+    assert "nearest in the catalog (h100-sxm-80gb)" in said
+    request = read_request(
+        model="llama-3.1-8b", gpu=str(sheet), num_nodes="4", global_batch_size="64", seq_length=4096
+    )
+    typed = parse_problem(request).cluster.groups[0].gpu  # --gpu takes the file as well
+    assert (typed.slug, typed.peak_flops) == ("our-chip", group.gpu.peak_flops)
+
+
+def test_a_format_may_precede_the_file(tmp_path: Path) -> None:
+    sheet = tmp_path / "chip.yaml"
+    sheet.write_text("memory_gib: 96\nhbm_gb_per_s: 3300\n")
+    found = CliRunner().invoke(app, ["import", "gpu", str(sheet)])
+    assert isinstance(found.exception, InvalidProblemError)
+    assert "gpu.peak_flops: is required" in str(found.exception)
+    other = CliRunner().invoke(app, ["import", "gpu", "gpu", str(sheet)])
+    assert "one format and one file" in str(other.exception)

@@ -31,7 +31,7 @@ def test_a_new_folder_holds_exactly_the_files_and_scripts_can_run(tmp_path: Path
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="--save-dir"):
-        save_folder(tmp_path / "run", {**FILES, "missing/folder": ""}, plan_id="7f3a", force=False)
+        save_folder(tmp_path / "run", {**FILES, "train.sh/folder": ""}, plan_id="7f3a", force=False)
     assert names(tmp_path) == []
 
 

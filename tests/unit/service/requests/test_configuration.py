@@ -109,8 +109,9 @@ def test_what_cannot_be_placed_is_refused_with_its_place(
     assert word in found.message
 
 
-def test_stages_are_placed_under_launcher_none_on_unlike_groups_only() -> None:
-    assert "launcher none" in fault({"stage_groups": ON}, launcher="megatron-lm").message
+def test_stages_are_placed_by_launchers_that_can_on_unlike_groups_only() -> None:
+    refused = fault({"stage_groups": ON}, launcher="megatron-lm")
+    assert (refused.allowed or "").startswith("the launchers flagscale, none")
     assert (
         fault({"stage_groups": ON}, cluster={"groups": GROUPS[:1]}).pointer == "/configuration/stage_groups"
     )

@@ -410,7 +410,7 @@ def test_report_and_profile_are_written_while_no_other_tuning_may_work_in_the_fo
 ) -> None:
     problem, _, answer = asked()
     (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
-    (tmp_path / "train.sh").write_text("set -- 100.0 $2\n" + LOGS)
+    (tmp_path / "train.sh").write_text("sleep 0.3\nset -- 100.0 $2\n" + LOGS)  # longer than a step
     folder, refused = tmp_path / "tuning", []
 
     def watched(path: Path, text: str) -> None:
@@ -428,7 +428,7 @@ def test_report_and_profile_are_written_while_no_other_tuning_may_work_in_the_fo
         "--top",
         "1",
         "--budget-gpu-minutes",
-        "0.01",
+        "1",
     )
     assert code == 0, said
     assert refused == ["tuning.md", "profile.json"]

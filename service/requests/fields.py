@@ -1,0 +1,677 @@
+"""One row for each field of a request: its type and range, its option and its question.
+
+Everything that shows or reads a field is made from its row: the schema with OpenAPI and the reference pages
+(``meshwright.service.requests.schema``), the command line (``meshwright.service.cli.options``), the web
+form (``meshwright.service.web.questions``), and its way to the Problem and back
+(``meshwright.service.requests.parse``). Help must show at once: nothing here loads the solver or pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from meshwright.profiles.optimizers import OPTIMIZERS
+
+MAX_RANK = 65_536  # no hidden size so far exceeds it
+MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
+MAX_TOP_K = 10_000
+MAX_TIME_LIMIT_S = 86_400.0
+MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewer variables
+MAX_CONSTRAINTS = 32
+MAX_BATCH = 2**31 - 1
+MAX_TOKENS = 10**18
+
+Choices = tuple[tuple[str, str], ...]
+# How a form takes a value; "named": p50=900, p100=8192.
+Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "named"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How the command line states a field."""
+
+    help: str
+    group: str = ""  # heading of the help
+    default: str = ""  # in words, where it is not the field's
+    name: str = ""  # where it is not the field's
+    kind: type = str  # of one value, as it is typed
+    repeats: bool = False  # --pin tp=8 --pin pp=4
+    switch: bool = False  # --pareto, without --no-pareto
+    metavar: str | None = None
+    completes: str = ""  # function of meshwright.profiles that lists the values, as module:function
+    more: tuple[str, ...] = ()  # completed in addition
+    takers: Literal["all", "searches", "rankings", ""] = ""  # commands; by default: searches for search.*
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """How the web form asks for a field."""
+
+    part: Literal["first", "config", "documents", "limits", "run"]
+    label: str
+    name: str = ""  # where it is not the field's
+    kind: Kind = "text"
+    hint: str = ""
+    default: str = ""  # where it is not the field's
+    choices: Choices = ()  # by default the words of the field's type
+    unset: str = ""  # words of a first choice that leaves the field out
+    suggestions: str = ""
+    required: bool = False
+    placeholder: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestField:
+    """One field, or a part of one that has an option or a question of its own."""
+
+    path: str  # workload.seq_length
+    type: object = (
+        None  # a type, or the name of one in ``schema.TYPES``; None: of a part, checked where it is read
+    )
+    about: str = ""
+    default: object = ...  # a type makes an empty value; ``...``: required
+    limits: Mapping[str, object] = field(default_factory=dict)  # arguments of pydantic's Field: ge, le, …
+    # Left out of the canonical request where it has its default. True for every field that is added, so
+    # that digests of stored problems stay; False for those that were always written.
+    sparse: bool = False
+    option: Option | None = None
+    question: Question | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def section(self) -> str:
+        """Return the path without the name; empty: the request itself."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def takers(self) -> str:
+        """Return which commands take the option."""
+        of_search = "searches" if self.section == "search" else "all"
+        return (self.option.takers if self.option else "") or of_search
+
+    @property
+    def default_words(self) -> str:
+        """Return the default of the option as help states it."""
+        if self.option and self.option.default:
+            return self.option.default
+        if self.default is ...:
+            return "required"
+        return "none" if self.default in (None, list, dict) else f"{self.default}".removesuffix(".0")
+
+
+COMMON, MODEL, CLUSTER = "Common options", "Model and data", "Cluster and software"
+SEARCH, SIZES, WHOLE_RUN = "Search", "Sizes", "Whole run"
+COUNTS = "N|N,N|LOW:HIGH"
+
+FIELDS = (
+    RequestField(
+        path="model",
+        type="NamedObject",
+        about="a catalog name, alone or as name, an inline shape or a Hugging Face config",
+        limits={"json_schema_extra": {"type": ["object", "string"]}},
+        option=Option(
+            group=COMMON,
+            help="Catalog name, Hugging Face id, or config.json (./PATH).",
+            completes="library:model_names",
+        ),
+        question=Question(
+            part="config",
+            name="config",
+            label="config.json of a model on Hugging Face",
+            kind="json",
+            hint="Drop the file, or paste it. It takes the place of the name above.",
+        ),
+    ),
+    RequestField(
+        path="model.name",
+        question=Question(
+            part="first",
+            name="model",
+            label="Model",
+            suggestions="models",
+            required=True,
+            default="llama-3.1-70b",
+            hint="catalog name, Hugging Face id, or one of your own",
+        ),
+    ),
+    RequestField(
+        path="cluster",
+        type="NamedObject",
+        about="a catalog name, alone or with num_nodes, or node groups inline",
+        limits={"json_schema_extra": {"type": ["object", "string"]}},
+        option=Option(
+            group=COMMON,
+            help="Catalog name, or a cluster file.",
+            default="required, or --gpu",
+            completes="library:cluster_names",
+        ),
+    ),
+    RequestField(
+        path="cluster.name",
+        question=Question(
+            part="first",
+            name="cluster",
+            label="Cluster",
+            suggestions="clusters",
+            required=True,
+            default="dgx-h100",
+            hint="node type",
+        ),
+    ),
+    RequestField(
+        path="cluster.groups",
+        option=Option(
+            group=COMMON,
+            name="gpu",
+            help="GPU type, instead of --cluster.",
+            default="none",
+            completes="library:gpu_names",
+        ),
+    ),
+    RequestField(
+        path="cluster.num_nodes",
+        option=Option(
+            group=COMMON,
+            help="Number of nodes; a list or range lets the search choose.",
+            default="1",
+            metavar=COUNTS,
+        ),
+        question=Question(part="first", label="Nodes", kind="number", default="16"),
+    ),
+    RequestField(
+        path="cluster.gpus_per_node",
+        option=Option(
+            group=CLUSTER, help="GPUs of one node, with --gpu.", default="as its usual node", kind=int
+        ),
+    ),
+    RequestField(path="workload", type="WorkloadRequest"),
+    RequestField(
+        path="workload.global_batch_size",
+        type="Batches",
+        about="sequences per optimizer step: one number, a list, or a range by doubling",
+        option=Option(group=COMMON, help="Sequences per optimizer step.", metavar=COUNTS),
+        question=Question(
+            part="first",
+            name="batch",
+            label="Batch",
+            kind="numbers",
+            default="512",
+            hint="sequences per step; several with commas",
+            required=True,
+        ),
+    ),
+    RequestField(
+        path="workload.seq_length",
+        type=int,
+        about="tokens per sequence",
+        limits={"ge": 1, "le": MAX_SEQ_LENGTH},
+        option=Option(group=COMMON, help="Tokens per sequence.", kind=int),
+        question=Question(
+            part="first",
+            label="Sequence length",
+            kind="number",
+            default="8192",
+            hint="tokens",
+            required=True,
+        ),
+    ),
+    RequestField(
+        path="workload.precision",
+        type=Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"],
+        default="bf16",
+        about="fp32 multiplies in TF32 where the GPU has it (tf32_products of framework_options); "
+        "mxfp8 and nvfp4 mean fp8 with the recipe of that name "
+        "(precision_recipe of framework_options)",
+        option=Option(group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
+        question=Question(part="first", label="Precision", kind="choice"),
+    ),
+    RequestField(
+        path="workload.optimizer",
+        type="Optimizer",
+        default="adamw",
+        option=Option(group=MODEL, help=f"{', '.join(OPTIMIZERS)}."),
+        question=Question(part="first", label="Optimizer", kind="choice"),
+    ),
+    RequestField(
+        path="workload.optimizer_rank",
+        type=int,
+        default=0,
+        limits={"ge": 0, "le": MAX_RANK},
+        about="rank of GaLore's projection; 0: a quarter of the hidden size",
+    ),
+    RequestField(
+        path="workload.lora_rank",
+        type=int,
+        default=0,
+        limits={"ge": 0, "le": MAX_RANK},
+        about="rank of LoRA adapters; 0 trains all weights",
+        option=Option(group=MODEL, help="LoRA rank; 0 trains the full model.", kind=int),
+    ),
+    RequestField(
+        path="workload.lora_targets",
+        type="LoraTargets",
+        default=None,
+        about="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
+        "ones, routed experts among them, or transformers' single ones; null: attention's, as the launcher "
+        "names them",
+        option=Option(
+            group=MODEL,
+            name="lora_target",
+            help="Modules that LoRA adapts, e.g. q_proj.",
+            default="attention's",
+            repeats=True,
+            metavar="NAME",
+        ),
+    ),
+    RequestField(
+        path="workload.base_precision",
+        type="BasePrecision",
+        default="bf16",
+        sparse=True,
+        about="storage of the frozen weights, where lora_rank > 0: all in bf16 or fp32, or its linear "
+        "layers in int8 or nf4 as bitsandbytes keeps them (LLM.int8, QLoRA), nf4's scales quantised again "
+        "under nf4-double",
+        option=Option(
+            group=MODEL,
+            help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA).",
+        ),
+    ),
+    RequestField(
+        path="workload.trained_modules",
+        type="TrainedModules",
+        default=[],
+        sparse=True,
+        about="modules trained in full next to adapters (lora_rank > 0), by Llama's names: a copy "
+        "of each, as peft's modules_to_save makes it; norm is every norm",
+        option=Option(
+            group=MODEL,
+            name="trained_module",
+            help="Modules trained in full next to LoRA: embed_tokens, lm_head, norm.",
+            default="none",
+            repeats=True,
+            metavar="NAME",
+        ),
+    ),
+    RequestField(
+        path="workload.lengths",
+        type="Object",
+        default=None,
+        sparse=True,
+        limits={"max_length": MAX_NAMES},
+        about="lengths of documents that are not all seq_length long: percentiles "
+        '({"p50": 900, "p100": 8192}) or histogram ([{"length": 900, "share": 0.5}, ...]), and batching, '
+        "packing (the default), padding or padding_to_longest",
+        option=Option(
+            group=MODEL,
+            help="Document lengths: percentiles (p50=900,p100=8192) or a file.",
+            default="full sequences",
+            metavar="FILE|pN=N,…",
+        ),
+    ),
+    RequestField(
+        path="workload.lengths.percentiles",
+        question=Question(
+            part="documents",
+            name="lengths",
+            label="Tokens of a document",
+            kind="named",
+            placeholder="p50=900, p90=4000, p100=8192",
+            hint="percentiles; p100, the longest, must be among them",
+        ),
+    ),
+    RequestField(
+        path="workload.lengths.batching",
+        option=Option(
+            group=MODEL,
+            help="How documents become sequences: packing, padding or padding_to_longest.",
+            default="packing",
+        ),
+        question=Question(
+            part="documents",
+            label="Sequences are made by",
+            kind="choice",
+            unset="full length",
+            choices=(
+                ("packing", "packing"),
+                ("padding", "padding"),
+                ("padding_to_longest", "padding_to_longest"),
+            ),
+        ),
+    ),
+    RequestField(
+        path="workload.framework_options",
+        type="Overrides",
+        default=dict,
+        limits={"max_length": MAX_NAMES},
+        about="overrides of the framework's facts, e.g. gradient_dtype",
+    ),
+    RequestField(
+        path="workload.total_tokens",
+        type=int,
+        default=None,
+        limits={"ge": 1, "le": MAX_TOKENS},
+        about="tokens in the whole run",
+        option=Option(
+            group=WHOLE_RUN,
+            help="Tokens in the whole training run, e.g. 15e12.",
+            kind=float,
+            takers="searches",
+        ),
+    ),
+    RequestField(
+        path="launcher",
+        type=str,
+        default=None,
+        limits={"max_length": 64},
+        about="the framework that trains, any or none; without it the first that can express the "
+        "model, which is megatron-lm for most",
+        option=Option(
+            group=COMMON,
+            help="megatron-lm, torchtitan, …, any or none.",
+            default="the first that can express the model",
+            completes="capabilities:launcher_names",
+            more=("any", "none"),
+        ),
+        question=Question(
+            part="first",
+            label="Launcher",
+            kind="choice",
+            unset="automatic",
+            hint="framework to run; automatic: the first that can express the model",
+        ),
+    ),
+    RequestField(
+        path="stack",
+        type=str,
+        default=None,
+        sparse=True,
+        limits={"max_length": 64},
+        about="an older software stack to price the launcher as, such as megatron-lm-2021 or fsdp1",
+        option=Option(
+            group=CLUSTER,
+            help="An older software stack to price the launcher as: megatron-lm-2021, fsdp1, …",
+            default="the current one",
+            completes="frameworks:framework_names",
+        ),
+    ),
+    RequestField(path="search", type="SearchRequest", default=dict),
+    RequestField(
+        path="search.objective",
+        type="Objective",
+        default="step_time",
+        option=Option(
+            group=SEARCH, help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token or energy_per_token."
+        ),
+        question=Question(
+            part="limits",
+            label="Look for",
+            kind="choice",
+            choices=(
+                ("step_time", "shortest step"),
+                ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
+                ("gpu_hours_per_token", "fewest GPU hours per token"),
+                ("energy_per_token", "least energy per token"),
+            ),
+        ),
+    ),
+    RequestField(
+        path="search.top_k",
+        type=int,
+        default=10,
+        limits={"ge": 1, "le": MAX_TOP_K},
+        about="number of plans to rank",
+        option=Option(group=SEARCH, help="Number of plans to rank.", kind=int, takers="rankings"),
+        question=Question(part="limits", label="Plans", kind="number", hint="how many are ranked"),
+    ),
+    RequestField(
+        path="search.diverse",
+        type=bool,
+        default=True,
+        about="the best plan of each mesh, not variants of one mesh in ZeRO stage and micro-batch",
+        option=Option(
+            group=SEARCH,
+            help="The best plan of each mesh first, or layouts that differ in ZeRO stage and micro-batch "
+            "alone as well.",
+            default="--diverse",
+            kind=bool,
+            takers="rankings",
+        ),
+    ),
+    RequestField(
+        path="search.baseline",
+        type="Object",
+        default=None,
+        sparse=True,
+        about="your own configuration, priced and ranked with the plans",
+        option=Option(
+            group=SEARCH,
+            help="File of your configuration, to rank it.",
+            kind=Path,
+            takers="rankings",
+        ),
+    ),
+    RequestField(
+        path="search.time_limit_s",
+        type=float,
+        default=30.0,
+        limits={"gt": 0, "le": MAX_TIME_LIMIT_S},
+        option=Option(group=SEARCH, help="Seconds the search may take.", kind=float),
+        question=Question(part="limits", label="Time limit", kind="number", hint="seconds of search"),
+    ),
+    RequestField(
+        path="search.seed",
+        type=int,
+        default=0,
+        limits={"ge": 0, "le": 2**31 - 1},
+        option=Option(group=SEARCH, help="Random seed; the same seed gives the same answer.", kind=int),
+    ),
+    RequestField(
+        path="search.certify",
+        type="Certify",
+        default="cp-sat",
+        option=Option(
+            group=SEARCH, help="Judge that proves plans: none, cp-sat (the best plan) or cp-sat-all."
+        ),
+        question=Question(
+            part="limits",
+            label="Certify",
+            kind="choice",
+            choices=(("cp-sat", "best plan"), ("cp-sat-all", "every plan"), ("none", "no plan")),
+            hint="confirm the search's proof with a second solver",
+        ),
+    ),
+    RequestField(
+        path="search.max_out_of_memory_probability",
+        type=float,
+        default=0.01,
+        limits={"gt": 0, "lt": 1},
+        option=Option(
+            group=SEARCH,
+            name="max_oom_probability",
+            help="Highest acceptable probability of running out of memory.",
+            kind=float,
+            takers="all",
+        ),
+        question=Question(
+            part="limits",
+            name="risk",
+            label="Accepted risk",
+            kind="number",
+            hint="highest acceptable probability of running out of memory",
+        ),
+    ),
+    RequestField(
+        path="search.gpus",
+        type=Literal["all", "fewest"],
+        default="all",
+        about="fewest: on the smallest number of nodes that has a plan",
+        option=Option(
+            group=CLUSTER, help="Use all GPUs, or the fewest that fit a plan.", metavar="all|fewest"
+        ),
+        question=Question(
+            part="limits",
+            label="GPUs",
+            kind="choice",
+            choices=(("all", "all of them"), ("fewest", "the fewest that fit a plan")),
+        ),
+    ),
+    RequestField(
+        path="search.num_nodes",
+        type="NodeCounts",
+        default=None,
+        about="numbers of nodes that a plan may use; default: all of the cluster",
+    ),
+    RequestField(
+        path="search.reserve_nodes",
+        type=int,
+        default=0,
+        limits={"ge": 0, "le": MAX_BATCH},
+        about="nodes that are kept spare",
+        option=Option(group=CLUSTER, help="Number of nodes kept spare.", kind=int, takers="all"),
+    ),
+    RequestField(
+        path="search.deadline_days",
+        type=float,
+        default=None,
+        limits={"gt": 0},
+        about="days in which to train workload.total_tokens",
+        option=Option(group=WHOLE_RUN, help="Finish --total-tokens within this many days.", kind=float),
+    ),
+    RequestField(
+        path="search.gpu_hour_price",
+        type=float,
+        default=None,
+        limits={"ge": 0},
+        about="price of one GPU-hour in any currency",
+        option=Option(group=WHOLE_RUN, help="Price of one GPU-hour, to report cost.", kind=float),
+    ),
+    RequestField(path="search.reliability", type="ReliabilityRequest", default=dict),
+    RequestField(
+        path="search.pin",
+        type="Pins",
+        default=dict,
+        limits={"max_length": MAX_NAMES},
+        about="variable: its only value; stage_layers: the layers of each chunk",
+        option=Option(
+            group=SIZES,
+            help="Fix a size: tensor_parallel_size, pipeline_parallel_size, … or tp, pp, ….",
+            repeats=True,
+            metavar="NAME=VALUE",
+        ),
+    ),
+    RequestField(
+        path="search.bounds",
+        type="Bounds",
+        default=dict,
+        limits={"max_length": MAX_NAMES},
+        about="variable: [lowest, highest], both included",
+        option=Option(
+            group=SIZES,
+            name="bound",
+            help="Lower and upper bound, inclusive: mbs=1:4.",
+            repeats=True,
+            metavar="NAME=LOW:HIGH",
+        ),
+    ),
+    RequestField(
+        path="search.forbid",
+        type="Prohibitions",
+        default=dict,
+        limits={"max_length": MAX_NAMES},
+        about="variable: values to avoid",
+        option=Option(group=SIZES, help="Values to avoid: tp=8.", repeats=True, metavar="NAME=V[,V]"),
+    ),
+    RequestField(
+        path="search.allow",
+        type="Allowed",
+        default=list,
+        limits={"max_length": MAX_NAMES},
+        about="searched in addition to the switches that a stock installation of the launcher runs: "
+        "offload, fp8, other optimizers, a switch with its settings that need a package, or all such "
+        "settings by switches; none: no switch but those that are named",
+        option=Option(
+            group=SIZES,
+            help="Search offload, fp8, an optimizer or a switch too; switches: all, also those that need a "
+            "package; none: no switch.",
+            default="the switches that a stock launcher runs",
+            repeats=True,
+            metavar="NAME",
+        ),
+        question=Question(
+            part="limits",
+            label="Also try",
+            kind="checks",
+            hint="in addition to the switches that a stock launcher runs; none: no switch but those named; "
+            "switches: those that need a package, too",
+        ),
+    ),
+    RequestField(
+        path="search.constraints",
+        type="Constraints",
+        default=list,
+        limits={"max_length": MAX_CONSTRAINTS},
+        about="expressions that must hold, e.g. zero_stage == 3 => pipeline_parallel_size == 1",
+        option=Option(
+            group=SIZES,
+            name="constraint",
+            help="Constraint that every plan must meet: 'tp * cp <= 8'.",
+            repeats=True,
+            metavar="EXPRESSION",
+        ),
+        question=Question(
+            part="limits",
+            label="Constraints",
+            kind="lines",
+            hint="one on each line",
+            placeholder="zero_stage == 3 => pipeline_parallel_size == 1",
+        ),
+    ),
+    RequestField(
+        path="search.pareto",
+        type=bool,
+        default=False,
+        about="also report the Pareto front of step time and peak memory",
+        option=Option(
+            group=SEARCH,
+            help="Also report the Pareto front of step time and memory.",
+            default="off",
+            kind=bool,
+            switch=True,
+            takers="rankings",
+        ),
+        question=Question(
+            part="limits",
+            label="Time against memory too",
+            kind="check",
+            hint="the whole trade-off between step time and peak memory",
+        ),
+    ),
+    RequestField(
+        path="profile",
+        type=str,
+        default=None,
+        sparse=True,
+        limits={"min_length": 1, "max_length": 200},
+        about="id of a stored profile; `latest`, the default: what the service has learnt of this "
+        "cluster; `catalog`: the catalog alone; in a problem file, the path of a profile file",
+        question=Question(
+            part="run",
+            label="Profile",
+            suggestions="profiles",
+            hint="id of a calibration or a measured profile",
+        ),
+    ),
+)
+OPTIONS: Mapping[str, RequestField] = {one.option.name or one.name: one for one in FIELDS if one.option}
+
+
+def options_of(takers: str) -> frozenset[str]:
+    """Return the options that such commands alone take."""
+    return frozenset(name for name, one in OPTIONS.items() if one.takers == takers)

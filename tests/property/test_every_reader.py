@@ -1,0 +1,260 @@
+"""Two properties of every reader, over every value of every reviewed export.
+
+A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
+a value that cannot be evaluated is refused with its line, or is harmless.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import looks_like_document
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.blind_spots import Change, changes
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+_TRAINER = ("transformers", "accelerate")
+# The file that is read, and the programs with tables of its arguments.
+READ: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "accelerate": ("accelerate.yaml", ("accelerate",)),
+    "axolotl": ("axolotl.yaml", ("axolotl", *_TRAINER)),
+    "deepspeed": ("ds_config.json", ("deepspeed",)),
+    "llama_factory": ("llama_factory.yaml", ("llama-factory", "megatron-core", "transformers")),
+    "llama_factory_accelerate": ("llama_factory_train.yaml", ("llama-factory", *_TRAINER)),
+    "megatron_bridge": ("launch.sh", ("megatron-bridge", "megatron-core")),
+    "megatron_lm": ("launch.sh", ("megatron-lm",)),
+    "ms_swift": ("launch.sh", ("ms-swift", "megatron-core", "transformers")),
+    "nanotron": ("nanotron.yaml", ("nanotron",)),
+    "torchtitan": ("torchtitan_0_2.toml", ("torchtitan",)),
+    "trl": ("trl_sft.yaml", ("trl", *_TRAINER)),
+}
+# Arguments with values of which another one leads to the same prediction, and why.
+_EITHER = "either of two arguments with the same value turns it on"
+_CHECKPOINTS = "of checkpoints"
+_ROUTER = "products of the router are priced in fp32; they are less than a thousandth of a layer's"
+_CASTS = "bf16 and fp16 of the arguments decide before accelerate's mixed_precision and the loaded type"
+_FULL = "it does nothing under full recomputation"
+SAME: Mapping[str, Mapping[str, str]] = {
+    "axolotl": {
+        "fp16": "bf16 decides where both are on (utils/config, resolve_dtype)",
+        "optimizer": "AdamW of one kernel or of many costs the same",
+    },
+    "llama_factory": {
+        "additional_configs.rotary_scaling_factor": "a factor of rotary angles costs nothing",
+        "apply_rope_fusion": "listed where it is off; the price has no kernel of its own for it",
+        "recompute_modules": _FULL,
+        "moe_router_dtype": _ROUTER,
+    },
+    "llama_factory_accelerate": {
+        "mixed_precision": _CASTS,
+        "bf16": "accelerate's mixed_precision says the same",
+        "disable_gradient_checkpointing": "accelerate's fsdp_activation_checkpointing says the same",
+        "neat_packing": "documents of no stated length attend as far as their sequence",
+        "optim": "AdamW of one kernel or of many costs the same",
+        "pure_bf16": "FSDP2 casts trained weights up",
+    },
+    "megatron_bridge": {
+        "model.tp_comm_overlap": "it does nothing at tp 1",
+        "model.virtual_pipeline_model_parallel_size": "pipeline_model_parallel_layout states the chunks",
+        "ddp.use_distributed_optimizer": _EITHER,
+        "optimizer.use_distributed_optimizer": _EITHER,
+        "optimizer.use_precision_aware_optimizer": "with moments in fp32 it keeps the same bytes",
+        "checkpoint.ckpt_format": _CHECKPOINTS,
+        "checkpoint.dist_ckpt_optim_fully_reshardable": _CHECKPOINTS,
+        "model.recompute_num_layers": "layers that are recomputed in groups are priced as each alone",
+        "model.overlap_moe_expert_parallel_comm": "it does nothing in a pipeline without virtual stages",
+        "model.moe_router_dtype": _ROUTER,
+        "mixed_precision": "its parts are stated one by one behind it",
+        "model.add_qkv_bias": "latent attention has no such bias",
+        "model.recompute_modules": _FULL,
+        "ddp.overlap_param_gather": "Megatron's FSDP gathers weights by itself",
+        "ddp.use_megatron_fsdp": _EITHER,
+        "dist.use_megatron_fsdp": _EITHER,
+    },
+    "megatron_lm": {
+        "--recompute-num-layers": "layers that are recomputed in groups are priced as each alone",
+        "--make-vocab-size-divisible-by": "the vocabulary is a multiple of either",
+        "--use-distributed-optimizer": "Megatron's FSDP implies it",
+        "--overlap-param-gather": "Megatron's FSDP gathers weights by itself",
+    },
+    "ms_swift": {
+        "--torch_dtype": "--bf16 decides before it",
+        "--recompute_num_layers": "layers that are recomputed in groups are priced as each alone",
+        "--moe_router_dtype": _ROUTER,
+    },
+    "nanotron": {
+        "model.make_vocab_size_divisible_by": "the vocabulary is a multiple of either",
+        "model.model_config.is_qwen2_config": "its layers are Llama's, but for biases stated apart",
+        "parallelism.pp_engine": "one stage has no schedule",
+    },
+    "torchtitan": {
+        "model.name": "the header states the model, whatever name the code registers it by",
+        "model.flavor": "the header states the model, whatever name the code registers it by",
+    },
+    "trl": {
+        "mixed_precision": _CASTS,
+        "dtype": _CASTS,
+        "optim": "AdamW of one kernel or of many costs the same",
+        "attn_implementation": "rings of context parallelism have an attention of their own",
+    },
+}  # fmt: skip
+# Files next to the one that is read, of which it reads nothing but the shape in the header.
+_BESIDE = re.compile(r".*\.py|(?:accelerate|config)\.yaml")
+CASES = [
+    (launcher, folder.name)
+    for launcher, (main, _) in READ.items()
+    for folder in sorted((GOLDEN / launcher).iterdir())
+    if any((folder / f"{main}{end}").is_file() for end in ("", ".txt"))
+]
+UNKNOWN = '"$(date +%s)"'
+
+
+@cache
+def files_of(launcher: str, name: str) -> dict[str, str]:
+    folder = GOLDEN / launcher / name
+    paths = [path for path in folder.iterdir() if path.is_file()]
+    return {path.name.removesuffix(".txt"): path.read_text("utf-8") for path in paths}
+
+
+def read(launcher: str, files: Mapping[str, str]) -> LaunchFile:
+    main = READ[launcher][0]
+    return read_launch_files(Source(name=main, text=files[main], files=dict(files)), Overrides())
+
+
+def answer(found: LaunchFile) -> object:
+    return (
+        found.model, found.workload, found.configuration, found.num_nodes, found.gpus_per_node,
+        found.batch_ramp,
+    )  # fmt: skip
+
+
+def file_of(change: Change, usual: Mapping[str, str]) -> str:
+    (name,) = (name for name, text in change.files.items() if text != usual[name])
+    return name
+
+
+def tried(launcher: str, name: str) -> Iterator[tuple[str, Change]]:
+    """Yield every change of a file that is read, with the name of that file."""
+    usual, main = files_of(launcher, name), READ[launcher][0]
+    for change in changes(usual):
+        if change.files == usual:
+            continue  # a switch: its line was taken out, or there is no other word
+        file = file_of(change, usual)
+        if file == main or not _BESIDE.fullmatch(file) or launcher in ("trl", "llama_factory_accelerate"):
+            yield file, change
+
+
+@pytest.mark.parametrize(("launcher", "name"), CASES)
+def test_a_changed_value_changes_the_answer_or_is_refused_noted_or_harmless(
+    launcher: str, name: str
+) -> None:
+    usual, names = answer(read(launcher, files_of(launcher, name))), flag_names(*READ[launcher][1])
+    every, ignored = list(tried(launcher, name)), []
+    for _, change in every:
+        try:
+            found = read(launcher, change.files)
+        except InvalidProblemError:
+            continue
+        said = " ".join((*found.notes, *found.unread))
+        last = change.key.rpartition(".")[2].lstrip("-")
+        noted = last in said or f"--{last.replace('_', '-')}" in said
+        free = names.is_free(change.key) or change.key in SAME.get(launcher, {})
+        if answer(found) == usual and not (noted or free):
+            ignored.append(str(change))
+    assert every
+    assert ignored == []
+
+
+@pytest.mark.parametrize("launcher", sorted(SAME))
+def test_every_exception_is_needed(launcher: str) -> None:
+    names = [name for one, name in CASES if one == launcher]
+    keys = {change.key for name in names for _, change in tried(launcher, name)}
+    assert SAME[launcher].keys() <= keys
+
+
+def with_unknown(text: str, place: int) -> str:
+    """Return a file with a value of one of its lines that only a running shell knows."""
+    lines = text.splitlines()
+    lines[place] = re.sub(
+        r"^(\s*(?:--[\w.-]+ |[\w.]+=))\S.*$", rf"\g<1>{UNKNOWN}", lines[place].replace("'", "")
+    )
+    return "\n".join([*lines, ""])
+
+
+ARGUMENTS = {
+    "megatron_bridge": "plan_args.sh",
+    "megatron_lm": "megatron_args.sh",
+    "ms_swift": "plan_args.sh",
+}
+SCRIPTS = [(launcher, name) for launcher, name in CASES if launcher in ARGUMENTS]
+
+
+@pytest.mark.parametrize(("launcher", "name"), SCRIPTS)
+def test_a_value_that_cannot_be_evaluated_is_refused_with_its_line_or_is_harmless(
+    launcher: str, name: str
+) -> None:
+    usual, file = files_of(launcher, name), ARGUMENTS[launcher]
+    tries = [
+        (argument, place + 1, usual | {file: text})
+        for place, line in enumerate(usual[file].splitlines())
+        if UNKNOWN in (text := with_unknown(usual[file], place))
+        and not ((argument := argument_of(line)) == "mixed_precision" and line.endswith("=null"))
+    ]  # where mixed_precision is null, the next line states it again
+    require_refused_or_harmless(launcher, tries)
+
+
+def argument_of(line: str) -> str:
+    """The name that a line of a script states."""
+    return line.strip().partition(" ")[0].partition("=")[0].strip("'")
+
+
+def require_refused_or_harmless(launcher: str, tries: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
+    """Require of names, lines and files that each is refused with its line, or its name is harmless."""
+    names, wrong, refused = flag_names(*READ[launcher][1]), [], 0
+    for name, line, files in tries:
+        try:
+            read(launcher, files)
+        except InvalidProblemError as fault:
+            refused += 1
+            if not any(f"line {line}" in one.sentence() for one in fault.errors):
+                wrong.append(f"{name}: {fault}")
+        else:
+            if not names.is_free(name):
+                wrong.append(f"{name}: read")
+    assert refused > 0
+    assert wrong == []
+
+
+DOCUMENTS = [(launcher, name) for launcher, name in CASES if launcher not in ARGUMENTS]
+
+
+@pytest.mark.parametrize(("launcher", "name"), DOCUMENTS)
+def test_a_placeholder_in_a_document_is_refused_with_its_line_or_is_harmless(
+    launcher: str, name: str
+) -> None:
+    main, usual = READ[launcher][0], files_of(launcher, name)
+    require_refused_or_harmless(
+        launcher,
+        ((found, line, usual | {main: text}) for found, line, text in with_placeholders(main, usual[main])),
+    )
+
+
+VALUE = re.compile(r'(\s*"?[\w.]+"?\s*[:=]\s*)([^\s{\[#,][^{\[#]*?)(,?\s*)')
+
+
+def with_placeholders(file: str, text: str) -> Iterator[tuple[str, int, str]]:
+    """Yield a name, its line and the document with ``${VALUE}`` as its value, for each one-line value."""
+    lines = text.splitlines()
+    for name, found in looks_like_document(Source(name=file, text=text)).items():
+        match = VALUE.fullmatch(lines[found.line - 1]) if found.line else None
+        if match is not None:
+            line = f'{match[1]}"${{VALUE}}"{match[3]}'
+            yield name, found.line, "\n".join([*lines[: found.line - 1], line, *lines[found.line :], ""])
