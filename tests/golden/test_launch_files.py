@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -63,6 +64,8 @@ def test_every_file_is_read_by_a_parser_of_its_kind(launcher: str, name: str) ->
             assert text.startswith("# Plan ")
         elif path.suffix == ".toml":
             tomllib.loads(text)
+        elif path.name == "hostfile.txt":
+            assert all(re.fullmatch(r"#.*|host\d+ slots=\d+ type=\S+", line) for line in text.splitlines())
         else:
             ast.parse(text)
 

@@ -47,12 +47,14 @@ def asked(folder: Path, launcher: str, batch: int) -> dict[str, Any]:
     return problem
 
 
-def reported(url: str, folder: Path) -> tuple[Choice, float]:
-    """What the start has chosen, and the step time that it has told."""
+def reported(url: str, folder: Path, printed: str) -> tuple[Choice, float]:
+    """What the start has chosen, and the step time that it has reported."""
     choice = read_choice(folder / "run" / CHOICE)
     assert choice is not None
     with Client(url) as service:
-        (plan,) = [one for one in service.find_plans(measured=True) if one.job_id == choice.job_id]
+        found = [one for one in service.find_plans(measured=True) if one.job_id == choice.job_id]
+    assert len(found) == 1, printed
+    (plan,) = found
     assert plan.plan_id == choice.plan_id
     assert plan.measured is not None
     assert plan.measured.step_time_s
@@ -66,14 +68,17 @@ def reported(url: str, folder: Path) -> tuple[Choice, float]:
 def test_trainers_start_with_a_plan_and_tell_what_their_steps_take(
     tmp_path: Path, url: str, script: str, batch: int
 ) -> None:
-    asked(tmp_path, "accelerate", batch)
+    problem = asked(tmp_path, "accelerate", batch)
+    # The examples train a single layer: as many tokens of the whole model would be refused as too fast.
+    problem["workload"]["seq_length"] = 4
+    (tmp_path / "problem.json").write_text(json.dumps(problem))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     paths = {"PYTHONPATH": PATHS, "MESHWRIGHT_URL": url, "CUDA_VISIBLE_DEVICES": ""}
-    output_of(
+    printed = output_of(
         [*torchrun, str(EXAMPLES / script), "problem.json", "run"], timeout_s=PATIENCE_S, environment=paths,
         cwd=tmp_path,
     )  # fmt: skip
-    choice, step_s = reported(url, tmp_path)
+    choice, step_s = reported(url, tmp_path, printed)
     assert (
         choice.config.data_parallel_size * choice.config.micro_batch_size * choice.config.num_microbatches
         == batch
@@ -97,7 +102,7 @@ def test_torchtitan_is_started_by_its_example_trains_and_is_reported(tmp_path: P
         },
     )  # fmt: skip
     assert "step: 10" in told
-    choice, _ = reported(url, tmp_path)
+    choice, _ = reported(url, tmp_path, told)
     assert choice.launcher == "torchtitan"
 
 

@@ -36,15 +36,16 @@ readonly PLAN_DECIDES=(
     dist.use-tp-pp-dp-mapping mixed-precision model.account-for-embedding-in-pipeline-split
     model.account-for-loss-in-pipeline-split model.activation-func-clamp-value model.add-bias-linear
     model.add-qkv-bias model.apply-layernorm-1p model.attention-backend model.attention-dropout
-    model.bf16 model.context-parallel-size model.cp-comm-type model.cross-entropy-fusion-impl
-    model.cross-entropy-loss-fusion model.cuda-graph-impl model.cuda-graph-modules
-    model.cuda-graph-scope model.decoder-first-pipeline-num-layers
+    model.attention-output-gate model.bf16 model.context-parallel-size model.cp-comm-type
+    model.cross-entropy-fusion-impl model.cross-entropy-loss-fusion model.cuda-graph-impl
+    model.cuda-graph-modules model.cuda-graph-scope model.decoder-first-pipeline-num-layers
     model.decoder-last-pipeline-num-layers model.delay-wgrad-compute model.disable-bias-linear
     model.enable-cuda-graph model.exp-avg-dtype model.exp-avg-sq-dtype
-    model.expert-model-parallel-size model.expert-tensor-parallel-size model.external-cuda-graph
-    model.ffn-hidden-size model.fine-grained-activation-offloading model.fp16 model.fp4-format
-    model.fp4-recipe model.fp8-dot-product-attention model.fp8-format model.fp8-param-gather
-    model.fp8-recipe model.gated-linear-unit model.global-batch-size model.glu-linear-offset
+    model.experimental-attention-variant model.expert-model-parallel-size
+    model.expert-tensor-parallel-size model.external-cuda-graph model.ffn-hidden-size
+    model.fine-grained-activation-offloading model.fp16 model.fp4-format model.fp4-recipe
+    model.fp8-dot-product-attention model.fp8-format model.fp8-param-gather model.fp8-recipe
+    model.gated-linear-unit model.global-batch-size model.glu-linear-offset
     model.grad-reduce-in-bf16 model.group-query-attention model.hidden-dropout model.hidden-size
     model.hierarchical-context-parallel-sizes model.kv-channels model.kv-lora-rank
     model.layernorm-epsilon model.layernorm-zero-centered-gamma model.main-grads-dtype

@@ -69,8 +69,8 @@ readonly PLAN_DECIDES=(
     grad-reduce-in-bf16 group-query-attention heterogeneous-layers-config-encoded-json
     heterogeneous-layers-config-path hidden-dropout hidden-size hierarchical-context-parallel-sizes
     hybrid-context-parallel hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
-    kitchen-config-file kv-channels kv-lora-rank linear-attention-freq main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by max-position-embeddings micro-batch-size
+    kitchen-config-file kv-channels kv-lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
     microbatch-group-size-per-virtual-pipeline-stage moe-aux-loss-coeff moe-enable-deepep
     moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
     moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity

@@ -83,33 +83,32 @@ readonly PLAN_DECIDES=(
     heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path hidden-dropout
     hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel hybrid-layer-pattern
     hybrid-override-pattern is-hybrid-model kitchen-config-file kv-channels kv-lora-rank
-    linear-attention-freq main-grads-dtype main-params-dtype make-vocab-size-divisible-by
-    max-position-embeddings micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
-    moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
-    moe-grouped-gemm moe-latent-size moe-layer-freq moe-layer-recompute
-    moe-pad-expert-input-to-capacity moe-paged-stash moe-permute-fusion
-    moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-group-topk
-    moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
-    moe-router-topk-scaling-factor moe-shared-expert-gate moe-shared-expert-intermediate-size
-    moe-shared-expert-overlap moe-token-dispatcher-type moe-use-upcycling mscale mscale-all-dim
-    mtp-num-layers mtp-use-repeated-layer multi-latent-attention norm-epsilon normalization
-    num-attention-heads num-distributed-optimizer-instances num-experts num-layers
-    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
-    offload-modules offload-optimizer-states optimizer optimizer-cpu-offload
-    optimizer-offload-fraction overlap-grad-reduce overlap-moe-expert-parallel-comm
-    overlap-p2p-communication overlap-param-gather padded-vocab-size perform-rl-step
-    pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank
-    qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations
-    recompute-granularity recompute-method recompute-modules recompute-num-layers
-    reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion rope-scaling-factor rotary-base
-    seq-length sequence-parallel skip-train softmax-type squared-relu step-batch-size-schedule
-    swiglu te-precision-config-file tensor-model-parallel-size tensor-parallel-num-weight-shards
-    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-checkpoint-args
-    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
-    use-mp-args-from-checkpoint-args use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2
-    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yaml-cfg
-    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
-    yarn-original-max-position-embeddings
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep
+    moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
+    moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity
+    moe-paged-stash moe-permute-fusion moe-router-enable-expert-bias moe-router-force-load-balancing
+    moe-router-group-topk moe-router-num-groups moe-router-pre-softmax moe-router-score-function
+    moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-gate
+    moe-shared-expert-intermediate-size moe-shared-expert-overlap moe-token-dispatcher-type
+    moe-use-upcycling mscale mscale-all-dim mtp-num-layers mtp-use-repeated-layer
+    multi-latent-attention norm-epsilon normalization num-attention-heads
+    num-distributed-optimizer-instances num-experts num-layers num-layers-per-virtual-pipeline-stage
+    num-query-groups num-virtual-stages-per-pipeline-rank offload-modules offload-optimizer-states
+    optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
+    overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather
+    padded-vocab-size perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
+    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
+    recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion rope-scaling-factor
+    rotary-base seq-length sequence-parallel skip-train softmax-type squared-relu
+    step-batch-size-schedule swiglu te-precision-config-file tensor-model-parallel-size
+    tensor-parallel-num-weight-shards tp-comm-overlap transformer-impl
+    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-mp-args-from-checkpoint-args
+    use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim
+    vocab-size window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

@@ -33,13 +33,13 @@ fi
 readonly PLAN_DECIDES=(
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias apply-layernorm-1p
-    apply-rope-fusion attention-backend attention-dropout bf16 bias-activation-fusion
-    bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion context-parallel-size
-    cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
-    cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
+    apply-rope-fusion attention-backend attention-dropout attention-output-gate bf16
+    bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
+    context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
+    cuda-graph-impl cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
     decoder-last-pipeline-num-layers delay-wgrad-compute dist-ckpt-optim-fully-reshardable
-    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype expert-model-parallel-size
-    expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
+    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
+    expert-model-parallel-size expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
     fine-grained-activation-offloading fp16 fp4-format fp4-recipe fp8-dot-product-attention
     fp8-format fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
     gradient-accumulation-fusion group-query-attention hidden-dropout hidden-size
