@@ -99,6 +99,8 @@ def recorded(url: str) -> Examples:
         to.ask("GET /livez")
         to.ask("GET /readyz")
     to.found["POST /v1/keys"]["answer"]["token"] = "mw_3f9a1c04be27_…"  # noqa: S105 - not one
+    link = to.found["POST /v1/jobs/{job_id}/share-links"]["answer"]
+    link["path"] = "/shared/ml_5d20c8e1f6a3_…"
     database.close()
     return to.found
 
@@ -109,6 +111,8 @@ def jobs_and_plans(to: Recording, job: str, plan: str) -> None:
     to.ask("GET /v1/jobs/{job_id}", job_id=job)
     progress = {"lost_nodes": 1, "steps_done": 12_000, "steps_total": 50_000, "saved_step": 11_800}
     to.ask("POST /v1/jobs/{job_id}:replan", progress, job_id=job)
+    to.ask("POST /v1/jobs/{job_id}/share-links", {"expires_in_days": 7}, job_id=job)
+    to.ask("GET /v1/jobs/{job_id}/share-links", job_id=job)
     replan = to.ask("GET /v1/jobs/{job_id}/replans", job_id=job)["replans"][0]["id"]
     to.ask("GET /v1/jobs/{job_id}/replans/{replan_id}", job_id=job, replan_id=replan)
     to.ask("GET /v1/plans", query="?sort=step_time_s")
@@ -125,13 +129,14 @@ def jobs_and_plans(to: Recording, job: str, plan: str) -> None:
 
 
 def definitions(to: Recording) -> None:
-    """Keep a model and a cluster of one's own."""
+    """Keep a model, a cluster and a GPU type of one's own."""
     shape = {
         "num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 8192,
         "vocab_size": 50304,
     }  # fmt: skip
     groups = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 4}]}
-    for kind, body in (("models", shape), ("clusters", groups)):
+    chip = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}, "power_watts": 650}
+    for kind, body in (("models", shape), ("clusters", groups), ("gpus", chip)):
         to.ask(f"PUT /v1/{kind}/{{name}}", body, name="in-house")
         to.ask(f"GET /v1/{kind}/{{name}}", name="in-house")
         to.ask(f"GET /v1/{kind}")

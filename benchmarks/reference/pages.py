@@ -26,7 +26,6 @@ from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switche
 from meshwright.service.api import deps
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app
-from meshwright.service.cli.options import read_request
 from meshwright.service.report.formatting import (
     COLUMNS,
     MEMORY_TERMS,
@@ -35,6 +34,7 @@ from meshwright.service.report.formatting import (
     sentence_case,
     words,
 )
+from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.web.callers import DOCUMENT_FORM, QUESTION_FORM
 from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 
@@ -42,7 +42,7 @@ from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 # docs/reference/cli.md: every command with its help, its options and its examples, from the code.
 
 
-SHARED = tuple(name for name in inspect.signature(read_request).parameters if name != "problem")
+SHARED = tuple(OPTIONS)
 _CLI_HEAD = """# Commands
 
 `meshwright COMMAND --help` says the same in a terminal;
@@ -400,7 +400,11 @@ def _cluster() -> list[str]:
         "",
         *_yaml(written),
         "Of a group only `gpu` and `num_nodes` are needed: what is left out is the GPU's usual node's,",
-        "and a warning says so. `bytes_per_s` is of one GPU and one direction; `island_gpus` are joined",
+        "and a warning says so. `gpu` is a name of `meshwright gpus`, or the figures of one that is not",
+        "there: `memory_gib`, `hbm_gb_per_s` and dense `peak_tflops` by precision are needed; `name`,",
+        "`power_watts`, links, `gpus_per_node` and an `architecture` of the catalog may follow",
+        "([a GPU of your own](../howto/own-gpu.md)). `bytes_per_s` (or `gb_per_s`) is of one GPU and one",
+        "direction; `island_gpus` are joined",
         "by the fast link; `host_memory_bytes`, `host_link_bytes_per_s`, `host_memory_bytes_per_s`,",
         "`nvme_bytes`, `nvme_read_bytes_per_s` and `nvme_write_bytes_per_s` (of a whole node but for the",
         "link, which is a GPU's) matter to offloading;",
