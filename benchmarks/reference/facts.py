@@ -13,7 +13,7 @@ from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import fact_sources, launchers_of, model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, StreamsSpec
@@ -133,7 +133,7 @@ def _facts() -> Iterator[tuple[str, str, object]]:
 @cache
 def _models() -> tuple[ModelSpec, ...]:
     """A model of every type as its class has it, and some with switches."""
-    plain = [{"model_type": name, **STATED.get(name, {})} for name in FAMILIES]
+    plain = [{"model_type": name, **STATED.get(name, {})} for name in families()]
     return tuple(model_from_config({**STATED.get(str(one["model_type"]), {}), **one}, name="x")
                  for one in (*_SWITCHED, *plain))  # fmt: skip
 

@@ -10,8 +10,8 @@ from meshwright.profiles.capabilities import (
     launchers_of,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
-from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
+from meshwright.profiles.importers.huggingface_families import families
+from meshwright.profiles.importers.huggingface_keys import config_keys
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
@@ -22,7 +22,7 @@ STATED: dict[str, dict[str, object]] = {
     "bailing_moe": {"moe_intermediate_size": 1408, "use_bias": False},
     "chatglm": {"multi_query_attention": True, "multi_query_group_num": 2},
     "deepseek": {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
-    **{name: {"tie_word_embeddings": False} for name, one in FAMILIES.items() if one.head_of_whole},
+    **{name: {"tie_word_embeddings": False} for name, one in families().items() if one.head_of_whole},
 }
 
 _HEAD = """\
@@ -52,7 +52,7 @@ def models_page() -> str:
         "| model type | " + " | ".join(able.launcher for able in launchers) + " |",
         "|---|" + "---|" * len(launchers),
     ]
-    for model_type in sorted(FAMILIES):
+    for model_type in sorted(families()):
         model = model_from_config({"model_type": model_type, **STATED.get(model_type, {})}, name=model_type)
         cells = [_cell(able, model_type, model) for able in launchers]
         lines.append(f"| `{model_type}` | " + " | ".join(cells) + " |")
@@ -80,4 +80,6 @@ whose layers are those of a planned one is planned under that one's `model_type`
 | model type | why |
 |---|---|
 """
-    return head + "".join(f"| `{name}` | {why} |\n" for name, why in sorted(REFUSED_TYPES.items()))
+    return head + "".join(
+        f"| `{name}` | {why} |\n" for name, why in sorted(config_keys().refused_types.items())
+    )

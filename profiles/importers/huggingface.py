@@ -12,14 +12,11 @@ from math import log
 from typing import Any, cast
 
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import (
-    FIXED,
-    REFUSED_TYPES,
-    SHARED,
-    TOP_K,
     ModelTypeKeys,
     completed,
+    config_keys,
     expert_adapters,
     harmless_reason,
     nearest_words,
@@ -51,12 +48,6 @@ from meshwright.profiles.model_parts import (
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "quick_gelu": "quick_gelu",
-    "xielu": "xielu",
-    # approximations of one function that differ by less than bf16 does
-    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
-}  # fmt: skip
 # Keys of rotary scaling that follow from the others, set how a bound is rounded, or are read elsewhere.
 _OF_SCALING = (
     "long_factor", "short_factor", "rope_type", "type", "rope_theta",
@@ -65,8 +56,6 @@ _OF_SCALING = (
     "mrope_section", "mrope_interleaved",  # axes of positions, which of text are all alike
 )  # fmt: skip
 _ROUNDING = 1e-4  # of a factor that is written down
-_SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
-             "longrope": "longrope", "su": "longrope", "proportional": "proportional"}  # fmt: skip
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
@@ -85,11 +74,11 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     reader = FieldReader(config, "/model")
     model_type = type_of(reader)
     reader.finish()
-    if model_type not in FAMILIES:
-        if model_type not in REFUSED_TYPES or reader.has("text_config"):
-            refuse_unsupported(reader, instead=nearest_words(model_type, tuple(FAMILIES)))
-        refuse_type(model_type, tuple(FAMILIES))
-    family = with_own_names(model_type, FAMILIES[model_type])
+    if model_type not in families():
+        if model_type not in config_keys().refused_types or reader.has("text_config"):
+            refuse_unsupported(reader, instead=nearest_words(model_type, tuple(families())))
+        refuse_type(model_type, tuple(families()))
+    family = with_own_names(model_type, families()[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
@@ -272,11 +261,14 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     if kind in (None, "default", "mrope"):  # of which text has one axis (Qwen2.5-VL's class: the default)
         _refuse_unread(scaling, (*_OF_SCALING, *ROTARY_SCALING_LIMITS))
         return None
-    if kind not in _SCALINGS:
+    if kind not in config_keys().rotary_scalings:
         raise UnsupportedModelError.field("rope_scaling", f"rotary scaling of type {str(kind)[:40]}")
     original = scaling.optional_integer("original_max_position_embeddings") or whole
     positions = reader.optional_integer("max_position_embeddings") or 1
-    values: dict[str, Any] = {"kind": _SCALINGS[str(kind)], "original_max_position_embeddings": original}
+    values: dict[str, Any] = {
+        "kind": config_keys().rotary_scalings[str(kind)],
+        "original_max_position_embeddings": original,
+    }
     follows = positions / original if original and kind in ("yarn", "longrope", "su") else None
     follows = 1.0 if kind == "proportional" else follows
     values["factor"] = scaling.number("factor", low=1e-3, high=1e6, default=follows)
@@ -355,9 +347,9 @@ def _activation(reader: FieldReader, family: ModelTypeKeys) -> Activation | None
     if family.own_activation:
         return None
     word = next((value for value in stated if value is not None), family.activation)
-    found = _ACTIVATIONS.get(word) if isinstance(word, str) else None
+    found = config_keys().activations.get(word) if isinstance(word, str) else None
     if found is None:
-        why = f"the activation {str(word)[:40]}; planned: {', '.join(_ACTIVATIONS)}"
+        why = f"the activation {str(word)[:40]}; planned: {', '.join(config_keys().activations)}"
         raise UnsupportedModelError.field(reader.first(names[:3]), why)
     gated = bool(family.facts.get("gated_mlp", True))
     return None if found == ("silu" if gated else "gelu") else found
@@ -370,7 +362,8 @@ def _refuse_other_values(reader: FieldReader, family: ModelTypeKeys) -> None:
         UnsupportedModelError: names a key with another value.
     """
     own = {key: (value, "this model type is planned with it only") for key, value in family.fixed.items()}
-    unread = {key: FIXED[key] for key in reader.unread() if key in FIXED}
+    known = config_keys().fixed
+    unread = {key: known[key] for key in reader.unread() if key in known}
     for key, (value, why) in {**unread, **own}.items():
         values = value if isinstance(value, tuple) else (value,)
         if reader.has(key) and reader.value(key) not in values:
@@ -486,7 +479,8 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
     if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):
-        _ = [reader.value(key) for key in (family.experts, "moe_intermediate_size", *TOP_K)]  # of no layer
+        for key in (family.experts, "moe_intermediate_size", *config_keys().top_k):
+            reader.value(key)  # of no layer
         return None
     if not reader.has(family.experts):
         if family.experts_flag:
@@ -502,10 +496,10 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
     width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
     num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
-    top_k = reader.integer(reader.first(TOP_K), high=num_experts)
+    top_k = reader.integer(reader.first(config_keys().top_k), high=num_experts)
     router: dict[str, Any] = {"expert_adapters": adapters, **family.router, **_router(reader, family)}
     if not num_shared and family.needs_shared_experts:
-        key = reader.first((*_SHARED_WIDTH, *SHARED))
+        key = reader.first((*_SHARED_WIDTH, *config_keys().shared_experts))
         raise UnsupportedModelError.field(key, "0: the class then builds shared experts of no use")
     reader.finish()
     return MoeSpec(
@@ -554,7 +548,7 @@ def _shared_experts(reader: FieldReader, family: ModelTypeKeys, expert_width: in
         return family.shared_experts_of_ffn, family.shared_experts_of_ffn * expert_width
     stated = reader.first(_SHARED_WIDTH)
     width = reader.integer(stated, low=0, default=0, high=2**24)
-    count = reader.integer(reader.first(SHARED), low=0, default=0, high=1024)
+    count = reader.integer(reader.first(config_keys().shared_experts), low=0, default=0, high=1024)
     if width:
         return max(count, 1), width
     return count, count * expert_width

@@ -19,14 +19,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_families import families
 from tests.torch.drawn_configs import cases, known_types
 
 
 def verdict(model_type: str, draws: int) -> tuple[str, str]:
     """What becomes of a type's own defaults and of configs drawn from it, and the figures or the reason."""
     equal, refused, reasons = 0, 0, []
-    for config, count, why in cases(model_type, draws if model_type in FAMILIES else 0):
+    for config, count, why in cases(model_type, draws if model_type in families() else 0):
         try:
             ours = model_from_config(config, name=model_type).num_parameters()
         except InvalidProblemError as error:
@@ -41,7 +41,7 @@ def verdict(model_type: str, draws: int) -> tuple[str, str]:
             return "WRONG", f"{ours} instead of {count} of {config}"
         else:
             equal += 1
-    if model_type not in FAMILIES:
+    if model_type not in families():
         return "refused", reasons[0]
     if not equal:
         return "WRONG", f"no config is planned: {reasons[0]}"
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("types", nargs="*")
     options = parser.parse_args()
-    whole = known_types() & (set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | set(FAMILIES))
+    whole = known_types() & (set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | set(families()))
     found = Counter[str]()
     for model_type in options.types or sorted(whole):
         word, why = verdict(model_type, options.draws)

@@ -33,7 +33,7 @@ from meshwright.profiles.adapters import (
     target_fault,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import eight_bit_state_bytes, optimizer_named
@@ -87,7 +87,7 @@ def built(config: dict[str, Any]) -> tuple[ModelSpec, Any]:
         return ours, transformers.AutoModelForCausalLM.from_config(made)
 
 
-@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+@pytest.mark.parametrize("model_type", sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
 def test_peft_trains_as_many_weights_of_every_type_where_all_linear_layers_or_those_of_mlps_are_named(
     model_type: str,
 ) -> None:
@@ -105,7 +105,7 @@ def test_peft_trains_as_many_weights_of_every_type_where_all_linear_layers_or_th
             assert adapter_parameters(ours, 6, ours_named) == theirs, named
 
 
-@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+@pytest.mark.parametrize("model_type", sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
 def test_peft_copies_as_many_weights_of_every_type_whose_embedding_head_and_norms_have_llamas_names(
     model_type: str,
 ) -> None:

@@ -17,9 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from benchmarks.catalog.model_types import PROBES
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
-from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
-from meshwright.profiles.importers.huggingface_remote import REMOTE
+from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
+from meshwright.profiles.importers.huggingface_keys import config_keys
 from tests.torch.drawn_configs import (
     LAYERS,
     NEEDED_BY_TYPE,
@@ -31,7 +30,7 @@ from tests.torch.drawn_configs import (
 )
 
 DRAWS, SINGLE_KEYS = 2, 3
-KNOWN = sorted(set(FAMILIES) & known_types())
+KNOWN = sorted(set(families()) & known_types())
 
 
 @pytest.mark.parametrize("model_type", KNOWN)
@@ -68,9 +67,9 @@ def test_a_key_left_out_is_the_class_s_own_and_one_set_otherwise_counts_as_it_is
 
 def test_every_type_of_causal_language_models_is_planned_or_refused_with_a_reason() -> None:
     types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert types - set(FAMILIES) - set(REFUSED_TYPES) == set()
-    assert set(FAMILIES) & set(REFUSED_TYPES) == set()
-    for name in types - set(FAMILIES):
+    assert types - set(families()) - set(config_keys().refused_types) == set()
+    assert set(families()) & set(config_keys().refused_types) == set()
+    for name in types - set(families()):
         with pytest.raises(UnsupportedModelError, match=f'"{name}" is '):
             model_from_config({"model_type": name}, name="x")
 
@@ -93,7 +92,7 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
-    assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}
+    assert set(families()) - known_types() == {*types_of_remote_code(), "kimi_k2", "mimo", "RefinedWeb"}
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(LlamaRMSNorm, 4 + 2), (GemmaRMSNorm, 4 + 4)])

@@ -11,9 +11,8 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import FAMILIES
-from meshwright.profiles.importers.huggingface_keys import HARMLESS
-from meshwright.profiles.importers.huggingface_remote import REMOTE
+from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
+from meshwright.profiles.importers.huggingface_keys import config_keys
 from meshwright.profiles.library import find_model, model_names
 from meshwright.profiles.model import ModelSpec
 
@@ -46,7 +45,7 @@ REFUSED = {
     "nemotron_h", "rwkv", "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
-OF_REMOTE_CODE = {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}
+OF_REMOTE_CODE = {*types_of_remote_code(), "kimi_k2", "mimo", "RefinedWeb"}
 PLANNED = [
     name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED and one["parameters"]
 ]
@@ -75,7 +74,7 @@ def test_every_drawn_config_of_every_planned_type_has_the_parameters_that_transf
             unlike.append((one["config"], found, one["parameters"]))
     assert unlike == []
     assert refused < len(DRAWN) / 20, "a switch that is not priced is refused, and few are"
-    assert {one["config"]["model_type"] for one in DRAWN} == set(FAMILIES) - OF_REMOTE_CODE
+    assert {one["config"]["model_type"] for one in DRAWN} == set(families()) - OF_REMOTE_CODE
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -164,7 +163,7 @@ def test_every_key_of_every_real_config_is_known_or_has_a_reason_to_be_harmless(
     for key in ("use_frobnication", "mlp_bias_scale", "new_norm"):
         with pytest.raises(UnsupportedModelError, match=f"unsupported: {key} "):
             model_from_config({**config, key: True}, name="x")
-    assert all(HARMLESS.values())
+    assert all(config_keys().harmless.values())
     model_from_config({**config, "use_frobnication": None, "temperature": 0.6}, name="x")
 
 
