@@ -620,6 +620,7 @@ class RankTimeline:
     micro_batch: IntArray
     start_s: FloatArray
     seconds: FloatArray
+    critical: BoolArray  # on the critical path: none of these passes can be longer without a longer step
     own_start_s: float  # what its time counts from; 0 unless its schedule leaves out synchronisation
     end_s: float  # of its last pass
     gradients_s: float  # then: its gradients are reduced, as far as nothing hides it
@@ -629,6 +630,11 @@ class RankTimeline:
     def busy_s(self) -> float:
         """Return the time in passes."""
         return float(self.seconds.sum())
+
+    @property
+    def time_s(self) -> float:
+        """Return the time from its own start to the end of its optimizer step."""
+        return self.end_s - self.own_start_s + self.gradients_s + self.optimizer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -641,6 +647,11 @@ class Timeline:
     step_time_s: float
     num_microbatches: int
     simulated: int  # micro-batches with passes in this list; fewer than there are in very long steps
+
+    @property
+    def last(self) -> RankTimeline:
+        """Return the rank that ends the step: the critical path ends on it."""
+        return max(self.ranks, key=lambda rank: rank.time_s)
 
     @property
     def num_passes(self) -> int:
@@ -683,4 +694,5 @@ def _kept(rank: RankTimeline, keep: BoolArray) -> RankTimeline:
         micro_batch=rank.micro_batch[keep],
         start_s=rank.start_s[keep],
         seconds=rank.seconds[keep],
+        critical=rank.critical[keep],
     )

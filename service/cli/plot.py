@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import answer_of_file, find_answer, plan_of
 from meshwright.service.report.plot import SUFFIXES
 from meshwright.service.report.plot import plot as drawn
+from meshwright.service.reporting import checked_timelines, settled_for
 
 
 def plot(
@@ -21,16 +24,19 @@ def plot(
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
     rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("plan.svg"),
 ) -> None:
-    """Draw a plan as one picture: its step, the memory of its stages, and the ranking."""
+    """Draw a plan as one picture: its step, the memory of its stages, its pipeline, and the ranking."""
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
     if out.suffix.lower() not in SUFFIXES:
         raise InvalidProblemError.of("--out", f'unknown suffix "{out.suffix}"', allowed=", ".join(SUFFIXES))
     kept = answer_of_file(source, rank) if source is not None else find_answer(plan_id or "")
+    plan = plan_of(kept)
+    settled, costs = settled_for(plan, kept.problem, profile_for(kept.problem, profile))
     try:
-        drawn(kept.answer, kept.problem, plan_of(kept), out)
+        drawn(kept.answer, kept.problem, plan, out, checked_timelines(plan, settled, costs))
     except ImportError:
         raise InvalidProblemError.of("plot", "needs matplotlib: pip install 'meshwright[plot]'") from None
     except OSError as fault:

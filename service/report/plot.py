@@ -1,4 +1,4 @@
-"""An answer as one picture to cite: where time and memory of a plan go, and the ranking with its intervals.
+"""An answer as one picture to cite: where time and memory of a plan go, its pipeline, and the ranking.
 
 One chart code for PNG, PDF and SVG; axes start at zero, every term has its colour, every line its legend.
 """
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.units import GIB
-from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
+from meshwright.service.report.charts.palette import MEMORY_COLORS, PASS_COLORS, TIME_COLORS
+from meshwright.service.report.charts.timeline import HEIGHT, STRIPE, WIDTH, TimelineChart, timeline_chart
 from meshwright.service.report.formatting import LONG_NAMES, configuration_words, words
 from meshwright.service.report.verdict import title_of
-from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.answer import Answer, Plan, Timeline
 from meshwright.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".pdf", ".svg")
 _SIZE_INCHES = (12.0, 7.0)
+_PIPELINE_INCHES = 1.1, 0.22  # of height: its frame, and each rank
+_MOST_PASSES = 3000  # that a printed line can show
+_SHADES = (1.0, 0.82, 0.64, 0.48)  # of chunks
 _DPI = 150
 _MOST_PLANS = 10
 _ROOM = 1.03  # of the longest bar
@@ -34,7 +38,9 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def plot(answer: Answer, problem: Problem, plan: Plan, path: Path) -> None:
+def plot(
+    answer: Answer, problem: Problem, plan: Plan, path: Path, timelines: Sequence[Timeline] = ()
+) -> None:
     """Write the picture of one plan and its ranking.
 
     Args:
@@ -42,6 +48,7 @@ def plot(answer: Answer, problem: Problem, plan: Plan, path: Path) -> None:
         problem: its question.
         plan: the plan that is shown in full.
         path: the file; its suffix decides the format.
+        timelines: the plan's, one for each kind of replica; the first is drawn.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -51,8 +58,17 @@ def plot(answer: Answer, problem: Problem, plan: Plan, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - the same
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-        places = figure.subplot_mosaic([["step", "ranking"], ["memory", "ranking"]], width_ratios=[1.2, 1])
+        rows, heights, (wide, high) = [["step", "ranking"], ["memory", "ranking"]], [1.0, 1.0], _SIZE_INCHES
+        pipeline = timeline_chart(timelines[0], _MOST_PASSES) if timelines else None
+        if pipeline is not None:
+            taller = _PIPELINE_INCHES[0] + _PIPELINE_INCHES[1] * len(pipeline.rows)
+            rows.append(["pipeline", "pipeline"])
+            heights.append(2.0 * taller / high)
+            high += taller
+        figure = Figure(figsize=(wide, high), layout="constrained")
+        places = figure.subplot_mosaic(rows, width_ratios=[1.2, 1], height_ratios=heights)
+        if pipeline is not None:
+            _pipeline(places["pipeline"], pipeline)
         _step(places["step"], plan)
         _memory(places["memory"], plan)
         _ranking(places["ranking"], answer.ranking[:_MOST_PLANS], plan)
@@ -124,3 +140,27 @@ def _ranking(axes: Axes, plans: Sequence[Plan], chosen: Plan) -> None:
     axes.set_xlabel("seconds of one optimizer step")
     axes.tick_params(axis="y", labelsize=7)
     _legend(axes, below=0.08)
+
+
+def _pipeline(axes: Axes, chart: TimelineChart) -> None:
+    """Draw the passes of every rank to scale, and the critical path as a line at their foot."""
+    names = dict(chart.legend)
+    for number, row in enumerate(chart.rows):
+        for stroke in row.strokes:
+            high = STRIPE / HEIGHT if stroke.kind == "critical" else 1.0
+            axes.broken_barh(
+                stroke.boxes,
+                (number + 0.45 - 0.9 * high, 0.9 * high),
+                color=PASS_COLORS[stroke.kind],
+                alpha=_SHADES[stroke.shade],
+                linewidth=0,
+                label=names.pop(stroke.kind, None),
+            )
+    if chart.gap is not None:
+        axes.axvspan(*chart.gap, color="white", hatch="//", ec=PASS_COLORS["gradients"], label="left out")
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(len(chart.rows) - 0.5, -0.5)
+    axes.set_xticks([WIDTH * at / (len(chart.marks) - 1) for at in range(len(chart.marks))], chart.marks)
+    axes.set_yticks(range(len(chart.rows)), [f"rank {row.rank}" for row in chart.rows])
+    axes.set_title(chart.note, fontsize=8, loc="left", color=_INK)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=6, frameon=False, fontsize=8)

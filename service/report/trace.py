@@ -61,11 +61,12 @@ def _rank(rank: RankTimeline, pid: int) -> Iterator[dict[str, Any]]:
         rank.micro_batch.tolist(),
         rank.start_s.tolist(),
         rank.seconds.tolist(),
+        rank.critical.tolist(),
         strict=True,
     )
-    for kind, chunk, micro, start_s, seconds in rows:
+    for kind, chunk, micro, start_s, seconds, critical in rows:
         event = _event(KINDS[kind].replace("_", " "), KINDS[kind], start_s, seconds, pid=pid, tid=rank.rank)
-        yield {**event, "args": {"micro_batch": micro, "chunk": chunk}}
+        yield {**event, "args": {"micro_batch": micro, "chunk": chunk, "critical_path": critical}}
     at_s = rank.end_s
     for name, seconds in (("gradients", rank.gradients_s), ("optimizer", rank.optimizer_s)):
         if seconds > 0:

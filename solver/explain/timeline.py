@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import RankTimeline, Timeline
+from meshwright.solver.answer import KINDS, RankTimeline, Timeline
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import Pipeline, can_simulate, evaluate
 from meshwright.solver.problem import Problem
@@ -58,12 +60,12 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
         _rank(priced, number, one, (starts[number], starts[number] + finish[number]))
         for number, one in enumerate(passes)
     )
-    tails = [rank.end_s - rank.own_start_s + rank.gradients_s + rank.optimizer_s for rank in ranks]
+    slowest = max(ranks, key=lambda rank: rank.time_s)
     return Timeline(
         title=title,
-        ranks=ranks,
+        ranks=_with_critical_path(ranks, slowest, len(forward_s)),
         after_s=priced.fixed_s + exchange_s,
-        step_time_s=max(tails) + priced.fixed_s + exchange_s,
+        step_time_s=slowest.time_s + priced.fixed_s + exchange_s,
         num_microbatches=m,
         simulated=few,
     )
@@ -79,8 +81,57 @@ def _rank(priced: Pipeline, number: int, passes: Passes, ends_s: tuple[float, fl
         micro_batch=passes.micro_batch,
         start_s=np.asarray(scale * passes.start_s),
         seconds=np.asarray(scale * passes.seconds),
+        critical=np.zeros(len(passes.kind), dtype=bool),
         own_start_s=scale * ends_s[0],
         end_s=scale * ends_s[1],
         gradients_s=scale * (stage.tail_s - optimizer_s),
         optimizer_s=scale * optimizer_s,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# The critical path: from the last pass of the slowest rank back, always to the pass that was waited for.
+
+
+_FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(len(KINDS))
+_SAME_S = 1e-9  # relative: ends and starts that differ by rounding
+_Pass = tuple[int, int, int]  # kind, chunk, micro-batch
+
+
+def _with_critical_path(
+    ranks: tuple[RankTimeline, ...], slowest: RankTimeline, num_chunks: int
+) -> tuple[RankTimeline, ...]:
+    """Mark the passes on the critical path; where two passes were waited for, the rank's own is on it."""
+    place = {
+        one: (number, at)
+        for number, rank in enumerate(ranks)
+        for at, one in enumerate(
+            zip(rank.kind.tolist(), rank.chunk.tolist(), rank.micro_batch.tolist(), strict=True)
+        )
+    }
+    passes = dict(zip(place.values(), place, strict=True))
+    ends = [(rank.start_s + rank.seconds).tolist() for rank in ranks]
+    starts = [rank.start_s.tolist() for rank in ranks]
+    critical = [rank.critical.copy() for rank in ranks]
+    near_s = _SAME_S * slowest.end_s
+    found: tuple[int, int] | None = (slowest.rank, len(slowest.kind) - 1)
+    while found is not None:
+        number, at = found
+        critical[number][at] = True
+        if starts[number][at] <= slowest.own_start_s + near_s:
+            break
+        before = (number, at - 1) if at else None
+        fed_by = place.get(_input_of(passes[found], num_chunks))
+        is_own = before is not None and ends[number][at - 1] >= starts[number][at] - near_s
+        found = before if is_own or fed_by is None else fed_by
+    return tuple(replace(rank, critical=mask) for rank, mask in zip(ranks, critical, strict=True))
+
+
+def _input_of(one: _Pass, num_chunks: int) -> _Pass:
+    """Return the pass with the output that a pass reads."""
+    kind, chunk, micro_batch = one
+    if kind == _FORWARD:
+        return kind, chunk - 1, micro_batch
+    if kind == _WEIGHT:
+        return _INPUT, chunk, micro_batch
+    return (_FORWARD, chunk, micro_batch) if chunk == num_chunks - 1 else (kind, chunk + 1, micro_batch)

@@ -37,3 +37,12 @@ TIME_COLORS: Mapping[str, str] = {
     "fixed": "#b98d5f",
     "rest": "#8b95a3",
 }
+PASS_COLORS: Mapping[str, str] = {
+    "forward": "#8aa2f0",
+    "backward": "#3f66e0",
+    "input_gradient": "#3f66e0",
+    "weight_gradient": "#b9c7f6",
+    "gradients": "#a9b2bf",
+    "optimizer": "#1c2330",
+    "critical": "#8a4b00",
+}

@@ -14,6 +14,7 @@ from meshwright.solver.configuration import FloatArray
 
 WIDTH = 100_000  # units of the whole step
 HEIGHT = 10
+STRIPE = 2  # units of the critical path's line under its passes
 _GAP = 3_000  # units between the first and the last passes where the middle is left out
 _SHADES = 4  # of chunks
 _MARKS = 6
@@ -25,7 +26,14 @@ class Stroke:
 
     kind: str
     shade: int  # of the chunk among the rank's
-    path: str
+    boxes: tuple[tuple[int, int], ...]  # left edge and width
+
+    @property
+    def path(self) -> str:
+        """Return the boxes as one SVG path, as high as the row; the critical path is a line at its foot."""
+        top = HEIGHT - STRIPE if self.kind == "critical" else 0
+        high = HEIGHT - top
+        return "".join(f"M{x} {top}h{wide}v{high}h-{wide}z" for x, wide in self.boxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,7 @@ class Row:
     """One rank."""
 
     rank: int
-    strokes: tuple[Stroke, ...]
+    strokes: tuple[Stroke, ...]  # the critical path last, over the others
     busy: str  # share of the step
     label: str
 
@@ -95,9 +103,10 @@ class _Places:
 def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
     """Return the picture of one timeline; ``most_passes`` bound its size."""
     seen = window(timeline, most_passes)
+    last = timeline.last
     places = _Places(end_s=timeline.end_s, gap_s=seen.gap_s)
     rows = [
-        _row(short, full, timeline, places)
+        _row(short, full, timeline, places, is_last=full is last)
         for short, full in zip(seen.timeline.ranks, timeline.ranks, strict=True)
     ]
     kinds = {stroke.kind for row in rows for stroke in row.strokes}
@@ -114,8 +123,9 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
 
 
 _NAMES = {
-    "gradients": "gradients reduced, as far as not hidden",
+    "gradients": "gradient reduction that is not hidden",
     "optimizer": "optimizer step",
+    "critical": "critical path (underlined)",
 }
 
 
@@ -126,10 +136,22 @@ def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
         said = f"The first {timeline.simulated} of {timeline.num_microbatches} micro-batches are drawn."
     if gap_s is not None:
         said += f" The middle, {figures.seconds(gap_s[1] - gap_s[0])} of the same rhythm, is left out."
-    return said
+    return f"{said} {_critical_words(timeline)}"
 
 
-def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places) -> Row:
+def _critical_words(timeline: Timeline) -> str:
+    """Return which rank most of the critical path's time is on."""
+    busiest = max(timeline.ranks, key=lambda rank: float(rank.seconds[rank.critical].sum()))
+    whole_s = sum(float(rank.seconds[rank.critical].sum()) for rank in timeline.ranks)
+    share = percent(float(busiest.seconds[busiest.critical].sum()) / whole_s)
+    if len(timeline.ranks) == 1:
+        return "Every pass is on the critical path."
+    return f"The underlined passes decide the step: {share} of their time is on rank {busiest.rank}."
+
+
+def _row(
+    rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places, *, is_last: bool
+) -> Row:
     chunks = np.unique(full.chunk)
     shade = np.searchsorted(chunks, rank.chunk) * _SHADES // max(len(chunks), 1)
     starts, ends = places.at(rank.start_s), places.at(rank.start_s + rank.seconds)
@@ -138,22 +160,34 @@ def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Pl
         for tone in range(_SHADES):
             mine = (rank.kind == code) & (shade == tone)
             if mine.any():
-                strokes.append(Stroke(kind=kind, shade=tone, path=_path(starts[mine], ends[mine])))
+                strokes.append(Stroke(kind=kind, shade=tone, boxes=_boxes(starts[mine], ends[mine])))
+    runs = [_runs(starts[rank.critical], ends[rank.critical])] if rank.critical.any() else []
     at_s = rank.end_s
     tails = (("gradients", rank.gradients_s), ("optimizer", rank.optimizer_s))
     for kind, seconds in tails:
         if seconds * places.unit >= 1.0:
             edges = places.at(np.array([at_s, at_s + seconds]))
-            strokes.append(Stroke(kind=kind, shade=0, path=_path(edges[:1], edges[1:])))
+            strokes.append(Stroke(kind=kind, shade=0, boxes=_boxes(edges[:1], edges[1:])))
+            if is_last:
+                runs.append((edges[:1], edges[1:]))
         at_s += seconds
+    if runs:
+        boxes = tuple(box for run in runs for box in _boxes(*run))
+        strokes.append(Stroke(kind="critical", shade=0, boxes=boxes))
     share = full.busy_s / timeline.step_time_s if timeline.simulated == timeline.num_microbatches else None
     busy = "–" if share is None else percent(share)
     label = f"Rank {rank.rank}: {len(full.start_s)} passes, busy {busy} of the step"
     return Row(rank=rank.rank, strokes=tuple(strokes), busy=busy, label=label)
 
 
-def _path(starts: FloatArray, ends: FloatArray) -> str:
-    """Return boxes as one path in whole units."""
+def _runs(starts: FloatArray, ends: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return passes that follow one another as one; a gap below a unit is not seen."""
+    apart = starts[1:] - ends[:-1] > 1.0
+    return starts[np.concatenate([[True], apart])], ends[np.concatenate([apart, [True]])]
+
+
+def _boxes(starts: FloatArray, ends: FloatArray) -> tuple[tuple[int, int], ...]:
+    """Return left edges and widths in whole units."""
     left = np.rint(starts).astype(np.int64).tolist()
     width = np.maximum(np.rint(ends - starts), 1).astype(np.int64).tolist()
-    return "".join(f"M{x} 0h{w}v{HEIGHT}h-{w}z" for x, w in zip(left, width, strict=True))
+    return tuple(zip(left, width, strict=True))

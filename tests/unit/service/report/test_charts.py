@@ -77,9 +77,21 @@ def test_the_pictures_of_passes_are_as_long_as_the_step() -> None:
         stroke.path.count("M") for row in chart.rows for stroke in row.strokes if "ward" in stroke.kind
     )
     assert boxes == 4 * 5 * 128 * 2
-    drawn = chart.rows[0].strokes[0].path.split("z")[0]
-    width = int(drawn.partition("h")[2].partition("v")[0])
+    _, width = chart.rows[0].strokes[0].boxes[0]
     assert width == pytest.approx(timeline.ranks[0].seconds[0] / timeline.step_time_s * WIDTH, abs=1)
+
+
+def test_the_line_of_the_critical_path_is_as_long_as_the_step() -> None:
+    problem, config = a_problem(), a_configuration()
+    profile = default_profile(problem.cluster, problem.launcher)
+    (timeline,) = timelines_of(problem, profile, config)
+    chart = timeline_chart(timeline, 10**6)
+    lines = [stroke for row in chart.rows for stroke in row.strokes if stroke.kind == "critical"]
+    drawn = sum(width for line in lines for _, width in line.boxes)
+    after = timeline.after_s / timeline.end_s * WIDTH  # what comes once a step, after the last rank
+    assert drawn + after == pytest.approx(WIDTH, rel=0.01)
+    assert ("critical", "critical path (underlined)") in chart.legend
+    assert "decide the step" in chart.note
 
 
 def test_a_shortened_timeline_shows_its_gap_and_stays_small() -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.profiles.profile import default_profile
 from meshwright.service.report.formatting import words
 from meshwright.service.report.plot import SUFFIXES, plot
+from meshwright.solver.explain.timeline import timelines_of
+from tests.builders import a_configuration, a_problem
 from tests.served.reports import small_answer
 
 STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -35,4 +38,14 @@ def test_title_and_legend_name_everything_that_is_drawn(tmp_path: Path) -> None:
         name for name in stages[0].memory_bytes if any(stage.memory_bytes.get(name) for stage in stages)
     ]
     for name in (*map(words, drawn), "memory of a GPU", "step time", "80 % interval"):
+        assert f">{name}<" in text
+
+
+def test_the_pipeline_is_drawn_with_its_critical_path(tmp_path: Path) -> None:
+    problem, config = a_problem(), a_configuration()
+    _, answer = small_answer()
+    timelines = timelines_of(problem, default_profile(problem.cluster, problem.launcher), config)
+    plot(answer, problem, answer.plans[0], tmp_path / "plan.svg", timelines)
+    text = (tmp_path / "plan.svg").read_text()
+    for name in ("rank 0", "rank 3", "forward", "backward", "critical path (underlined)"):
         assert f">{name}<" in text

@@ -83,6 +83,32 @@ def test_passes_end_when_the_simulation_says(
     assert spans == pytest.approx(finish)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_critical_path_fills_the_time_of_the_slowest_rank(schedule: str) -> None:
+    timeline = timeline_of(a_schedule(schedule))
+    last = timeline.last
+    path = sorted(
+        (start, start + seconds)
+        for rank in timeline.ranks
+        for start, seconds in zip(rank.start_s[rank.critical], rank.seconds[rank.critical], strict=True)
+    )
+    assert path[-1][1] == pytest.approx(last.end_s)
+    assert path[0][0] <= last.own_start_s + 1e-9
+    starts, ends = [start for start, _ in path], [end for _, end in path]
+    assert ends[:-1] == pytest.approx(starts[1:])  # no gap, no overlap
+    # so that the passes on it, from the rank's own start, are its time but for gradients and optimizer
+    lead_s = last.own_start_s - path[0][0]
+    taken_s = sum(end - start for start, end in path) - lead_s
+    assert taken_s + last.gradients_s + last.optimizer_s == pytest.approx(last.time_s)
+
+
+def test_the_critical_path_of_one_forward_one_backward_runs_down_and_up_the_pipeline() -> None:
+    timeline = timeline_of(a_schedule("1f1b"))
+    # micro-batch 0 goes down ranks 0 to 3: the forward pass of each is on the path
+    assert all(rank.critical.any() for rank in timeline.ranks)
+    assert not all(rank.critical.all() for rank in timeline.ranks)
+
+
 def test_one_rank_runs_forward_and_backward_in_turn() -> None:
     (alone,) = passes_of((2.0,), (3.0,), pp=1, num_microbatches=2, schedule="none")
     assert alone.start_s.tolist() == [0.0, 2.0, 5.0, 7.0]  # 2 s forward, 3 s backward, twice
