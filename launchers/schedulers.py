@@ -46,6 +46,7 @@ class _Asked:
     target: Target
     files: Mapping[str, str]  # that every node needs
     image: str | None
+    where: str  # what errors name the image by, without its name
 
     @property
     def name(self) -> str:
@@ -57,7 +58,13 @@ class _Asked:
 
 
 def scheduled(
-    bundle: ExportBundle, plan: Plan, problem: Problem, scheduler: str, *, image: str | None = None
+    bundle: ExportBundle,
+    plan: Plan,
+    problem: Problem,
+    scheduler: str,
+    *,
+    image: str | None = None,
+    where: str = "--",
 ) -> ExportBundle:
     """Return the files of a bundle with that of another scheduler in place of Slurm's.
 
@@ -67,6 +74,7 @@ def scheduled(
         problem: problem that it answers.
         scheduler: one of ``SCHEDULERS``.
         image: container image with the launcher; None: the scheduler's own default.
+        where: what errors name the two by: of options, or of a request's query.
 
     Raises:
         UnknownNameError: there is no such scheduler.
@@ -74,24 +82,27 @@ def scheduled(
         RefusedExportError: the scheduler cannot start the plan.
     """
     if scheduler not in SCHEDULERS:
-        raise UnknownNameError.among("--scheduler", scheduler, tuple(SCHEDULERS))
+        raise UnknownNameError.among(f"{where}scheduler", scheduler, tuple(SCHEDULERS))
     write = SCHEDULERS[scheduler]
     if write is None:
         if image is not None:
-            raise InvalidProblemError.of("--image", "Slurm's script uses no image", allowed="leave it out")
+            message = "Slurm's script uses no image"
+            raise InvalidProblemError.of(f"{where}image", message, allowed="leave it out")
         return bundle
     target = target_of(plan, problem)
     if not problem.cluster.is_homogeneous:
         message = f"{scheduler} cannot place node ranks on node groups; use slurm with HOSTS_FILE"
-        raise _refused(message, allowed="slurm")
+        raise _refused(where, message, allowed="slurm")
     if SLURM_FILE not in bundle.files:
         message = f"{scheduler} starts launch.sh on every node, and this launcher's starts the other nodes"
-        raise _refused(message, allowed="slurm, which adds no file here")
+        raise _refused(where, message, allowed="slurm, which adds no file here")
     if image is not None and not _IMAGE.fullmatch(image):
-        raise InvalidProblemError.of("--image", f"{shown(image)} is not an image", allowed="IMAGE:TAG")
+        raise InvalidProblemError.of(
+            f"{where}image", f"{shown(image)} is not an image", allowed="IMAGE:TAG"
+        )
     files = {name: text for name, text in bundle.files.items() if name != SLURM_FILE}
     needed = {name: text for name, text in files.items() if name != README_FILE}
-    name, text, start = write(_Asked(target=target, files=needed, image=image))
+    name, text, start = write(_Asked(target=target, files=needed, image=image, where=where))
     if README_FILE in files:
         files[README_FILE] = _started_by(files[README_FILE], scheduler, name, start)
     return replace(bundle, files={**files, name: text})
@@ -104,8 +115,8 @@ def _started_by(readme: str, scheduler: str, name: str, start: str) -> str:
     return readme.replace(SLURM_FILE, name)
 
 
-def _refused(message: str, *, allowed: str) -> RefusedExportError:
-    return RefusedExportError([FieldError(pointer="--scheduler", message=message, allowed=allowed)])
+def _refused(where: str, message: str, *, allowed: str) -> RefusedExportError:
+    return RefusedExportError([FieldError(pointer=f"{where}scheduler", message=message, allowed=allowed)])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -161,7 +172,7 @@ def _gpus(asked: _Asked) -> dict[str, Any]:
     )
     if vendor is None:
         message = f"{asked.target.gpu.display_name} has no known Kubernetes resource"
-        raise _refused(message, allowed="GPUs of NVIDIA and AMD")
+        raise _refused(asked.where, message, allowed="GPUs of NVIDIA and AMD")
     return {"limits": {vendor: asked.target.gpus_per_node}}
 
 
@@ -198,7 +209,8 @@ def _pytorch_job(asked: _Asked) -> tuple[str, str, str]:
         InvalidProblemError: no image is given, which the kind requires.
     """
     if asked.image is None:
-        raise InvalidProblemError.of("--image", "is needed for a PyTorchJob", allowed="IMAGE:TAG")
+        message = "is needed for a PyTorchJob"
+        raise InvalidProblemError.of(f"{asked.where}image", message, allowed="IMAGE:TAG")
     container = {
         "name": "pytorch",  # the operator looks for this name
         "image": asked.image,
@@ -242,7 +254,7 @@ def _sky_task(asked: _Asked) -> tuple[str, str, str]:
     gpu = asked.target.gpu
     if gpu.slug not in _SKY_NAMES:
         message = f"SkyPilot's name of {gpu.display_name} is not known"
-        raise _refused(message, allowed=", ".join(sorted(_SKY_NAMES)))
+        raise _refused(asked.where, message, allowed=", ".join(sorted(_SKY_NAMES)))
     resources: dict[str, Any] = {"accelerators": {_SKY_NAMES[gpu.slug]: asked.target.gpus_per_node}}
     if asked.image is not None:
         resources["image_id"] = f"docker:{asked.image}"

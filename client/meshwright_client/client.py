@@ -165,18 +165,27 @@ class Client:
             yield from page.plans
 
     def export(
-        self, plan: Plan | str, launcher: str | None = None, save_dir: str | Path | None = None
+        self,
+        plan: Plan | str,
+        launcher: str | None = None,
+        save_dir: str | Path | None = None,
+        *,
+        scheduler: str | None = None,
+        image: str | None = None,
     ) -> Export:
-        """The launch files of a plan, written below ``save_dir`` where that is given.
+        """Return the launch files of a plan, and write them below ``save_dir`` if that is given.
 
-        ``launcher``: the problem's own, unless named.
+        ``launcher``: the problem's own, unless named. ``scheduler``: slurm, unless named; another one
+        starts the container ``image``.
 
         Raises:
-            InvalidRequestError: the launcher cannot express this plan.
+            InvalidRequestError: launcher or scheduler cannot start this plan.
         """
         plan_id = plan if isinstance(plan, str) else plan.plan_id
-        params = {"launcher": launcher} if launcher else None
-        export = decoded(Export, self._transport.ask("GET", f"/v1/plans/{plan_id}/export", params=params))
+        asked = {"launcher": launcher, "scheduler": scheduler, "image": image}
+        params = {name: value for name, value in asked.items() if value}
+        answer = self._transport.ask("GET", f"/v1/plans/{plan_id}/export", params=params or None)
+        export = decoded(Export, answer)
         if save_dir is not None:
             save(export.files, Path(save_dir))
         return export

@@ -124,7 +124,11 @@ async def authorize(
 def _require_known(request: Request) -> None:
     given = Counter(name for name, _ in request.query_params.multi_items())
     reader = FieldReader(given, "/query")
-    for one in request.scope["route"].dependant.query_params:
+    route = request.scope["route"].dependant
+    for one in (
+        *route.query_params,
+        *(inner for part in route.dependencies for inner in part.query_params),
+    ):
         shape = one.field_info.annotation
         for name in given if isinstance(shape, type) and issubclass(shape, BaseModel) else (one.alias,):
             reader.value(name)  # a shape names by itself what it does not know

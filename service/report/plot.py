@@ -58,7 +58,8 @@ def plot(
     from matplotlib.figure import Figure  # noqa: PLC0415 - the same
 
     with mpl.rc_context(_STYLE):
-        rows, heights, (wide, high) = [["step", "ranking"], ["memory", "ranking"]], [1.0, 1.0], _SIZE_INCHES
+        rows: list[Any] = [["step", "ranking"], ["memory", "ranking"]]
+        heights, (wide, high) = [1.0, 1.0], _SIZE_INCHES
         pipeline = timeline_chart(timelines[0], _MOST_PASSES) if timelines else None
         if pipeline is not None:
             taller = _PIPELINE_INCHES[0] + _PIPELINE_INCHES[1] * len(pipeline.rows)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
 
 from meshwright.launchers.registry import export, launcher_of
+from meshwright.launchers.schedulers import SCHEDULERS, scheduled
 from meshwright.launchers.target import ExportBundle, settled_problem
 from meshwright.service.api.deps import (
     NO_FIELDS,
@@ -39,9 +41,42 @@ from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import builder_of
-from meshwright.solver.answer import plan_from_json
+from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.problem import Problem
 
 LauncherQuery = Annotated[str | None, Query(max_length=64, description="default: the problem's")]
+SchedulerQuery = Annotated[
+    str, Query(max_length=64, description=f"what starts the job: {', '.join(SCHEDULERS)}")
+]
+ImageQuery = Annotated[
+    str | None,
+    Query(max_length=500, description="container image with the launcher, for schedulers other than slurm"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How the files start a plan: under which scheduler, and from which container image."""
+
+    scheduler: str
+    image: str | None
+
+    def exported(self, plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
+        """Return the launch files of a plan.
+
+        Raises:
+            InvalidProblemError: there is no such launcher or scheduler, or the image is wrong.
+            RefusedExportError: launcher or scheduler cannot start this plan.
+        """
+        bundle = export(plan, problem, launcher)
+        return scheduled(bundle, plan, problem, self.scheduler, image=self.image, where="/query/")
+
+
+def _start(scheduler: SchedulerQuery = "slurm", image: ImageQuery = None) -> Start:
+    return Start(scheduler=scheduler, image=image or None)
+
+
+StartDep = Annotated[Start, Depends(_start)]
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
 
@@ -73,10 +108,12 @@ def export_plan(
     plan_id: str,
     jobs: JobsDep,
     tenant: TenantDep,
+    *,
+    start: StartDep,
     launcher: LauncherQuery = None,
 ) -> ExportView:
-    """The files that start this plan under a launcher."""
-    chosen, bundle = _exported(jobs, tenant, plan_id, launcher)
+    """The files that start this plan under a launcher and a scheduler."""
+    chosen, bundle = _exported(jobs, tenant, plan_id, launcher, start)
     return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
 
 
@@ -88,21 +125,29 @@ def export_plan(
     summary="One launch file of a plan",
 )
 def export_file(
-    plan_id: str, name: str, jobs: JobsDep, tenant: TenantDep, launcher: LauncherQuery = None
+    plan_id: str,
+    name: str,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    *,
+    start: StartDep,
+    launcher: LauncherQuery = None,
 ) -> PlainTextResponse:
     """One of the files that start this plan, by its name, as text."""
-    chosen, bundle = _exported(jobs, tenant, plan_id, launcher)
+    chosen, bundle = _exported(jobs, tenant, plan_id, launcher, start)
     text = bundle.files.get(name)
     if text is None:
         raise NotFoundError(f"{chosen} has no such file; there are {', '.join(bundle.files)}")
     return PlainTextResponse(text)
 
 
-def _exported(jobs: Jobs, tenant: str, plan_id: str, launcher: str | None) -> tuple[str, ExportBundle]:
+def _exported(
+    jobs: Jobs, tenant: str, plan_id: str, launcher: str | None, start: Start
+) -> tuple[str, ExportBundle]:
     job, body = jobs.plan(tenant, plan_id)
     problem = parse_problem(job.request)
     chosen = launcher or problem.launcher
-    return chosen, export(plan_from_json(body), problem, chosen)
+    return chosen, start.exported(plan_from_json(body), problem, chosen)
 
 
 @router.post(

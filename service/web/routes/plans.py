@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
-from meshwright.launchers.registry import export, launcher_names
-from meshwright.launchers.target import ExportBundle
+from meshwright.launchers.registry import launcher_names
+from meshwright.launchers.schedulers import SCHEDULERS
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
+from meshwright.service.api.routes.plans import Start, StartDep
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
@@ -23,7 +24,6 @@ from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.views import problem_of
 from meshwright.solver.answer import plan_from_json
-from meshwright.solver.problem import Problem
 
 router = APIRouter()
 Id = Annotated[str, Query(max_length=64)]
@@ -65,14 +65,26 @@ def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, secon
 
 @router.get("/plans/{plan_id}/export", dependencies=[READS])
 def show_files(
-    request: Request, plan_id: str, jobs: JobsDep, tenant: TenantDep, launcher: Launcher = None
+    request: Request,
+    plan_id: str,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    *,
+    start: StartDep,
+    launcher: Launcher = None,
 ) -> Response:
-    """The launch files of a plan; why there are none, where the launcher cannot express it."""
+    """The launch files of a plan; why there are none, where launcher or scheduler cannot start it."""
     job, body = jobs.plan(tenant, plan_id)
     plan, problem = plan_from_json(body), problem_of(job)
     usual = problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
     chosen = launcher or usual
-    bundle, refused = _bundle(body, problem, chosen)
+    if start.scheduler == "slurm":  # the form's image was another scheduler's
+        start = replace(start, image=None)
+    bundle, refused = None, tuple[FieldError, ...]()
+    try:
+        bundle = start.exported(plan, problem, chosen)
+    except (RefusedExportError, InvalidProblemError) as fault:
+        refused = fault.errors
     return page(
         request,
         "export.html",
@@ -82,15 +94,20 @@ def show_files(
         words=configuration_words(plan.config),
         launcher=chosen,
         launchers=launcher_names(),
+        start=start,
+        schedulers=tuple(SCHEDULERS),
+        query=_query(start),
         bundle=bundle,
         refused=refused,
     )
 
 
 @router.get("/plans/{plan_id}/files/{launcher}.zip", dependencies=[READS])
-def download_all(plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+def download_all(
+    plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep, start: StartDep
+) -> Response:
     """All launch files in one zip."""
-    files = _files(jobs, tenant, plan_id, launcher)
+    files = _files(jobs, tenant, plan_id, launcher, start)
     headers = {
         **HEADERS,
         "Content-Disposition": f'attachment; filename="{launcher}-{plan_id[:8]}.zip"',
@@ -99,9 +116,11 @@ def download_all(plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep) 
 
 
 @router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])
-def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+def download(
+    plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: TenantDep, *, start: StartDep
+) -> Response:
     """One launch file, to be saved."""
-    text = _files(jobs, tenant, plan_id, launcher).get(name)
+    text = _files(jobs, tenant, plan_id, launcher, start).get(name)
     if text is None:
         raise NotFoundError("there is no such file")
     saved = "".join(char for char in name.rpartition("/")[2] if char.isalnum() or char in "._-")
@@ -109,15 +128,14 @@ def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: Tena
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, str]:
+def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str, start: Start) -> dict[str, str]:
     job, body = jobs.plan(tenant, plan_id)
-    return export(plan_from_json(body), problem_of(job), launcher).files
+    return start.exported(plan_from_json(body), problem_of(job), launcher).files
 
 
-def _bundle(
-    body: Mapping[str, Any], problem: Problem, launcher: str
-) -> tuple[ExportBundle | None, tuple[FieldError, ...]]:
-    try:
-        return export(plan_from_json(body), problem, launcher), ()
-    except RefusedExportError as fault:
-        return None, fault.errors
+def _query(start: Start) -> str:
+    """Return the query that asks for the same start; empty for Slurm."""
+    if start.scheduler == "slurm":
+        return ""
+    asked = {"scheduler": start.scheduler, "image": start.image}
+    return "?" + urlencode({name: value for name, value in asked.items() if value})

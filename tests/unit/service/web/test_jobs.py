@@ -1,11 +1,16 @@
 """Jobs, answers and plans as pages."""
 
 import dataclasses
+import html
+import json
 import re
 from io import BytesIO
+from pathlib import Path
 from zipfile import ZipFile
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 
 from meshwright.profiles.profile import default_profile
@@ -134,6 +139,44 @@ def test_all_launch_files_come_as_one_zip(browser: TestClient, answered: str) ->
     assert found == browser.get(f"/v1/plans/{first}/export?launcher=megatron-lm").json()["files"]
     assert all(one.external_attr >> 16 == 0o755 for one in scripts if one.filename == "launch.sh")
     assert browser.get(f"/plans/{first}/files/none.zip").status_code == 422
+
+
+KUBEFLOW = Path(__file__).parents[3] / "fixtures" / "kubernetes" / "kubeflow.json"
+IMAGE = "registry.example/train:1"
+
+
+def test_a_schedulers_file_is_shown_saved_and_valid_over_rest(browser: TestClient, answered: str) -> None:
+    (first, *_) = plan_ids(browser, answered)
+    start = f"scheduler=trainjob&image={IMAGE}"
+    bundle = browser.get(f"/v1/plans/{first}/export?launcher=megatron-lm&{start}").json()
+    assert "launch.sbatch" not in bundle["files"]
+    schema = json.loads(KUBEFLOW.read_text())
+    job = list(yaml.safe_load_all(bundle["files"]["trainjob.yaml"]))[1]
+    kind = {"$ref": f"#/$defs/{schema['kinds']['TrainJob']}", "$defs": schema["$defs"]}
+    jsonschema.Draft202012Validator(kind).validate(job)
+    assert job["spec"]["trainer"]["image"] == IMAGE
+    page = browser.get(f"/plans/{first}/export?launcher=megatron-lm&{start}").text
+    address = html.unescape(re.findall(r'href="(/plans/[^"]+/trainjob.yaml[^"]*)"', page)[0])
+    assert browser.get(address).text == bundle["files"]["trainjob.yaml"]
+    one = browser.get(f"/v1/plans/{first}/export/trainjob.yaml?launcher=megatron-lm&{start}")
+    assert one.text == bundle["files"]["trainjob.yaml"]
+
+
+def test_a_start_that_cannot_be_written_is_refused_by_the_name_of_its_parameter(
+    browser: TestClient, answered: str
+) -> None:
+    (first, *_) = plan_ids(browser, answered)
+    for query, pointer, words in (
+        ("scheduler=trainjbo", "/query/scheduler", "trainjob"),
+        ("scheduler=pytorchjob", "/query/image", "is needed for a PyTorchJob"),
+        (f"image={IMAGE}", "/query/image", "Slurm's script uses no image"),
+    ):
+        answer = browser.get(f"/v1/plans/{first}/export?launcher=megatron-lm&{query}")
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["errors"][0]["pointer"] == pointer
+        assert words in answer.text
+    page = Page(browser.get(f"/plans/{first}/export?launcher=megatron-lm&scheduler=pytorchjob").text)
+    assert "is needed for a PyTorchJob" in page.text
 
 
 def test_each_change_that_would_fit_is_searched_by_its_button(
