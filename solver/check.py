@@ -20,6 +20,7 @@ from meshwright.solver.configuration import (
     RECOMPUTE,
     Columns,
     Configuration,
+    alike,
     holds_layers,
     plain_order,
     plan_id_of,
@@ -27,6 +28,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.evaluation import ROUNDED_BYTES, Evaluation, evaluate
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem, lacking_gpus, meshes_of, problem_digest, usable_gpus
+from meshwright.solver.space.expressions import term_of
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
 from meshwright.solver.space.rules import host_rules
@@ -160,9 +162,42 @@ def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     for text in problem.options.constraints:
+        if any(map(term_of, names_of((text,)))):
+            continue  # ``group_faults``
         named = {name: getattr(config, name) for name in names_of((text,))}
         if not holds_for(constraint_of(text), named):
             yield f"the constraint {text} does not hold"
+
+
+def group_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check the constraints on node groups; its other variables are those of each stage."""
+    for text in problem.options.constraints:
+        terms = {name: term for name in names_of((text,)) if (term := term_of(name))}
+        if not terms:
+            continue
+        if not {group for _, group in terms.values()} <= problem.cluster.group_named.keys():
+            yield f"the constraint {text} names a node group that the cluster lacks"
+            continue
+        taken = {name: _taken(problem, config, *term) for name, term in terms.items()}
+        plain = names_of((text,)) - terms.keys()
+        sizes = {one.tensor_parallel_size for one in config.stage_groups}
+        stages = [{name: getattr(alike(config, size), name) for name in plain} for size in sorted(sizes)]
+        if not stages or not all(holds_for(constraint_of(text), {**one, **taken}) for one in stages):
+            yield f"the constraint {text} does not hold"
+
+
+def _taken(problem: Problem, config: Configuration, term: str, group: str) -> int | bool:
+    """Count what the stages of a configuration take of a node group."""
+    held = [
+        n for one, n in zip(config.stage_groups, config.stage_layers, strict=True) if one.group == group
+    ]
+    if term in ("first", "last"):
+        return config.stage_groups[0 if term == "first" else -1].group == group
+    if term in ("stages", "layers"):
+        return len(held) if term == "stages" else sum(held)
+    gpus = sum(one.num_gpus for one in config.stage_groups if one.group == group)
+    nodes = problem.cluster.group_named[group]
+    return gpus if term == "gpus" else (nodes.num_gpus - gpus) // nodes.gpus_per_node
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,6 +283,7 @@ def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    yield from group_faults(problem, config)
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     for name, (used, have) in lacking_gpus(problem, config).items():

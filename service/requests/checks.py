@@ -6,6 +6,7 @@ Each check is one small function that yields the faults it finds; ``check_limits
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import islice
 
 from meshwright.profiles.adapters import target_fault
@@ -28,9 +29,9 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
-from meshwright.solver.space.expressions import ExpressionError
+from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
 from meshwright.solver.space.launcher_rules import workload_faults
-from meshwright.solver.space.request_rules import constraint_of
+from meshwright.solver.space.request_rules import constraint_of, names_of
 
 # --------------------------------------------------------------------------------------------------
 # Whether the side constraints of a request can be read; faults point at the character.
@@ -39,15 +40,41 @@ from meshwright.solver.space.request_rules import constraint_of
 def constraints(problem: Problem) -> Iterator[FieldError]:
     """Check that every side constraint is an expression over the glossary's variables."""
     for index, text in enumerate(problem.options.constraints):
+        at = pointer("search", "constraints", index)
         try:
             constraint_of(text)
         except ExpressionError as fault:
-            at = pointer("search", "constraints", index)
             yield FieldError(pointer=at, message=str(fault), nearest=fault.nearest)
+        else:
+            yield from _group_terms(problem, text, at)
+
+
+def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
+    """Check that the terms of a constraint name node groups that stages can be placed on."""
+    groups = problem.cluster.group_names
+    for name, term in ((name, term_of(name)) for name in sorted(names_of((text,)))):
+        if term is None:
+            continue
+        if problem.cluster.is_homogeneous:
+            message = f"{name} needs a cluster of unlike node groups; here all nodes are {groups[0]}"
+            yield FieldError(pointer=at, message=message)
+        elif not problem.places_stages:
+            message = f"{name}: {problem.launcher} does not place stages on node groups"
+            yield FieldError(pointer=at, message=message, allowed=_PLACING, nearest=_PLACING.split(", ")[0])
+        elif term[1] not in groups:
+            near = get_close_matches(term[1], groups, n=1, cutoff=0.0)
+            message = f"{name}: {shown(term[1])} is not a node group of this cluster"
+            nearest = written_term(term[0], near[0] if near else groups[0])
+            yield FieldError(pointer=at, message=message, allowed=", ".join(groups), nearest=nearest)
 
 
 LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
+
+
+_PLACING = ", ".join(
+    f"launcher {name}" for name in launcher_names() if launcher_capabilities(name).places_stages
+)
 
 
 def check_launcher(name: str, *, at: str = "/launcher") -> None:

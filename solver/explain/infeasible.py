@@ -37,7 +37,7 @@ from meshwright.solver.search.mixed.search import any_mixed
 from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.space.enumerate import Space, with_whole
-from meshwright.solver.space.request_rules import request_rules, without_limits
+from meshwright.solver.space.request_rules import group_constraints, request_rules, without_limits
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import Prescribed
@@ -410,6 +410,10 @@ def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasi
 
 def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]:
     prefix = " and ".join(conflict) or "on this cluster"
+    if any(f"constraint {text}" in conflict for text in group_constraints(limits.problem)):
+        them = "it" if len(conflict) == 1 else "them"
+        yield f"{prefix}: no placement of stages on the node groups keeps {them}"
+        return
     fleet = NodeGroups.of(limits.problem, limits.profile)
     columns, fewest = every_columns(fleet), list[Rule]()
     for option in options_of(fleet):

@@ -51,7 +51,7 @@ from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
 from meshwright.solver.space.enumerate import enumerate_space, is_too_large, refuted_space, with_whole
-from meshwright.solver.space.request_rules import without_limits
+from meshwright.solver.space.request_rules import with_group_renamed, without_limits
 
 # --------------------------------------------------------------------------------------------------
 # Changes of a problem that has no plan: lower demands, other methods, or more hardware.
@@ -568,7 +568,11 @@ def _with_group(
     problem: Problem, profile: Profile, at: int, group: NodeGroup, kind_and_words: tuple[str, str]
 ) -> ProblemChange:
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
-    changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    cluster = replace(problem.cluster, groups=groups)
+    names = cluster.group_names if len(cluster.group_names) == len(groups) else problem.cluster.group_names
+    kept = with_group_renamed(problem.options.constraints, problem.cluster.group_names[at], names[at])
+    options = replace(problem.options, constraints=kept)
+    changed = replace(problem, cluster=cluster, options=options)
     fresh = default_profile(changed.cluster, changed.priced_as)
     if len(fresh.by_group) == len(groups):
         same_gpu = profile.by_group[at].group.gpu == group.gpu

@@ -7,14 +7,15 @@
   comparison   sum {(<= | < | >= | > | == | !=) sum}          chains mean what they mean in Python
   sum          product {(+ | -) product}
   product      unary {(* | // | %) unary}
-  unary        - unary | name | number | 'word' | true | false | ( implication )
+  unary        - unary | name | number | 'word' | true | false | term ( 'word' ) | ( implication )
 
-Nothing is ever executed: the tree is data, which ``constraints`` evaluates. ``//`` and ``%`` round down,
-as in Python.
+A term counts what a plan takes of one node group: ``stages('a100-sxm-80gb')``. Nothing is ever executed:
+the tree is data, which ``request_rules`` evaluates. ``//`` and ``%`` round down, as in Python.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ MAX_WORDS = 120  # names, numbers and signs; bounds the depth of the tree as wel
 MAX_DEPTH = 24  # parentheses, negations and implications inside one another
 MAX_NUMBER = 2**31 - 1
 COMPARISONS = ("<=", "<", ">=", ">", "==", "!=")
+GROUP_NUMBERS = ("gpus", "idle_nodes", "stages", "layers")
+GROUP_ENDS = ("first", "last")  # logical: whether a group holds that stage
+GROUP_TERMS = (*GROUP_NUMBERS, *GROUP_ENDS)
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<word>'[^']*'|\"[^\"]*\")"
@@ -174,7 +178,32 @@ class _Parser:
             found = f"before {token.text}" if token.text else "at the end"
             raise ExpressionError(token.at, f"a variable or a number is missing {found}")
         self._next += 1
-        return _leaf(token)
+        return self._term(token) if token.kind == "name" and self._accept("(") else _leaf(token)
+
+    def _term(self, token: _Token) -> Node:
+        """Parse the group of a term: a name whose value is written as ``stages('slow')``."""
+        if token.text not in GROUP_TERMS:
+            near = difflib.get_close_matches(token.text.lower()[:64], GROUP_TERMS, n=1, cutoff=0.5)
+            message = f"{token.text[:64]} is not a term of a node group: {', '.join(GROUP_TERMS)}"
+            raise ExpressionError(token.at, message, nearest=next(iter(near), None))
+        group = self._tokens[self._next]
+        if group.kind != "word":
+            raise ExpressionError(group.at, f"{token.text} needs a node group in quotes")
+        self._next += 1
+        if not self._accept(")"):
+            raise ExpressionError(self._tokens[self._next].at, "a closing parenthesis is missing")
+        return Node("name", token.at, value=written_term(token.text, group.text[1:-1]))
+
+
+def written_term(term: str, group: str) -> str:
+    """Return a term of a node group as a name of expressions."""
+    return f"{term}('{group}')"
+
+
+def term_of(name: str) -> tuple[str, str] | None:
+    """Return the term and the node group of a name; None: it is a variable."""
+    term, parenthesis, group = name.partition("('")
+    return (term, group.removesuffix("')")) if parenthesis else None
 
 
 def _leaf(token: _Token) -> Node:

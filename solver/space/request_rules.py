@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
@@ -22,7 +23,14 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.problem import DERIVED_VARIABLES, Problem
-from meshwright.solver.space.expressions import ExpressionError, Node, names_in, parse
+from meshwright.solver.space.expressions import (
+    GROUP_ENDS,
+    ExpressionError,
+    Node,
+    names_in,
+    parse,
+    term_of,
+)
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed
 
@@ -105,6 +113,27 @@ def limited_by(problem: Problem) -> frozenset[str]:
     return problem.options.named | names_of(problem.options.constraints)
 
 
+def names_groups(text: str) -> bool:
+    """Return whether a constraint has terms of node groups, so that it concerns a whole placement."""
+    return any(term_of(name) for name in names_of((text,)))
+
+
+def group_constraints(problem: Problem) -> tuple[str, ...]:
+    """Return the constraints of a request that have terms of node groups."""
+    return tuple(text for text in problem.options.constraints if names_groups(text))
+
+
+def names_unknown_group(problem: Problem, text: str) -> bool:
+    """Return whether a constraint names a node group that the cluster lacks; then nothing keeps it."""
+    terms = filter(None, map(term_of, names_of((text,))))
+    return any(group not in problem.cluster.group_named for _, group in terms)
+
+
+def with_group_renamed(constraints: Sequence[str], old: str, new: str) -> tuple[str, ...]:
+    """Return constraints that name a node group by another name."""
+    return tuple(re.sub(rf"(['\"]){re.escape(old)}\1", rf"\g<1>{new}\g<1>", text) for text in constraints)
+
+
 def _sort(node: Node) -> Sort:
     if node.sign == "name":
         return _sort_of_name(node)
@@ -122,6 +151,8 @@ def _sort(node: Node) -> Sort:
 
 def _sort_of_name(node: Node) -> Sort:
     name = str(node.value)
+    if (term := term_of(name)) is not None:
+        return "logical" if term[0] in GROUP_ENDS else "number"
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
         raise ExpressionError(node.at, f"{name[:64]} is no variable", nearest=next(iter(near), None))
@@ -162,9 +193,16 @@ def _check_word(variable: Node, word: Node) -> None:
         raise ExpressionError(word.at, message, nearest=next(iter(near), known[0]))
 
 
-def broken_by(node: Node, columns: Columns, num_layers: int) -> BoolArray:
-    """Mark rows that break a constraint, shape (n,)."""
-    rows = _Rows(columns, num_layers)
+def broken_by(
+    node: Node, columns: Columns, num_layers: int, terms: Mapping[str, IntArray] | None = None
+) -> BoolArray:
+    """Mark rows that break a constraint, shape (n,).
+
+    ``terms``: what each row takes of node groups; without them a constraint on node groups is broken.
+    """
+    if terms is None and any(map(term_of, names_in(node))):
+        return np.ones(len(columns), dtype=np.bool_)
+    rows = _Rows(columns, num_layers, terms or {})
     holds = rows.value(node) != 0
     return np.broadcast_to(~holds | rows.undefined, (len(columns),))
 
@@ -175,15 +213,16 @@ class _Rows:
     Every value is an int64 array: numbers, codes of words, 0 and 1 for false and true.
     """
 
-    def __init__(self, columns: Columns, num_layers: int) -> None:
-        self._columns = columns
+    def __init__(self, columns: Columns, num_layers: int, terms: Mapping[str, IntArray]) -> None:
+        self._columns, self._terms = columns, terms
         self._num_layers = num_layers
         self.undefined: BoolArray = np.zeros(len(columns), dtype=np.bool_)
 
     def value(self, node: Node, word_of: str = "") -> IntArray:
         """Return values of an expression; a word is one of the variable ``word_of``."""
         if node.sign == "name":
-            return column_of(self._columns, str(node.value), self._num_layers)
+            term = self._terms.get(str(node.value))
+            return column_of(self._columns, str(node.value), self._num_layers) if term is None else term
         if node.sign == "word":
             return np.array(WORDS[word_of].index(str(node.value)))
         if not node.operands:
@@ -236,7 +275,8 @@ _DERIVED_FROM = {
 
 def columns_named(names: Iterable[str]) -> tuple[str, ...]:
     """Return the columns that decide variables, as ``column_of`` reads them."""
-    columns = (_DERIVED_FROM.get(name) or (VARIABLES[name].column or name,) for name in names)
+    variables = (name for name in names if not term_of(name))
+    columns = (_DERIVED_FROM.get(name) or (VARIABLES[name].column or name,) for name in variables)
     return tuple(sorted({column for some in columns for column in some}))
 
 
@@ -306,6 +346,8 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
             of_request=True,
         )
     for text in options.constraints:
+        if problem.among_unlike and names_groups(text):
+            continue  # it concerns all groups together: ``mixed.limits`` and the check hold it
         yield Rule(
             name=f"constraint {text}",
             reason="the request asks for it",

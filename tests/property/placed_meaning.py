@@ -65,6 +65,69 @@ def a_placed_request(random: Random) -> Problem:
     return _limited(random, problem)
 
 
+# Constraints on node groups g and h with a number k, as a request writes them and as Python does.
+ON_GROUPS = (
+    ("idle_nodes({g}) >= 1", "idle_nodes({g}) >= 1"),
+    ("gpus({g}) <= {k}", "gpus({g}) <= {k}"),
+    ("stages({g}) == {k}", "stages({g}) == {k}"),
+    ("stages({g}) + stages({h}) <= {k}", "stages({g}) + stages({h}) <= {k}"),
+    ("stages({g}) == 0 or stages({h}) == 0", "stages({g}) == 0 or stages({h}) == 0"),
+    ("layers({g}) >= {k}", "layers({g}) >= {k}"),
+    ("layers({g}) == {k}", "layers({g}) == {k}"),
+    ("first({g}) => layers({g}) < layers({h})", "not first({g}) or layers({g}) < layers({h})"),
+    ("not last({g}) and stages({g}) > 0", "not last({g}) and stages({g}) > 0"),
+    ("last({g}) == first({h})", "last({g}) == first({h})"),
+    ("layers({g}) // stages({g}) >= {k}", "layers({g}) // stages({g}) >= {k}"),
+    ("(layers({g}) - layers({h})) % 2 == 1", "(layers({g}) - layers({h})) % 2 == 1"),
+    ("stages({g}) * layers({h}) <= {k}", "stages({g}) * layers({h}) <= {k}"),
+    ("data_parallel_size > 1 => idle_nodes({g}) == 0", "dp <= 1 or idle_nodes({g}) == 0"),
+    ("tensor_parallel_size > 1 => stages({g}) > 0", "tp <= 1 or stages({g}) > 0"),
+    ("stages({g}) > 0 => tensor_parallel_size == {k}", "stages({g}) == 0 or tp == {k}"),
+    ("pipeline_parallel_size > stages({g}) + {k}", "pp > stages({g}) + {k}"),
+)
+
+
+def on_groups(random: Random, problem: Problem) -> tuple[str, str]:
+    """A constraint on two of the groups, as a request writes it and as Python does."""
+    g, h = random.sample(problem.cluster.group_names, 2)
+    one = {"g": repr(g), "h": repr(h), "k": random.randint(1, 3)}
+    written, python = random.choice(ON_GROUPS)
+    return written.format(**one), python.format(**one)
+
+
+def keeps(problem: Problem, config: Configuration, python: str) -> bool:
+    """Whether Python finds a constraint on node groups true of every stage; undefined: no."""
+    groups = problem.cluster.group_named
+    stages = list(zip(config.stage_groups, config.stage_layers, strict=True))
+
+    def idle_nodes(group: str) -> int:
+        """Nodes of a group that no stage takes a GPU of, the stages packed together."""
+        free = groups[group].num_gpus - gpus(group)
+        return free // groups[group].gpus_per_node
+
+    def gpus(group: str) -> int:
+        return sum(stage.num_gpus for stage, _ in stages if stage.group == group)
+
+    scope: dict[str, object] = {
+        "__builtins__": {},
+        "gpus": gpus,
+        "idle_nodes": idle_nodes,
+        "stages": lambda group: sum(stage.group == group for stage, _ in stages),
+        "layers": lambda group: sum(layers for stage, layers in stages if stage.group == group),
+        "first": lambda group: stages[0][0].group == group,
+        "last": lambda group: stages[-1][0].group == group,
+        "dp": config.data_parallel_size,
+        "pp": len(stages),
+    }
+    try:
+        return all(
+            eval(python, {**scope, "tp": stage.tensor_parallel_size})  # noqa: S307 - text of ``ON_GROUPS``
+            for stage, _ in stages
+        )
+    except ZeroDivisionError:
+        return False
+
+
 def _limited(random: Random, problem: Problem) -> Problem:
     """Limits that one of the first placements keeps, until there are few."""
     anchor = random.choice(list(islice(placements(problem), 2000)))

@@ -17,7 +17,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.draws import draws
-from tests.property.placed_meaning import Placed, a_placed_request, all_placed
+from tests.property.placed_meaning import Placed, a_placed_request, all_placed, keeps, on_groups
 
 EXAMPLES = draws(2)
 PARTS = 2
@@ -36,6 +36,29 @@ def test_no_placement_that_a_request_means_is_better_than_what_is_proved(part: i
             judge(problem, search(problem, profile), all_placed(problem, profile))
         except AssertionError as fault:
             fault.add_note(f"the request is a_placed_request(Random({seed}))")
+            raise
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_constraints_on_node_groups_leave_the_placements_that_keep_them(part: int) -> None:
+    for seed in range(part, 2 * EXAMPLES, PARTS):
+        random = Random(seed)
+        plain = a_placed_request(random)
+        written, python = on_groups(random, plain)
+        options = replace(plain.options, constraints=(*plain.options.constraints, written))
+        problem = replace(plain, options=options)
+        profile = default_profile(problem.cluster, "none")
+        every = [one for one in all_placed(plain, profile) if not one.config.replicas]  # they are alike
+        able = [one for one in every if keeps(problem, one.config, python)]
+        try:
+            assert [one.config for one in able] == [
+                one.config for one in every if not list(violations(problem, profile, one.config))
+            ]
+            answer = search(problem, profile)
+            judge(problem, answer, able)
+            assert all(keeps(problem, plan.config, python) for plan in answer.plans)
+        except AssertionError as fault:
+            fault.add_note(f"seed {seed}: {written}")
             raise
 
 

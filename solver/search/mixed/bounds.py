@@ -62,7 +62,7 @@ def _most_blocks(rows: MixedRows) -> int:
     for at in np.unique(rows.group_of):
         own = rows.room[rows.group_of == at] > 0
         largest = np.where(own, rows.gpus_of_stage[rows.group_of == at], 0).max(axis=0)
-        blocks = np.where(largest > 0, rows.fleet.groups[at].num_gpus / np.maximum(largest, cost), 0.0)
+        blocks = np.where(largest > 0, rows.gpus[at] / np.maximum(largest, cost), 0.0)
         most = max(most, int(np.ceil(blocks.max(initial=1.0))))
     return min(most, rows.layout.num_layers)
 
@@ -82,6 +82,8 @@ class _Held:
     replay_s: FloatArray  # (B, n) of a unit, at most
     weight: FloatArray  # (B, n, K) stages that a block of GPUs has room for
     groups: tuple[IntArray, ...]
+    least_units: FloatArray  # (G, n) that a group holds, by the constraints on node groups
+    most_units: FloatArray
     ends_s: FloatArray  # (n,) embedding, head
     tail_s: FloatArray
     fixed_s: FloatArray
@@ -117,11 +119,13 @@ class _Held:
         weight = np.zeros((*room.shape, blocks))
         for own in groups:
             largest = np.where(there[own], cost[own], 0).max(axis=0)
-            gpus = rows.fleet.groups[int(rows.group_of[own[0]])].num_gpus
-            left = gpus - largest[:, None] * np.arange(blocks)
+            gpus = rows.gpus[int(rows.group_of[own[0]]), some]
+            left = gpus[:, None] - largest[:, None] * np.arange(blocks)
             block = np.clip(left, 0, np.maximum(largest, 1)[:, None])
             weight[own] = np.where(there[own][..., None], block[None] / cost[own][..., None], 0.0)
-        transfers = rows.transfers
+        transfers, some_work = rows.transfers, np.where(counts > 0, work, np.inf).min(axis=1)
+        most_work = np.where(counts > 0, work, 0.0).max(axis=1)
+        used_groups = [int(rows.group_of[own[0]]) for own in groups]
         beside = np.minimum(transfers.inside_s[:, some], transfers.entered_s[:, some])
 
         def least(values: FloatArray) -> FloatArray:
@@ -132,6 +136,8 @@ class _Held:
             layer_s=(layer / work).min(axis=-1), beside_s=beside, room=room,
             most=np.floor(most) if one_kind else most, free=room_bytes / each_whole, again_s=again,
             replay_s=(replay / work).max(axis=-1), weight=weight, groups=groups,
+            least_units=rows.least_layers[used_groups][:, some] * some_work,
+            most_units=rows.most_layers[used_groups][:, some] * most_work,
             ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
             tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
@@ -151,8 +157,9 @@ class _Held:
     def are_enough(self, slowest_s: FloatArray) -> BoolArray:
         """Return whether stages of at most this time can hold all layers, (n,); False is a proof."""
         held = self.held(slowest_s) * self.weight
-        total = sum(held[own].max(axis=0).sum(axis=-1) for own in self.groups)
-        return np.asarray(total * _ROUNDING >= self.units)
+        each = np.stack([held[own].max(axis=0).sum(axis=-1) for own in self.groups])
+        enough = np.minimum(each, self.most_units).sum(axis=0) * _ROUNDING >= self.units
+        return np.asarray(enough & (each * _ROUNDING >= self.least_units).all(axis=0))
 
     def least_slowest_s(self) -> FloatArray:
         """Return the least time of the slowest stage, (n,); +inf where the layers fit nowhere."""
@@ -203,6 +210,19 @@ class _Held:
             earned = np.maximum(rate, 0.0) * free
             if chooses:
                 earned += np.maximum(rate - self.again_s, 0.0) * beyond
-            total = sum(earned[own].max(axis=0).sum(axis=-1) for own in self.groups)
+            total = self._most_earned(earned, rate[..., 0])
             best = np.maximum(best, each * self.units - total)
         return best
+
+    def _most_earned(self, earned: FloatArray, rate: FloatArray) -> FloatArray:
+        """Return the most that all groups earn together, (n,).
+
+        A group that has to hold units earns their rate, even at a loss; of limited units no more.
+        """
+        total = np.zeros(earned.shape[1])
+        for own, least, most in zip(self.groups, self.least_units, self.most_units, strict=True):
+            best = np.where(self.room[own] > 0, rate[own], -np.inf).max(axis=0)
+            best = np.where(np.isfinite(best), best, 0.0)
+            own_total = earned[own].max(axis=0).sum(axis=-1)
+            total += np.where(best > 0.0, np.minimum(own_total, best * most), best * least)
+        return total

@@ -10,13 +10,13 @@ more than GAP. Plans are ranked by their simulated step among all that were pric
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.check import violations_of_all
+from meshwright.solver.check import group_faults, violations_of_all
 from meshwright.solver.clock import OutOfTime, look, running
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.cost.evaluation import evaluate
@@ -24,6 +24,7 @@ from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.mixed.bounds import RowBounds, bounds_of
+from meshwright.solver.search.mixed.limits import count_layers, keep_alone, limited
 from meshwright.solver.search.mixed.lines import (
     Line,
     LineSplit,
@@ -115,11 +116,12 @@ class MixedFrontier:
     is_over: Callable[[], bool] = field(default_factory=running)  # stops CP-SAT while it works on a row
     _open: set[int] = field(default_factory=set)  # rows that CP-SAT left open
     _heap: list[_Waiting] = field(default_factory=list)
-    _tried: dict[tuple[int, Line], float] = field(default_factory=dict)  # the closed form
+    _tried: dict[tuple[int, Line, Split | None], float] = field(default_factory=dict)  # the closed form
 
     @classmethod
     def of(cls, rows: MixedRows, problem: Problem, profile: Profile) -> MixedFrontier:
-        """Bound every row; none is solved yet."""
+        """Bound every row that the constraints on node groups leave; none is solved yet."""
+        rows = limited(rows)
         bounds = bounds_of(rows)
         heap = [
             _Waiting(
@@ -162,7 +164,7 @@ class MixedFrontier:
         for one in heapq.nsmallest(_FIRST_ROWS, self._heap):
             if interrupted(self) or having >= _ENOUGH_FIRST:
                 return
-            having += self._try_lines(one.row, whole_groups(self.rows, one.row))
+            having += self._try_lines(one.row, dict.fromkeys(whole_groups(self.rows, one.row)))
 
     def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
@@ -195,7 +197,7 @@ class MixedFrontier:
                 beyond = full and self.bounds.objective_s[row] > ranked[-1].objective_s
                 if beyond or (full and lines is chosen_groups) or interrupted(self):
                     break
-                self._try_lines(row, lines(self.rows, row))
+                self._try_lines(row, dict.fromkeys(lines(self.rows, row)))
 
     def ranked(self) -> list[MixedPlan]:
         """Return the best plan of every layout, by their simulated steps."""
@@ -228,7 +230,8 @@ class MixedFrontier:
         self.calls += 1
         least_s = np.inf
         if found.stages:
-            least_s = self._least_of(one.row, lines_of(rows, patterns, found.stages, found.order))
+            lines = lines_of(rows, patterns, found.stages, found.order)
+            least_s = self._least_of(one.row, lines if count_layers(self.problem) else dict.fromkeys(lines))
         if narrow:
             heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
         else:
@@ -257,29 +260,34 @@ class MixedFrontier:
             self.open_s = min(self.open_s, bound_s)
             self._open.add(one.row)
 
-    def _least_of(self, row: int, lines: Sequence[Line]) -> float:
-        """Try lines of a row; return the least closed form of their plans, +inf where there is none."""
-        self._try_lines(row, lines)
-        return min((self._tried.get((row, line), np.inf) for line in lines), default=np.inf)
+    def _least_of(self, row: int, lines: Mapping[Line, Split | None]) -> float:
+        """Try lines of a row; return the least closed form of their plans, +inf where there is none.
 
-    def _try_lines(self, row: int, lines: Iterable[Line]) -> bool:
+        ``lines``: with a split that is tried next to the best one.
+        """
+        self._try_lines(row, lines)
+        return min((self._tried.get((row, *one), np.inf) for one in lines.items()), default=np.inf)
+
+    def _try_lines(self, row: int, lines: Mapping[Line, Split | None]) -> bool:
         """Split, price and check lines of a row that were not tried yet; return whether one is a plan."""
-        configs = dict[Configuration, Line]()
-        for line in lines:
+        configs = dict[Configuration, tuple[Line, Split | None]]()
+        for line, own in lines.items():
             look()
-            if (row, line) in self._tried or not self.rows.allowed[row, len(line)]:
+            if (row, line, own) in self._tried or not self.rows.allowed[row, len(line)]:
                 continue
             if not self.rows.are_alike(line):
                 continue
-            self._tried[row, line] = np.inf
+            self._tried[row, line, own] = np.inf
             splits = LineSplit(self.rows, row, line)
-            split = splits.best()
-            if split is not None:
-                config = configuration_of(self.rows, row, line, split, splits.replays_of(split))
-                configs[config] = line
-        priced = self.price(list(configs))
-        self._tried |= {(row, configs[config]): value for config, value in priced.items()}
-        return bool(priced)
+            for split in dict.fromkeys((splits.best(), own)):
+                if split is not None and splits.holds(split):
+                    config = configuration_of(self.rows, row, line, split, splits.replays_of(split))
+                    if not any(group_faults(self.problem, config)):
+                        configs[config] = line, own
+        for config, value in self.price(list(configs)).items():
+            one = (row, *configs[config])
+            self._tried[one] = min(self._tried[one], value)
+        return any(config in self.found for config in configs)
 
     def price(self, configs: Sequence[Configuration]) -> dict[Configuration, float]:
         """Price configurations, and keep those that fit and keep every rule; return their closed forms."""
@@ -330,7 +338,7 @@ class MixedFrontier:
             split = np.full((len(legal), 1), rows.layout.num_layers)
             stages = own.stages(split)
             fits = (stages.peak_memory_bytes[:, 0] <= own.budget_bytes) & (needed <= gpus)
-            fits &= are_legal(rows.fleet, columns, option)
+            fits &= are_legal(rows.fleet, columns, option) & keep_alone(rows.fleet, columns, option)
             steps = np.where(fits, objective_s(own.prices, own.columns, stages), np.inf)
             self.alone_s = min(self.alone_s, float(steps.min()))
             for at in np.argsort(steps, kind="stable")[: self._listed].tolist():

@@ -29,8 +29,10 @@ _MOST_CHOICES = 96  # of options for the groups of a row
 
 def lines_of(
     rows: MixedRows, patterns: Patterns, stages: Sequence[int], order: Sequence[int] = ()
-) -> list[Line]:
+) -> dict[Line, Split]:
     """Return lines of stages that CP-SAT chose, with its first and its last stage at the ends.
+
+    Each comes with the layers that CP-SAT gave to its stages.
 
     Args:
         rows: the priced rows.
@@ -44,7 +46,7 @@ def lines_of(
     between = [at for at in stages if at not in (first, last)]
     groups = sorted({int(rows.group_of[option[at]]) for at in stages})
     ends = (int(rows.group_of[option[first]]), int(rows.group_of[option[last]]))
-    found = dict[Line, None]()
+    found, layers = dict[Line, Split](), patterns.counts.sum(axis=1)
     for one in [[at for at in order if at in groups]] if order else _orders(groups, ends):
         for key in (_by_memory, _by_size, _by_size_down):
             runs = [
@@ -53,10 +55,11 @@ def lines_of(
                 for group in one
             ]  # fmt: skip
             line = (first, *(at for run in runs for at in run), last)
-            found[tuple(int(option[at]) for at in line)] = None
+            own = tuple(int(layers[at]) for at in line)
+            found.setdefault(tuple(int(option[at]) for at in line), own)
         if len(found) >= _MOST_LINES:
             break
-    return list(found)
+    return found
 
 
 def _orders(groups: Sequence[int], ends: tuple[int, int]) -> Iterator[tuple[int, ...]]:
@@ -250,6 +253,11 @@ class LineSplit:
         """Return the split of least sum that fits; None where none does."""
         found = self._least_sum(np.inf)
         return None if found is None else found[1]
+
+    def holds(self, split: Split) -> bool:
+        """Return whether a split fits in memory, and keeps a prescribed one."""
+        ends = np.cumsum(split)
+        return bool(self.fits[np.arange(len(split)), ends - np.array(split), ends].all())
 
     def replays_of(self, split: Split) -> tuple[int, ...]:
         """Return the recomputed layers of each stage; () where stages do not choose, or recompute all.

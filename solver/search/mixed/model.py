@@ -20,6 +20,7 @@ Constraints
   (8) a prescribed split                             as many stages of l layers as the request names
   (9) a constraint on all GPUs                       all stages have one tensor-parallel size
   (10) a request for full recomputation              some stage recomputes a layer
+  (11) constraints on node groups                    in terms of n[p], as ``limits`` writes them
 Objective
   minimise sum_p time_p n[p] + M  <=  sum_s t_s + max_s ((m - 1) t_s + tail_s): a bound on every plan's
 Equal stages, equal nodes and the order of the groups are no symmetry: there are neither places nor nodes.
@@ -38,8 +39,10 @@ import numpy as np
 
 from meshwright.solver.configuration import IntArray
 from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
 from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns
 from meshwright.solver.search.mixed.rows import RANGES, MixedRows
+from meshwright.solver.space.request_rules import group_constraints
 
 _MOST_LEVELS = 400
 _LOOK_S = 0.1  # between two looks at the clock
@@ -99,6 +102,7 @@ def solve(
     model.keep_the_split()
     model.have_one_size()
     model.recompute_some()
+    model.keep_group_constraints()
     if np.isfinite(most_s):
         model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
@@ -248,6 +252,28 @@ class _Model:
         """(10)."""
         if self.rows.by_stage[self.row] and self.rows.always_recomputes:
             self.of.add(self._sum(np.flatnonzero(self.patterns.replayed > 0)) >= 1)
+
+    def keep_group_constraints(self) -> None:
+        """(11)."""
+        if not group_constraints(self.rows.fleet.problem):
+            return
+        gpus = self.rows.gpus_of_stage[self.patterns.option, self.row]
+        counts = dict[int, GroupCounts]()
+        for group in self.used:
+            here = np.flatnonzero(self.group == group)
+            counts[group] = GroupCounts(
+                gpus=self._sum(here, gpus),
+                stages=self._sum(here),
+                layers=self._sum(here, self.layers),
+                first=self._sum(np.intersect1d(here, self.patterns.has_role("first"))),
+                last=self._sum(np.intersect1d(here, self.patterns.has_role(*ENDS))),
+            )
+        by_option = {
+            at: [self.count[one] for one in np.flatnonzero(self.patterns.option == at).tolist()]
+            for at in np.unique(self.patterns.option).tolist()
+        }
+        has_size = sizes_in(self.of, self.rows, by_option)
+        GroupLimits(self.api, self.of, self.rows, self.row).add(counts, sum(self.count), has_size)
 
     def stand_in_order(self) -> None:
         """(7)."""

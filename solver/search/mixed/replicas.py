@@ -40,7 +40,7 @@ from meshwright.solver.search.mixed.rows import (
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE
-from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.request_rules import group_constraints, limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
 from meshwright.solver.splits import divisors
@@ -279,7 +279,7 @@ def limits_all_replicas(problem: Problem) -> bool:
     So they are for launchers without unlike ones, and for documents of unequal length: replicas wait
     for the busiest of all, whichever group it is on.
     """
-    together = not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
+    together = bool(group_constraints(problem)) or not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
     unable = not launcher_capabilities(problem.launcher).unlike_replicas
     return together or unable or problem.workload.lengths is not None
 

@@ -22,6 +22,7 @@ from math import gcd
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.cluster import NodeGroup
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -203,6 +204,9 @@ class MixedRows:
     whole: bool  # not a sample
     allowed: BoolArray  # (n, P + 1) whether so many stages are legal on some option
     room: IntArray  # (B, n) stages that an option has GPUs for; 0 where it is not legal
+    gpus: IntArray  # (G, n) of each group that a row may use, by the constraints on node groups
+    least_layers: IntArray  # (G, n) that each group has to hold, by the same
+    most_layers: IntArray
     layer_s: FloatArray  # (B, n, K) both passes of a layer of each kind
     embedding_s: FloatArray  # (B, n)
     head_s: FloatArray
@@ -260,6 +264,9 @@ class MixedRows:
         def each(read: Callable[[Rows], FloatArray], rows: Sequence[Rows] = two) -> FloatArray:
             return np.stack([read(one) for one in rows])
 
+        def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
+            return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
+
         straggler = each(lambda one: one.prices.straggler)
         columns = columns_of(problem, sizes, 2)
         hop = _least_hop_s(fleet, options, columns)
@@ -274,6 +281,9 @@ class MixedRows:
             fleet=fleet, options=options, sizes=sizes, size=size, whole=whole,
             allowed=np.asarray(legal.any(axis=0)),
             room=np.where(several, gpus[:, None] // cost, 0),
+            gpus=each_group(lambda group: group.num_gpus),
+            least_layers=each_group(lambda _: 0),
+            most_layers=each_group(lambda _: problem.model.num_layers),
             layer_s=straggler[..., None] * each(lambda one: one.layer_s),
             embedding_s=straggler * each(lambda one: one.embedding_s),
             head_s=straggler * each(lambda one: one.head_s),
@@ -329,14 +339,19 @@ class MixedRows:
         return LayerLayout.of(self.fleet.problem.model)
 
     @cached_property
+    def every_columns(self) -> Columns:
+        """Return all rows with two stages, of tensor-parallel size 1."""
+        return columns_of(self.fleet.problem, self.sizes, 2)
+
+    @cached_property
     def num_microbatches(self) -> IntArray:
         """Return the micro-batches of each row, (n,)."""
-        return columns_of(self.fleet.problem, self.sizes, 2).num_microbatches
+        return self.every_columns.num_microbatches
 
     @cached_property
     def by_stage(self) -> BoolArray:
         """Mark rows with stages that choose how many layers they recompute, (n,)."""
-        return np.asarray(columns_of(self.fleet.problem, self.sizes, 2).recompute_layers == PER_STAGE)
+        return np.asarray(self.every_columns.recompute_layers == PER_STAGE)
 
     @cached_property
     def always_recomputes(self) -> bool:

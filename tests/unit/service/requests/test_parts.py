@@ -167,6 +167,37 @@ def test_limits_that_leave_placed_stages_a_value_are_taken(search: Request) -> N
     survives({**request({"groups": groups}), "search": search, "launcher": "none"})
 
 
+@pytest.mark.parametrize(
+    ("constraint", "launcher", "words", "nearest"),
+    [
+        (
+            "stages('a100') > 1",
+            "none",
+            "a100 is not a node group of this cluster",
+            "stages('a100-sxm-80gb')",
+        ),
+        (
+            "first('a100-sxm-80gb')",
+            "megatron-lm",
+            "megatron-lm does not place stages",
+            "launcher flagscale",
+        ),
+        ("first('a100-sxm-80gb')", "any", "any does not place stages", "launcher flagscale"),
+    ],
+)
+def test_a_constraint_names_node_groups_that_stages_can_be_placed_on(
+    constraint: str, launcher: str, words: str, nearest: str
+) -> None:
+    groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
+    search = {"constraints": ["zero_stage < 3", constraint]}
+    found = fault({**request({"groups": groups}), "search": search, "launcher": launcher})
+    assert found.pointer == "/search/constraints/1"
+    assert words in found.message
+    assert found.nearest == nearest
+    alike = {**request({"groups": [groups[0], groups[0]]}), "search": search, "launcher": launcher}
+    assert "needs a cluster of unlike node groups" in fault(alike).message
+
+
 def test_several_batches_are_not_searched_on_placed_stages() -> None:
     groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
     mixed = {**request({"groups": groups}, {"global_batch_size": [64, 128]}), "launcher": "none"}

@@ -73,7 +73,7 @@ def test_what_does_not_hold_is_broken_for_columns_and_for_the_check(text: str) -
         ("pipeline_schedule == recompute_granularity", 22, "a word in quotes"),
         ("pipeline_schedule == '1f1b", 22, "not closed"),
         ("zero_stage == 99999999999", 15, "larger than"),
-        ("__import__('os')", 11, "operator is missing"),
+        ("__import__('os')", 1, "not a term of a node group"),
         ("", 1, "missing at the end"),
         ("(" * (MAX_DEPTH + 1), MAX_DEPTH + 1, "nested deeper"),
         ("not " * (MAX_DEPTH + 1), 4 * MAX_DEPTH + 1, "nested deeper"),
@@ -166,3 +166,27 @@ def test_recomputing_every_layer_counts_as_all_layers_of_the_model() -> None:
 
 def test_a_request_without_constraints_has_none() -> None:
     assert SearchOptions().constraints == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "words", "nearest"),
+    [
+        ("stage('slow') > 1", 1, "stage is not a term of a node group: gpus, idle_nodes, stages", "stages"),
+        ("1 < stages(slow)", 12, "stages needs a node group in quotes", None),
+        ("stages('slow' > 1", 15, "a closing parenthesis is missing", None),
+        ("first('slow') > 1", 17, "a comparison or a logical variable is expected", None),
+        ("stages('slow')", 1, "a constraint is one comparison", None),
+    ],
+)
+def test_a_fault_of_a_term_names_its_character(text: str, at: int, words: str, nearest: str | None) -> None:
+    with pytest.raises(ExpressionError, match=words) as caught:
+        constraint_of(text)
+    assert (caught.value.at, caught.value.nearest) == (at, nearest)
+
+
+def test_terms_of_node_groups_are_numbers_or_truth_values_of_their_group() -> None:
+    node = constraint_of('idle_nodes("slow") + stages(\'fast\') == 3 and not first("slow")')
+    names = ("idle_nodes('slow')", "stages('fast')", "first('slow')")
+    assert names_of(('idle_nodes("slow") + stages(\'fast\') == 3 and not first("slow")',)) == set(names)
+    assert holds_for(node, dict(zip(names, (1, 2, False), strict=True)))
+    assert not holds_for(node, dict(zip(names, (1, 2, True), strict=True)))

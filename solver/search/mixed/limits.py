@@ -1,0 +1,377 @@
+"""Constraints of a request on node groups: in CP-SAT's models, and as limits of every row.
+
+A term counts what a plan takes of one group: ``gpus``, ``idle_nodes`` (whole nodes without a stage),
+``stages``, ``layers``, and the logical ``first`` and ``last`` (whether the group holds that stage). All
+are linear in the numbers of stages, but for idle nodes, a rounded quotient. Every other variable of a
+constraint is the row's, or a stage's tensor-parallel size: it then holds for every size of a stage.
+
+Before any row is bounded, a small model without times and memory is solved for each class of rows with
+the same room and the same variables: rows that cannot keep the constraints are left out, and of the others
+it is known how many GPUs and layers a group may have. Both enter the bound of ``bounds``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import WORDS, BoolArray, Columns, IntArray
+from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.mixed.rows import MixedRows, StageOption, with_tensor_parallel
+from meshwright.solver.space.expressions import Node, names_in, term_of, written_term
+from meshwright.solver.space.request_rules import (
+    COMPARE,
+    broken_by,
+    column_of,
+    constraint_of,
+    group_constraints,
+    names_of,
+    names_unknown_group,
+)
+
+Expression: TypeAlias = Any  # a linear expression of OR-Tools, which this module loads when it is asked
+_OF_STAGE = {"tensor_parallel_size", "sequence_parallel", "num_gpus"}  # variables of one stage
+_MOST = 2**40  # numbers beyond this are left to the check
+
+
+class _BeyondModelError(Exception):
+    """A number is too large for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A linear expression with its least and its most."""
+
+    of: Expression
+    low: int
+    high: int
+
+    @classmethod
+    def constant(cls, value: int) -> _Number:
+        return cls(value, value, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """What the stages of a model take of one group: linear expressions."""
+
+    gpus: Expression
+    stages: Expression
+    layers: Expression
+    first: Expression
+    last: Expression
+
+
+class GroupLimits:
+    """Adds a row's constraints on node groups to a model of CP-SAT."""
+
+    def __init__(self, api: ModuleType, model: Expression, rows: MixedRows, row: int) -> None:
+        self._api, self._model, self._rows, self._row = api, model, rows, row
+        self._names = dict[str, _Number]()
+
+    def add(
+        self, counts: Mapping[int, GroupCounts], stages: Expression, has_size: Mapping[int, Expression]
+    ) -> None:
+        """Add every constraint.
+
+        Args:
+            counts: of each group that may have stages.
+            stages: how many there are.
+            has_size: by tensor-parallel size, a literal that is true where some stage has it.
+        """
+        fleet, layers = self._rows.fleet, self._rows.layout.num_layers
+        for text in group_constraints(fleet.problem):
+            if names_unknown_group(fleet.problem, text):
+                self._model.add_bool_or([])
+                return
+            names, node = names_of((text,)), constraint_of(text)
+            self._names = {
+                name: self._term(counts, *term) for name in names if (term := term_of(name)) is not None
+            }
+            self._names["pipeline_parallel_size"] = _Number(stages, 2, layers)
+            whole = names.isdisjoint(_OF_STAGE)
+            for size, literal in list(has_size.items())[: 1 if whole else None]:
+                self._of_row(names, size, stages)
+                try:
+                    holds = self._literal(node)
+                except _BeyondModelError:
+                    continue
+                self._model.add(holds == 1).only_enforce_if([] if whole else literal)
+
+    def _of_row(self, names: frozenset[str], size: int, stages: Expression) -> None:
+        rows = self._rows
+        columns = with_tensor_parallel(rows.columns(self._row, 2), size)
+        for name in names - {"pipeline_parallel_size", "num_gpus"}:
+            if term_of(name) is None:
+                value = int(column_of(columns, name, rows.layout.num_layers)[0])
+                self._names[name] = _Number.constant(value)
+        each = size * int(rows.sizes[self._row, 0] * rows.sizes[self._row, 1])
+        self._names["num_gpus"] = _Number(each * stages, 2 * each, each * rows.layout.num_layers)
+
+    def _term(self, counts: Mapping[int, GroupCounts], term: str, name: str) -> _Number:
+        rows = self._rows
+        group = rows.fleet.names.index(name)
+        nodes, own = rows.fleet.groups[group], counts.get(group)
+        most = {"gpus": nodes.num_gpus, "idle_nodes": nodes.num_nodes, "stages": nodes.num_gpus,
+                "layers": rows.layout.num_layers}.get(term, 1)  # fmt: skip
+        if own is None:
+            return _Number.constant(most if term == "idle_nodes" else 0)
+        if term != "idle_nodes":
+            return _Number(getattr(own, term), 0, most)
+        left = _Number(nodes.num_gpus - own.gpus, 0, nodes.num_gpus)
+        return self._divided(left, _Number.constant(nodes.gpus_per_node))[0]
+
+    def _literal(self, node: Node) -> Expression:
+        """Return a literal that is true exactly where an expression holds and is defined."""
+        defined = list[Expression]()
+        holds = self._logical(node, defined)
+        return self._all([holds, *defined]) if defined else holds
+
+    def _all(self, literals: list[Expression]) -> Expression:
+        every = self._model.new_bool_var("")
+        self._model.add_bool_and(literals).only_enforce_if(every)
+        self._model.add_bool_or([*(~one for one in literals), every])
+        return every
+
+    def _logical(self, node: Node, defined: list[Expression]) -> Expression:
+        if node.sign == "compare":
+            return self._compared(node, defined)
+        if node.sign in ("name", "logical"):
+            value = self._number(node, defined)
+            return self._holds("==", _Number(value.of - 1, value.low - 1, value.high - 1))
+        parts = [self._logical(one, defined) for one in node.operands]
+        if node.sign == "not":
+            return ~parts[0]
+        if node.sign == "and":
+            return self._all(parts)
+        left = ~parts[0] if node.sign == "=>" else parts[0]
+        return ~self._all([~left, ~parts[1]])
+
+    def _compared(self, node: Node, defined: list[Expression]) -> Expression:
+        word_of = next((str(one.value) for one in node.operands if one.sign == "name"), "")
+        values = [self._number(one, defined, word_of) for one in node.operands]
+        pairs = zip(node.signs, values, values[1:], strict=False)
+        found = [
+            self._holds(sign, _Number(one.of - other.of, one.low - other.high, one.high - other.low))
+            for sign, one, other in pairs
+        ]
+        return self._all(found) if len(found) > 1 else found[0]
+
+    def _holds(self, sign: str, number: _Number) -> Expression:
+        """Return a literal that is true exactly where a number compares so with 0."""
+        if number.low == number.high:
+            return self._model.new_constant(int(COMPARE[sign](number.low, 0)))
+        least, most = -_MOST, _MOST
+        true = {"<=": (least, 0), "<": (least, -1), ">=": (0, most), ">": (1, most)}.get(sign)
+        literal = self._model.new_bool_var("")
+        if true is not None:
+            inside = self._api.Domain(*true)
+        else:
+            inside = self._api.Domain(0, 0)
+            inside = inside if sign == "==" else inside.complement()
+        for domain, on in ((inside, literal), (inside.complement(), ~literal)):
+            self._model.add_linear_expression_in_domain(number.of, domain).only_enforce_if(on)
+        return literal
+
+    def _number(self, node: Node, defined: list[Expression], word_of: str = "") -> _Number:
+        if node.sign == "name":
+            return self._names[str(node.value)]
+        if node.sign == "word":
+            return _Number.constant(WORDS[word_of].index(str(node.value)))
+        if node.sign in ("compare", "and", "or", "not", "=>"):
+            return _Number(self._logical(node, defined), 0, 1)
+        if not node.operands:
+            return _Number.constant(int(node.value))
+        left, right = (self._number(one, defined) for one in node.operands)
+        if node.sign in ("//", "%"):
+            defined.append(self._holds("!=", right))
+            return self._divided(left, right)[0 if node.sign == "//" else 1]
+        return self._bounded(node.sign, left, right)
+
+    def _bounded(self, sign: str, left: _Number, right: _Number) -> _Number:
+        """Return a sum, a difference or a product."""
+        operate: Callable[[Any, Any], Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul}[sign]
+        ends = [operate(a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
+        if max(map(abs, ends)) > _MOST:
+            raise _BeyondModelError
+        if sign != "*" or left.low == left.high or right.low == right.high:
+            return _Number(operate(left.of, right.of), min(ends), max(ends))
+        product = self._model.new_int_var(min(ends), max(ends), "")
+        self._model.add_multiplication_equality(product, [left.of, right.of])
+        return _Number(product, min(ends), max(ends))
+
+    def _divided(self, left: _Number, right: _Number) -> tuple[_Number, _Number]:
+        """Return quotient and rest, rounded down; free where the divisor is 0."""
+        most = max(abs(left.low), abs(left.high)) + 1
+        largest = max(abs(right.low), abs(right.high))
+        quotient = self._model.new_int_var(-most, most, "")
+        rest = self._model.new_int_var(-largest, largest, "")
+        whole = self._bounded("*", _Number(quotient, -most, most), right)
+        positive, negative = self._holds(">", right), self._holds("<", right)
+        for on in (positive, negative):
+            self._model.add(whole.of + rest == left.of).only_enforce_if(on)
+        self._model.add_linear_constraint(rest, 0, largest).only_enforce_if(positive)
+        self._model.add(rest - right.of <= -1).only_enforce_if(positive)
+        self._model.add_linear_constraint(rest, -largest, 0).only_enforce_if(negative)
+        self._model.add(rest - right.of >= 1).only_enforce_if(negative)
+        return _Number(quotient, -most, most), _Number(rest, -largest, largest)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the constraints leave of every row.
+
+
+def limited(rows: MixedRows) -> MixedRows:
+    """Return the rows with the GPUs and layers that the constraints leave each group.
+
+    Rows of two or more stages that cannot keep them are not allowed any more.
+    """
+    if not group_constraints(rows.fleet.problem) or not len(rows):
+        return rows
+    gpus, most, least = rows.gpus.copy(), rows.most_layers.copy(), rows.least_layers.copy()
+    allowed = rows.allowed.copy()
+    for some in _classes(rows):
+        look()
+        found = _Counts(rows, int(some[0])).ends()
+        if found is None:
+            allowed[some, 2:] = False
+            continue
+        for group, ends in found.items():
+            gpus[group, some], least[group, some], most[group, some] = ends
+    each = np.maximum(rows.gpus_of_stage, 1)
+    room = np.where(allowed[:, 2:].any(axis=1), np.minimum(rows.room, gpus[rows.group_of] // each), 0)
+    return replace(rows, allowed=allowed, room=room, gpus=gpus, most_layers=most, least_layers=least)
+
+
+def _classes(rows: MixedRows) -> Iterator[IntArray]:
+    """Yield rows that are alike for the constraints and have two or more stages."""
+    texts = group_constraints(rows.fleet.problem)
+    plain = sorted(name for name in names_of(texts) if term_of(name) is None)
+    able = np.flatnonzero(rows.allowed[:, 2:].any(axis=1))
+    columns = rows.every_columns.take(able)
+    values = [column_of(columns, name, rows.layout.num_layers) for name in plain]
+    shared = rows.sizes[able, 0] * rows.sizes[able, 1]
+    table = np.column_stack([shared, rows.room[:, able].T, rows.allowed[able], *values])
+    _, which = np.unique(table, axis=0, return_inverse=True)
+    for at in range(int(which.max(initial=-1)) + 1):
+        yield able[which.ravel() == at]
+
+
+class _Counts:
+    """A row's model without times, memory and places: stages of each option, layers of each group."""
+
+    def __init__(self, rows: MixedRows, row: int) -> None:
+        self.api, self.rows, self.row = without_pandas(), rows, row
+        self.model = model = self.api.CpModel()
+        layers, able = rows.layout.num_layers, np.flatnonzero(rows.room[:, row] > 0).tolist()
+        count = {at: model.new_int_var(0, int(rows.room[at, row]), "") for at in able}
+        self.counts = dict[int, GroupCounts]()
+        for group in sorted({int(rows.group_of[at]) for at in able}):
+            own = [at for at in able if rows.group_of[at] == group]
+            stages, held = sum(count[at] for at in own), model.new_int_var(0, layers, "")
+            first, last = model.new_bool_var(""), model.new_bool_var("")
+            gpus = sum(int(rows.gpus_of_stage[at, row]) * count[at] for at in own)
+            model.add(gpus <= rows.fleet.groups[group].num_gpus)
+            model.add(held >= stages)
+            model.add(held <= layers * stages)
+            model.add(stages >= 1).only_enforce_if(first)
+            model.add(stages >= 1).only_enforce_if(last)
+            model.add(sum(count.values()) == stages).only_enforce_if(first, last)
+            self.counts[group] = GroupCounts(gpus=gpus, stages=stages, layers=held, first=first, last=last)
+        for read in ("first", "last"):
+            model.add(sum(getattr(one, read) for one in self.counts.values()) == 1)
+        model.add(sum(one.layers for one in self.counts.values()) == layers)
+        self.sum = sum(count.values())
+        legal = self.api.Domain.from_values(rows.legal_stages(row).tolist())
+        model.add_linear_expression_in_domain(self.sum, legal)
+        has_size = sizes_in(model, rows, {at: [count[at]] for at in able})
+        GroupLimits(self.api, model, rows, row).add(self.counts, self.sum, has_size)
+
+    def ends(self) -> dict[int, tuple[int, int, int]] | None:
+        """Return (most GPUs, least layers, most layers) of each named group; None: no plan keeps them."""
+        texts = group_constraints(self.rows.fleet.problem)
+        named = {term[1] for name in names_of(texts) if (term := term_of(name)) is not None}
+        groups = [at for at in self.counts if self.rows.fleet.names[at] in named]
+        if not self._is_possible():
+            return None
+        found = dict[int, tuple[int, int, int]]()
+        for group in groups:
+            own = self.counts[group]
+            most_gpus, least, most = (
+                self._best(sign, of) for sign, of in ((-1, own.gpus), (1, own.layers), (-1, own.layers))
+            )
+            found[group] = (
+                self.rows.fleet.groups[group].num_gpus if most_gpus is None else -most_gpus,
+                0 if least is None else least,
+                self.rows.layout.num_layers if most is None else -most,
+            )
+        return found
+
+    def _is_possible(self) -> bool:
+        self.model.clear_objective()
+        return self._solved()[0] != int(self.api.INFEASIBLE)
+
+    def _best(self, sign: int, of: Expression) -> int | None:
+        """Return the least of an expression times a sign; None: unknown."""
+        self.model.minimize(sign * of)
+        status, bound = self._solved()
+        return round(bound) if status == self.api.OPTIMAL else None
+
+    def _solved(self) -> tuple[int, float]:
+        look()
+        solver = self.api.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers, parameters.max_deterministic_time = 1, 0.2
+        parameters.cp_model_probing_level, parameters.cp_model_presolve = 0, True
+        return int(solver.solve(self.model)), float(solver.best_objective_bound)
+
+
+def sizes_in(model: Expression, rows: MixedRows, counts: Mapping[int, list[Expression]]) -> dict[int, Any]:
+    """Return a literal for each tensor-parallel size that is true where some stage has it.
+
+    ``counts``: numbers of stages by option.
+    """
+    by_size = dict[int, list[Expression]]()
+    for option, own in counts.items():
+        by_size.setdefault(rows.options[option].tensor_parallel_size, []).extend(own)
+    found = dict[int, Any]()
+    for size, own in sorted(by_size.items()):
+        found[size] = model.new_bool_var("")
+        model.add(sum(own) == 0).only_enforce_if(~found[size])
+    return found
+
+
+def keep_alone(fleet: NodeGroups, columns: Columns, option: StageOption) -> BoolArray:
+    """Return which rows of one stage on an option keep the constraints on node groups, (n,)."""
+    problem, kept = fleet.problem, np.ones(len(columns), dtype=np.bool_)
+    there = with_tensor_parallel(columns, option.tensor_parallel_size)
+    gpus = there.tensor_parallel_size * there.context_parallel_size * there.data_parallel_size
+    for text in group_constraints(problem):
+        if names_unknown_group(problem, text):
+            return np.zeros(len(columns), dtype=np.bool_)
+        terms = dict[str, IntArray]()
+        for term, name in filter(None, map(term_of, names_in(constraint_of(text)))):
+            group = fleet.names.index(name)
+            own = gpus if group == option.group else np.zeros_like(gpus)
+            here = np.full_like(gpus, int(group == option.group))
+            nodes = fleet.groups[group]
+            terms[written_term(term, name)] = {
+                "gpus": own, "idle_nodes": (nodes.num_gpus - own) // nodes.gpus_per_node,
+                "layers": here * problem.model.num_layers,
+            }.get(term, here)  # fmt: skip
+        kept &= ~broken_by(constraint_of(text), there, problem.model.num_layers, terms)
+    return np.asarray(kept)
+
+
+def count_layers(problem: Problem) -> bool:
+    """Return whether a constraint counts layers, so that not every split of a line keeps it."""
+    names = names_of(group_constraints(problem))
+    return any(term[0] == "layers" for term in map(term_of, names) if term is not None)
