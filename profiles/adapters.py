@@ -69,9 +69,11 @@ def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[Linear
     if model.mla is None and read:
         width_read = sum(layer.outputs for layer in read) + model.gate_width * (not model.gate_in_queries)
         read = (LinearLayer(inputs=h, outputs=width_read),)
+    h = model.expert_width if experts else h
     up = LinearLayer(inputs=h, outputs=(model.mlp_matrices - 1) * width, experts=experts)
     down = LinearLayer(inputs=width, outputs=h, split="inputs", experts=experts)
-    return {"linear_qkv": read, "linear_proj": written, "linear_fc1": (up,), "linear_fc2": (down,)}
+    of_mlp = {"linear_fc1": (up,), "linear_fc2": (down,)} if model.has_mlp else {}
+    return {"linear_qkv": read, "linear_proj": written, **of_mlp}
 
 
 def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
@@ -80,6 +82,8 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
     A mixer's convolution is not a linear layer.
     """
     h, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
+    if not model.mixes_tokens:
+        return {}
     if model.mixer is not None and model.mixes:
         widths = model.mixer.projections().items()
         read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
@@ -114,7 +118,7 @@ def _mlp(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
     """Return the MLP that every token visits, if any: a dense layer's, or the shared experts."""
     h, moe = model.hidden_size, model.moe
     width = model.ffn_hidden_size if kind == "dense" or moe is None else moe.shared_ffn_hidden_size
-    if not width:
+    if not (width and model.has_mlp):
         return {}
     gate = {"gate_proj": LinearLayer(inputs=h, outputs=width)} if model.gated_mlp else {}
     return {
@@ -160,6 +164,12 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
             for name, (read, width) in sizes.items()
         }
     if moe is not None and kind == "moe":
+        if moe.latent_size:
+            into = {"fc1_latent_proj": (h, moe.latent_size), "fc2_latent_proj": (moe.latent_size, h)}
+            found |= {
+                name: LinearLayer(inputs=read, outputs=width, split="nothing")
+                for name, (read, width) in into.items()
+            }
         rows = {"router": moe.num_experts * moe.linear_router, "shared_expert_gate": moe.shared_expert_gate}
         found |= {
             name: LinearLayer(inputs=h, outputs=int(width), split="nothing")
@@ -182,8 +192,9 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
     )  # fmt: skip
     converted = moe.expert_adapters in _CONVERTED
     width = (model.mlp_matrices - 1 if converted else 1) * moe.ffn_hidden_size
-    first = LinearLayer(inputs=h, outputs=width, experts=moe.num_experts)
-    last = LinearLayer(inputs=moe.ffn_hidden_size, outputs=h, split="inputs", experts=moe.num_experts)
+    read = model.expert_width
+    first = LinearLayer(inputs=read, outputs=width, experts=moe.num_experts)
+    last = LinearLayer(inputs=moe.ffn_hidden_size, outputs=read, split="inputs", experts=moe.num_experts)
     router = LinearLayer(inputs=h, outputs=moe.num_experts, split="nothing")
     return {
         **({gate: first} if model.gated_mlp else {}),

@@ -10,6 +10,7 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,13 @@ from meshwright.profiles.model_parts import (
 from meshwright.profiles.sequences import Documents
 
 LayerKind = Literal["dense", "moe"]
+# Blocks of a layer: attention (or a mixer) and an MLP (or experts), or one of the two alone.
+LayerPart = Literal["both", "mixing", "mlp"]
+# Letters of ``layer_pattern``, as Megatron-LM and Nemotron-H write them.
+MIXER_LAYER, ATTENTION_LAYER, MLP_LAYER, EXPERT_LAYER = "M*-E"
+_PARTS: Mapping[str, LayerPart] = {
+    MIXER_LAYER: "mixing", ATTENTION_LAYER: "mixing", MLP_LAYER: "mlp", EXPERT_LAYER: "mlp",
+}  # fmt: skip
 Normalization = Literal[
     "rmsnorm", "rmsnorm_without_weights", "layernorm", "layernorm_without_bias", "layernorm_without_weights"
 ]
@@ -54,6 +62,7 @@ class LayerShape(NamedTuple):
     borrows: bool = False  # reads the keys and values of an earlier layer
     reuses: bool = False  # reads what an earlier layer's indexer has chosen
     mixes: bool = False  # has the model's ``mixer`` instead of attention
+    part: LayerPart = "both"  # the blocks that it has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,7 @@ class ModelSpec:
     indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     mixer: MixerSpec | None = None  # what some layers have instead of attention
+    layer_pattern: str = ""  # layers of one block each: M mixer, * attention, - MLP, E experts
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
@@ -181,6 +191,8 @@ class ModelSpec:
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """Return the kind of each of the ``num_layers`` layers, in model order."""
+        if self.layer_pattern:
+            return tuple("moe" if letter == EXPERT_LAYER else "dense" for letter in self.layer_pattern)
         kinds: list[LayerKind] = ["dense"] * self.num_layers
         if self.moe is not None:
             for layer in range(self.moe.num_dense_layers, self.num_layers, self.moe.frequency):
@@ -196,11 +208,14 @@ class ModelSpec:
         borrow = (layer >= own for layer in range(self.num_layers))
         listed = self.indexer.reusing_layers if self.indexer and self.chooser else ()
         reuse = (layer in listed for layer in range(self.num_layers))
-        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse, self.mixing_layers()))
+        parts = [_PARTS[letter] for letter in self.layer_pattern] or ["both"] * self.num_layers
+        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts))
 
     def mixing_layers(self) -> tuple[bool, ...]:
         """Return whether each of the ``num_layers`` layers has the mixer instead of attention."""
         mixer = self.mixer
+        if self.layer_pattern:
+            return tuple(letter == MIXER_LAYER for letter in self.layer_pattern)
         return tuple(bool(mixer and not mixer.attends(layer)) for layer in range(self.num_layers))
 
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -217,13 +232,30 @@ class ModelSpec:
         reused = self.chooser is not None and self.chooser.reusing_layers
         mixing = _mixing(self.mixer).items() if self.mixer else ()
         mixed = any(getattr(self, name) != value for name, value in mixing)
-        apart = self.local_attention or reused or mixed
+        apart = self.local_attention or reused or mixed or len(set(self.layer_pattern)) > 1
         return not apart and self.borrowing_layers in (0, self.num_layers)
 
     @cached_property
     def mixes(self) -> bool:
         """Return whether every layer has the mixer, as ``shaped`` views those that do."""
-        return self.mixer is not None and not (self.mixer.attention_every or self.mixer.attention_layers)
+        if self.mixer is None or self.layer_pattern:
+            return set(self.layer_pattern) == {MIXER_LAYER}
+        return not (self.mixer.attention_every or self.mixer.attention_layers)
+
+    @cached_property
+    def mixes_tokens(self) -> bool:
+        """Return whether a layer has attention or a mixer, as ``shaped`` views it."""
+        return not self.layer_pattern or any(_PARTS[letter] == "mixing" for letter in self.layer_pattern)
+
+    @cached_property
+    def has_mlp(self) -> bool:
+        """Return whether a layer has an MLP or experts, as ``shaped`` views it."""
+        return not self.layer_pattern or any(_PARTS[letter] == "mlp" for letter in self.layer_pattern)
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Return how many blocks a layer has, each with its residual sum."""
+        return 1 if self.layer_pattern else 2
 
     @cached_property
     def borrows(self) -> bool:
@@ -299,6 +331,8 @@ class ModelSpec:
 
     def attention_parameters(self) -> int:
         """Return the weights of one attention block, norms not counted."""
+        if not self.mixes_tokens:
+            return 0
         if self.mixer is not None and self.mixes:
             return self.mixer.matrix_parameters(self.hidden_size)
         gate = self.hidden_size * self.gate_width
@@ -320,11 +354,22 @@ class ModelSpec:
 
     def dense_mlp_parameters(self) -> int:
         """Return the weights of one dense MLP."""
-        return self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
+        return int(self.has_mlp) * self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
 
     def expert_parameters(self) -> int:
         """Return the weights of one routed expert (0 for a dense model)."""
-        return self.mlp_matrices * self.hidden_size * self.moe.ffn_hidden_size if self.moe else 0
+        return self.mlp_matrices * self.expert_width * self.moe.ffn_hidden_size if self.moe else 0
+
+    @cached_property
+    def expert_width(self) -> int:
+        """Return the elements of a token that a routed expert reads: hidden, or of the experts' latent."""
+        latent = self.moe.latent_size if self.moe else 0
+        return latent or self.hidden_size
+
+    def expert_latent_parameters(self) -> int:
+        """Return the weights of one layer's projections to the latent of its experts, and back."""
+        latent, h = self.moe.latent_size if self.moe else 0, self.hidden_size
+        return 2 * h * latent + (latent + h) * int(self.mlp_bias and latent > 0)
 
     def shared_expert_parameters(self) -> int:
         """Return the weights of all shared experts of one layer together."""
@@ -348,7 +393,7 @@ class ModelSpec:
         further = int(self.layer_embedding_size > 0) + 2 * int(self.streams is not None)
         if kind == "moe" and self.moe is not None:
             further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
-        return further + (1 if self.shared_norm else _NORMS[self.norm_position])
+        return further + (1 if self.shared_norm else _NORMS[self.norm_position] * self.num_blocks // 2)
 
     def layer_embedding_parameters(self) -> int:
         """Return the weights of one layer's gate of its own embeddings, and of their projection."""
@@ -365,10 +410,10 @@ class ModelSpec:
         if self.mixer is not None and self.mixes:
             return self.mixer.norm_parameters()
         if self.mla is not None:
-            return self.mla.norm_parameters()
-        if self.query_key_norm == "per_head":
+            return self.mla.norm_parameters() * int(self.mixes_tokens)
+        if self.query_key_norm == "per_head" and self.mixes_tokens:
             return (1 if self.borrows else 2) * self.norm_weights(self.head_dim)
-        heads = self.num_attention_heads + self.own_kv_heads
+        heads = (self.num_attention_heads + self.own_kv_heads) * int(self.mixes_tokens)
         if self.query_key_norm == "each_head":  # without bias, whatever the other norms have
             return heads * self.head_dim
         if self.query_key_norm == "all_heads":
@@ -394,7 +439,7 @@ class ModelSpec:
 
     def sink_parameters(self) -> int:
         """Return the number of attention sinks of one layer."""
-        return self.num_attention_heads * int(self.attention_sinks)
+        return self.num_attention_heads * int(self.attention_sinks and self.mixes_tokens)
 
     def indexer_parameters(self) -> int:
         """Return the weights of one layer's indexer, its norm not counted."""
@@ -419,18 +464,20 @@ class ModelSpec:
         """Return one layer's biases that tensor parallelism splits: those wider than the hidden size."""
         qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
         width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
+        mlp = (self.mlp_matrices - 1) * width * int(self.mlp_bias and self.has_mlp)
         gate = self.num_attention_heads * int(self.gate_bias)
         gate += self.gate_width * int(self.gate_in_queries and self.qkv_bias)
         if self.mixer is not None and self.mixes:
             gate += self.mixer.vector_parameters()
-        return gate + qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
+        return gate + qkv * int(self.qkv_bias and self.mixes_tokens) + mlp
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
         """Return the biases of one layer that are added to what tensor-parallel ranks have summed."""
         shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
-        mlp = (self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias
+        mlp = self.has_mlp and ((self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias)
         latent = self.mla.bias_parameters() if self.mla else 0
-        return self.hidden_size * (int(self.attention_output_bias) + int(mlp)) + latent
+        attention = self.attention_output_bias and self.mixes_tokens
+        return self.hidden_size * (int(attention) + int(mlp)) + latent
 
     def bias_parameters(self, kind: LayerKind) -> int:
         """Return all biases of one layer, those of routed experts and of the router not included."""
@@ -440,7 +487,7 @@ class ModelSpec:
         """Return the biases of one routed expert."""
         if self.moe is None or not (self.mlp_bias and self.moe.expert_bias):
             return 0
-        return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.hidden_size
+        return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.expert_width
 
     def layer_parameters(self, kind: LayerKind) -> int:
         """Return all weights of one layer."""
@@ -449,7 +496,8 @@ class ModelSpec:
         if kind == "dense" or not self.moe:
             return common + self.dense_mlp_parameters()
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
-        return common + experts + self.shared_expert_parameters() + self.router_parameters()
+        further = self.router_parameters() + self.expert_latent_parameters()
+        return common + experts + self.shared_expert_parameters() + further
 
     @cached_property
     def embedding_parameters(self) -> int:
@@ -527,6 +575,8 @@ class ModelSpec:
         """Return the mean number of keys per query under a causal mask, over layers, documents, tokens."""
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
+        if not self.mixes_tokens:
+            return 0.0
         if self.mixer is not None and self.mixes:
             return self.mixer.chunk
         whole = (seq_length + 1) / 2
@@ -552,6 +602,7 @@ class ModelSpec:
         else:
             active += self.moe.top_k * self.expert_parameters()
             active += self.shared_expert_parameters() + self.router_parameters()
+            active += 2 * self.hidden_size * self.moe.latent_size
         active += self.streams.layer_products(self.hidden_size) if self.streams else 0
         return 2 * active + self.score_flops_per_token(seq_length)
 
@@ -563,6 +614,8 @@ class ModelSpec:
         if not self.attends_alike:
             each = {shape: self.shaped(shape).score_flops_per_token(seq_length) for shape in self.shapes()}
             return sum(each[shape] for shape in self.layer_shapes()) / self.num_layers
+        if not self.mixes_tokens:
+            return 0.0
         if self.mixer is not None and self.mixes:
             return 2.0 * self.mixer.scan_products()
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
@@ -621,6 +674,9 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
     if model.mixer is not None:
         changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
+    if model.layer_pattern:
+        changes |= {"layer_pattern": _letter(shape) * model.num_layers}
+        changes |= {} if shape.kind == "moe" else {"moe": None}
     if shape.borrows:
         changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
     if model.local_attention is not None:
@@ -628,6 +684,15 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
         changes |= {"global_layers": (), **(model.local_attention.stated() if shape.local else {})}
     return replace(model, **changes)
+
+
+def _letter(shape: LayerShape) -> str:
+    """Return the letter of layers of a shape; none of those that have both blocks."""
+    if shape.part == "both":
+        return ""
+    if shape.part == "mlp":
+        return EXPERT_LAYER if shape.kind == "moe" else MLP_LAYER
+    return MIXER_LAYER if shape.mixes else ATTENTION_LAYER
 
 
 def _mixing(mixer: MixerSpec) -> dict[str, Any]:

@@ -56,6 +56,7 @@ MOE_LIMITS: Limits = {
     "ffn_hidden_size": (1, 2**24),
     "num_shared_experts": (0, 1024),
     "shared_ffn_hidden_size": (0, 2**24),
+    "latent_size": (0, 2**20),
     "num_dense_layers": (0, 10_000),
     "frequency": (1, 10_000),
     "router_groups": (0, 65_536),
@@ -141,6 +142,7 @@ class MoeSpec:
     ffn_hidden_size: int  # hidden width of one routed expert
     num_shared_experts: int = 0  # experts every token visits
     shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
+    latent_size: int = 0  # of what routed experts read and yield, projected; 0: the hidden size
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
     dense_layers: tuple[int, ...] = ()  # and these, counted from 0, are dense as well
@@ -439,6 +441,7 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     stated = [name for name in kinds if getattr(model, name)]
     if len(stated) > 1:
         raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
+    _refuse_pattern_of_other_layers(model)
     _refuse_layers_that_are_none(model)
     _refuse_local_attention_of_none(model)
     _refuse_values_of_no_projection(model)
@@ -559,6 +562,37 @@ _NOT_WITH_A_MIXER = (
     "local_attention", "borrowing_layers", "indexer", "streams", "differential_attention", "value_norm",
     "keys_are_values", "layer_embedding_size", "inner_norms", "attention_clip", "parallel_residual",
 )  # fmt: skip
+
+
+_NOT_WITH_A_PATTERN = ("sliding_window", "shared_norm", "inner_norms", "early_first_norm")
+_LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the model that they need
+
+
+def _refuse_pattern_of_other_layers(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """Refuse a pattern of another length, of unknown letters, or that does not fit the model's parts."""
+    pattern, pointer = model.layer_pattern, "/model/layer_pattern"
+    if not pattern:
+        return
+    wrong = next((letter for letter in pattern if letter not in "M*-E"), None)
+    if wrong is not None:
+        allowed = "M (mixer), * (attention), - (MLP), E (experts)"
+        raise InvalidProblemError.of(pointer, f"{wrong!r} is not a kind of layer", allowed=allowed)
+    if len(pattern) != model.num_layers:
+        why = f"{len(pattern)} letters for num_layers = {model.num_layers}"
+        raise InvalidProblemError.of(pointer, why, allowed=f"{model.num_layers} letters")
+    for letter, part in _LETTERS.items():
+        if (letter in pattern) != (getattr(model, part) is not None):
+            why = f"has {'a' if letter in pattern else 'no'} layer {letter}, and model.{part} is "
+            raise InvalidProblemError.of(pointer, why + ("missing" if letter in pattern else "stated"))
+    moe, mixer = model.moe, model.mixer
+    placed = moe and (moe.num_dense_layers, moe.frequency, moe.dense_layers) != (0, 1, ())
+    if placed or (mixer and (mixer.attention_every or mixer.attention_layers)):
+        name = "moe/num_dense_layers" if placed else "mixer/attention_every"
+        raise InvalidProblemError.of(f"/model/{name}", "layer_pattern states which layers these are")
+    named = [name for name in (*_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER) if getattr(model, name)]
+    named += [] if model.norm_position == "before" else ["norm_position"]
+    for name in named:
+        raise InvalidProblemError.of(f"/model/{name}", "is not priced in layers of one block")
 
 
 def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts

@@ -41,6 +41,7 @@ _PARTS: Mapping[type, Limits] = {
     MixerSpec: MIXER_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
+_MAY_BE_EMPTY = ("source", "display_name", "layer_pattern")
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
 
@@ -127,7 +128,7 @@ def _value(reader: FieldReader, part: type, name: str) -> object:
     if get_origin(kind) is Literal:
         return reader.choice(name, get_args(kind), default="")
     if kind is str:
-        return reader.text(name, default="" if name in ("source", "display_name") else None)
+        return reader.text(name, default="" if name in _MAY_BE_EMPTY else None)
     if kind is bool or get_origin(kind) is tuple:
         return reader.flag(name, default=False) if kind is bool else _layers(reader, name)
     low, high = limits or (1, 2**31 - 1)

@@ -467,7 +467,10 @@ def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
     return None if size == hidden_size else size
 
 
-_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
+    "moe_shared_expert_intermediate_size",
+)  # fmt: skip
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
 _SCALE = (
     "routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor",
@@ -531,6 +534,9 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
         coefficient = reader.number(reader.first(_BALANCE), low=0.0, high=1e3, default=0.0)
         found["balance_coefficient"] = coefficient
         found["balanced_by_sequence"] = reader.flag("seq_aux", default=False) and coefficient > 0
+    if reader.has("moe_latent_size"):
+        high = int(MOE_LIMITS["latent_size"][1])
+        found["latent_size"] = reader.integer("moe_latent_size", low=1, high=high)
     if reader.value("moe_apply_router_weight_on_input"):
         found["weights_on_input"] = True
     if reader.has("expert_selection_fn"):  # Cohere 2

@@ -19,7 +19,12 @@ from meshwright.profiles.importers.huggingface_layers import (
     step_attention,
     step_config,
 )
-from meshwright.profiles.importers.huggingface_mixers import delta_net, mamba_2
+from meshwright.profiles.importers.huggingface_mixers import (
+    delta_net,
+    mamba_2,
+    nemotron_h_config,
+    single_blocks,
+)
 from meshwright.profiles.reading import FieldReader
 
 _FILE = CATALOG / "model_families.yaml"
@@ -68,11 +73,16 @@ def _granite_hybrid(config: dict[str, object]) -> dict[str, object]:
 
 # What a row names, by its attribute.
 _RULES: Mapping[str, Mapping[str, object]] = {
-    "as_built": {"granite_hybrid": _granite_hybrid, "step_config": step_config},
+    "as_built": {
+        "granite_hybrid": _granite_hybrid,
+        "nemotron_h_config": nemotron_h_config,
+        "step_config": step_config,
+    },
     "follows": {
         "falcon_norms": _falcon_norms,
         "first_or_second": _first_or_second,
         "multiple_of_hidden": _multiple_of_hidden,
+        "single_blocks": single_blocks,
     },
     "local_attention": {
         "gemma_3n_streams": gemma_3n_streams,

@@ -1,16 +1,16 @@
 """Layers of a Hugging Face model that have a mixer with a state: each type's keys and its rule.
 
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
-``GraniteMoeHybridMambaLayer``, ``BambaMixer``.
+``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
 from meshwright.profiles.model_parts import spaced
 from meshwright.profiles.reading import FieldReader
@@ -135,3 +135,62 @@ def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec
     }
     reader.finish()
     return _placed(MixerSpec(kind="mamba2", **sizes), attending, num_layers)
+
+
+# --------------------------------------------------------------------------------------------------
+# Nemotron-H: every layer is one block.
+
+_LETTERS = {_MIXES: "M", "moe": "E", _ATTENDS: "*", "mlp": "-"}
+_KINDS = {letter: kind for kind, letter in _LETTERS.items()}
+_BLOCKS, _PATTERN = "layers_block_type", "hybrid_override_pattern"
+_DEFAULT_BLOCKS = (_MIXES, "moe", _ATTENDS, "mlp")
+
+
+def nemotron_h_config(config: dict[str, object]) -> dict[str, object]:
+    """Return Nemotron-H's config with its layers as a list of kinds, whichever way they are stated.
+
+    Raises:
+        InvalidProblemError: a kind of layer that the class does not build, or another number of them than
+            ``num_hidden_layers``, which the class ignores.
+    """
+    found = dict(config)
+    pattern, listed = found.pop(_PATTERN, None), found.get(_BLOCKS)
+    name, kinds = _BLOCKS, list(listed) if isinstance(listed, list) else list(_DEFAULT_BLOCKS)
+    if listed is None and isinstance(pattern, str):
+        name, kinds = _PATTERN, [_KINDS.get(letter, letter) for letter in pattern]
+    kinds = [_OTHER_NAMES.get(str(kind), kind) for kind in kinds]
+    wrong = [str(kind)[:40] for kind in kinds if kind not in _LETTERS]
+    if wrong or not kinds:
+        allowed = ", ".join(f"{letter} ({kind})" for letter, kind in _KINDS.items())
+        why = f"{wrong[0]!r} is not a kind of layer" if wrong else "states no layers"
+        raise InvalidProblemError.of(f"/model/{name}", why, allowed=allowed)
+    stated = found.get("num_hidden_layers")
+    if stated is not None and stated != len(kinds):
+        why = f"{len(kinds)} layers, but num_hidden_layers = {str(stated)[:20]}"
+        raise InvalidProblemError.of(f"/model/{name}", why, allowed="a kind for each layer")
+    own = {"num_hidden_layers": len(kinds), "hidden_act": found.pop("mlp_hidden_act", "relu2")}
+    return {**found, **own, _BLOCKS: kinds}
+
+
+def single_blocks(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return Nemotron-H's pattern and mixer; experts only where a layer has them, positions nowhere."""
+    listed = reader.value(_BLOCKS)
+    pattern = "".join(_LETTERS[str(kind)] for kind in listed) if isinstance(listed, list) else ""
+    mixer = MixerSpec(
+        kind="mamba2",
+        num_heads=_size(reader, "mamba_num_heads", "num_heads"),
+        num_key_heads=_size(reader, "n_groups", "num_key_heads"),
+        key_head_dim=_size(reader, "ssm_state_size", "key_head_dim"),
+        value_head_dim=_size(reader, "mamba_head_dim", "value_head_dim"),
+        convolution=_size(reader, "conv_kernel", "convolution"),
+        chunk=_size(reader, "chunk_size", "chunk"),
+        convolution_bias=reader.flag("use_conv_bias", default=True),
+        projection_bias=reader.flag("use_bias", default=False),
+    )
+    return {
+        "layer_pattern": pattern,
+        "mixer": mixer if "M" in pattern else None,
+        "moe": facts["moe"] if "E" in pattern else None,
+        "no_rotary_every": 1,
+        "no_rotary_layers": (),
+    }

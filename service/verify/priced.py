@@ -180,6 +180,8 @@ def _recomputes_every_layer(config: Configuration) -> bool:
 def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
     """Return the forward FLOPs of one layer's scores and weighted values, with every key read."""
     model = ctx.model
+    if not model.mixes_tokens:
+        return 0.0
     if mixer := mixer_of(model):
         return 2.0 * _first(ctx.tokens) * mixer.scan_products() / config.tensor_parallel_size
     heads = model.num_attention_heads / config.tensor_parallel_size

@@ -109,6 +109,8 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     Where both: neighbours exchange first and last, so that each ring has their tokens of its share of the
     heads (Transformer Engine 2.9, ``AttnFuncWithCPAndKVP2P``; Fang and Zhao 2024, USP, arXiv:2405.07719).
     """
+    if not ctx.model.mixes_tokens:
+        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
     mixer = mixer_of(ctx.model)
     return (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
 
@@ -165,13 +167,13 @@ def expert_parallel(ctx: Context) -> PassSeconds:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
     facts, constants = ctx.facts, ctx.constants
     visits = ctx.moe_tokens * dispatched_copies(ctx, moe) * ctx.expert_load
-    sent = visits * ctx.model.hidden_size * _ACTIVATION_BYTES
+    sent = visits * ctx.model.expert_width * _ACTIVATION_BYTES
     once = _DISPATCHERS.get(facts.moe_dispatcher, 1.0) * all_to_all_s(sent, ctx.expert_group)
     once = np.where(ctx.e > 1, once, 0.0)
     out = once * (_LOW_PRECISION_BYTES / _ACTIVATION_BYTES if facts.low_precision_dispatch else 1.0)
     gathered: FloatArray | float = 0.0
     if (ctx.et > 1).any():
-        routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
+        routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.expert_width * _ACTIVATION_BYTES
         gathered = all_gather_s(routed, ctx.expert_tensor_group)
     forward, backward = out + once + 2.0 * gathered, 2.0 * (once + gathered)
     if facts.overlap_experts:

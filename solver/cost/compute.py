@@ -121,6 +121,7 @@ _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
+_RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
 # one, joins and casts (``experts.py _apply_bias``, 28 and 40 an element); it splits, clamps and joins a
 # clamped gate's inputs (``fused_bias_geglu.py``, 16 and 20).
@@ -143,6 +144,8 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     """Return the projections of one attention block."""
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     h, heads = model.hidden_size, model.num_attention_heads
+    if not model.mixes_tokens:
+        return []
     if mixer := mixer_of(model):
         read = projected_width(ctx, mixer)
         return [Gemm(m=tokens, n=read, k=h), Gemm(m=tokens, n=h, k=mixer.value_width / t)]
@@ -182,7 +185,9 @@ def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
 
 
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
-    """Return up (with its gate) and down projection of an MLP with a slice of ``width``."""
+    """Return up (with its gate) and down projection of an MLP of ``width`` on a rank; of none, nothing."""
+    if not model.has_mlp:
+        return []
     h = model.hidden_size
     return [Gemm(m=tokens, n=(model.mlp_matrices - 1) * width, k=h), Gemm(m=tokens, n=h, k=width)]
 
@@ -201,12 +206,22 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     if moe.shared_ffn_hidden_size:
         gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
     rows, local = routed_rows(ctx, moe)
-    width = moe.ffn_hidden_size / ctx.et
+    width, read = moe.ffn_hidden_size / ctx.et, model.expert_width
     return [
         *gemms,
-        Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=h, count=local, grouped=True),
-        Gemm(m=rows, n=h, k=width, count=local, grouped=True),
+        *_latent_gemms(ctx, moe),
+        Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=read, count=local, grouped=True),
+        Gemm(m=rows, n=read, k=width, count=local, grouped=True),
     ]
+
+
+def _latent_gemms(ctx: Context, moe: MoeSpec) -> list[Gemm]:
+    """Return the projections to the experts' latent and back: whole on every tensor rank.
+
+    (Megatron-Core 0.19 ``moe_layer.py``: ``fc1_latent_proj``, ``parallel_mode="duplicated"``.)
+    """
+    h, latent, rows = ctx.model.hidden_size, moe.latent_size, ctx.tokens * ctx.row_share
+    return [Gemm(m=rows, n=latent, k=h), Gemm(m=rows, n=h, k=latent)] if latent else []
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
@@ -292,6 +307,8 @@ def core_attention(ctx: Context) -> PassSeconds:
     the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``). A
     scan takes as long whatever the documents are.
     """
+    if not ctx.model.mixes_tokens:
+        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
     if mixer := mixer_of(ctx.model):
         return scan(ctx, mixer)
     filled = ctx.workload.filled
@@ -345,7 +362,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
-    rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_of(kind))
+    rows = tokens * ctx.row_share * h * (_RESIDUAL_BYTES * model.num_blocks + each * model.norms_of(kind))
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)
@@ -355,30 +372,33 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if mixer := mixer_of(model):
         heads, rotary = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
+    if not model.mixes_tokens:
+        heads, rotary = 0.0, np.zeros_like(tokens)
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
     rotary = rotary + tokens * 4.0 * model.scaled_values / ctx.t
-    if model.gate_width:
+    if model.gate_width and model.mixes_tokens:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
         permute = permuted_bytes(ctx)
     else:
-        width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
+        dense = model.ffn_hidden_size * model.has_mlp
+        width, permute = tokens * dense / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
     moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
-        moved = moved + cast * tokens * (h * ctx.row_share * 2.0 + width / tokens + inner)
+        moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
 
 
 def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
     """Return the elements of a token on a rank that attention's projections read, cast for products."""
-    mla = ctx.model.mla
+    mla = ctx.model.mla if ctx.model.mixes_tokens else None
     if mla is None:
         return heads_width
     output = ctx.model.num_attention_heads * mla.v_head_dim / ctx.t
@@ -389,7 +409,7 @@ def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return the elements of a token on a rank that norms of q, k and v and norms inside the MLP read."""
     model = ctx.model
     width = float(model.inner_norm_width(kind))
-    if model.query_key_norm != "none":
+    if model.query_key_norm != "none" and model.mixes_tokens:
         width += (model.num_attention_heads + model.own_kv_heads) * model.head_dim
     width += model.own_kv_heads * model.v_head_dim * int(model.value_norm)
     return width / ctx.t
@@ -419,7 +439,7 @@ def _eager_bytes(
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
         moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows * norms_apart
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
-        biased = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
+        biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
         moved = moved + ctx.moe_tokens * moe.top_k * ctx.expert_load * (biased * ctx.et + clamped)
     return moved
@@ -440,7 +460,7 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
     share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
     share *= 1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION
     share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else share
-    sent = ctx.moe_tokens * moe.top_k * ctx.model.hidden_size
+    sent = ctx.moe_tokens * moe.top_k * ctx.model.expert_width
     arrived = np.where(ctx.e < moe.num_experts, sent * ctx.et, 0.0)
     return share * ctx.constants.permute_bytes * 0.5 * (sent + arrived)
 
@@ -455,7 +475,7 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
         return np.zeros_like(ctx.t)
     of_module: dict[str, Callable[[], FloatArray | float]] = {
         "core_attn": lambda: 0.0 if ctx.model.mixes else attention.forward,
-        "layernorm": lambda: 8.0 * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s,
+        "layernorm": lambda: _norms_again_s(ctx),
         "every_second_mm": lambda: _second_products_s(ctx, kind),
         "moe_act": lambda: _activation_again_s(ctx, kind),
         "moe": lambda: _experts_again_s(ctx, kind) + experts.forward,
@@ -465,6 +485,12 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
         own = of_module.get(name)
         total = total + (own() if own else _forward_s(ctx, _REPLAYED[name](ctx, kind)))
     return np.where(ctx.selective, total, 0.0)
+
+
+def _norms_again_s(ctx: Context) -> FloatArray:
+    """Return the seconds of making the norm of each block again: read and written."""
+    norms = _NORM_BYTES * ctx.model.num_blocks
+    return np.asarray(norms * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s)
 
 
 def replayed_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
@@ -489,7 +515,8 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     run = attention_gemms(ctx)
     if model.mla is not None and model.mla.q_lora_rank:
         run[:2] = run[1::-1]
-    run[-1] = replace(run[-1], count=np.where(ctx.sequence_parallel, 1.0 - compiled, 1.0))
+    if run:
+        run[-1] = replace(run[-1], count=np.where(ctx.sequence_parallel, 1.0 - compiled, 1.0))
     mlp = shared_expert_gemms(ctx, kind) or _dense_mlp(ctx, kind)
     up, down = mlp[:1], mlp[1:]
     if model.gated_mlp:
@@ -524,7 +551,7 @@ def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:
 
 def _up_projections(ctx: Context) -> list[Gemm]:
     mla = ctx.model.mla
-    if mla is None:
+    if mla is None or not ctx.model.mixes_tokens:
         return []
     gemms = attention_gemms(ctx)
     return [gemms[0], gemms[3]] if mla.q_lora_rank else [gemms[2]]

@@ -80,7 +80,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     floor_s: FloatArray | float
     if kind == "dense" or moe is None:
         more = each * _MIXER if ctx.model.mixes else 0.0
-        floor_s = (own + more) * launches_left(facts, "dense")
+        blocks = _ATTENTION * ctx.model.mixes_tokens + _MLP * ctx.model.has_mlp
+        floor_s = (own * (blocks / DENSE) + more) * launches_left(facts, "dense")
     else:
         operators = _left(facts, _expert_layer(ctx, moe))
         further = own + each * np.maximum(operators - DENSE, 0.0)
@@ -99,6 +100,7 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
     facts, model = ctx.facts, ctx.model
     attention = _ATTENTION + _LATENT * (model.mla is not None)
     attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes
+    attention *= model.mixes_tokens
     scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias
     scores += _LIMITED_GROUPS * (moe.router_groups > 1)
     router = _ROUTED_FUSED if facts.moe_router_fusion else _ROUTED + scores

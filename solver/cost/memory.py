@@ -95,7 +95,8 @@ def _quantised_output_bytes(ctx: Context) -> float:
 
 
 def _norm_output_bytes(ctx: Context) -> float:
-    return _input_bytes(ctx, *ATTENTION_INPUT) + _input_bytes(ctx, *MLP_INPUT)
+    attention = _input_bytes(ctx, *ATTENTION_INPUT) * ctx.model.mixes_tokens
+    return attention + _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
 
 
 def _bytes_of(
@@ -196,6 +197,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     Scores: softmax output and dropout output in 2 bytes each, the dropout mask in 1: ``5 a s / h``.
     """
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
+    if not model.mixes_tokens:
+        return np.zeros_like(tokens)
     if mixer := mixer_of(model):
         return np.asarray(2.0 * tokens * mixer.kept_elements() / t)
     heads = model.num_attention_heads / t
@@ -232,8 +235,10 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     model, moe = ctx.model, ctx.model.moe
     per_width = _mlp_width_bytes(ctx)
     if kind == "dense" or moe is None:
-        return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
+        return ctx.tokens * per_width * model.ffn_hidden_size * model.has_mlp / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
+    if moe.latent_size:  # what experts read, and what they have added before it is projected back
+        shared = shared + ctx.tokens * ctx.row_share * 2.0 * _input_bytes(ctx, *MLP_INPUT) * moe.latent_size
     return shared + _expert_bytes(ctx, moe.ffn_hidden_size)
 
 
@@ -255,7 +260,7 @@ def _routed_copies(ctx: Context) -> float:
     """
     arrives = 1.0 if ctx.facts.low_precision_dispatch and ctx.low_precision else 2.0
     read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
-    return ctx.model.hidden_size * (read + (0.0 if ctx.facts.deduplicates else 2.0))
+    return ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -270,13 +275,13 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """
     model, apart = ctx.model, ctx.single_norms
     each = 2.0 + (6.0 if model.zero_centered_norm and model.normalization == "rmsnorm" else 4.0) * apart
-    norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
+    norms = each * model.norms_of(kind) + model.num_blocks * float(ctx.facts.dropout)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     width = norms * ctx.row_share + inputs * (1.0 if ctx.facts.keeps_gathered_inputs else ctx.row_share)
     outer = ctx.tokens * ctx.model.hidden_size * width
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
     keys = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (not model.borrows)
-    if model.query_key_norm != "none":  # queries and keys before and after their norm
+    if model.query_key_norm != "none" and model.mixes_tokens:  # both before and after their norm
         inner = inner + ctx.tokens * (model.num_attention_heads / ctx.t + keys) * model.head_dim * each
     if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
         inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
@@ -287,7 +292,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if model.value_norm:  # which reads what the key's norm reads where one projection yields both
         inner = inner + ctx.tokens * keys * model.v_head_dim * (each - 2.0 * model.keys_are_values)
     inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
-    if model.gate_width:  # the gate, and attention's output before it is gated
+    if model.gate_width and model.mixes_tokens:  # the gate, and attention's output before it is gated
         gated = model.gate_width + model.num_attention_heads * model.v_head_dim
         inner = inner + ctx.tokens * 2.0 * gated / ctx.t
     kept = outer + inner
@@ -309,16 +314,16 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     """
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
     per_width = _mlp_width_bytes(ctx)
-    if module == "mla_up_proj" and model.mla is not None:
+    if module == "mla_up_proj" and model.mla is not None and model.mixes_tokens:
         widths = 2.0 * model.head_dim + model.v_head_dim
         return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
-    if module == "attn_proj":  # the attention output that it reads, and what is added to the residual
+    if module == "attn_proj" and model.mixes_tokens:  # the output that it reads, and what is added
         read = (2.0 + _quantised_output_bytes(ctx)) * model.num_attention_heads / t * model.v_head_dim
         return ctx.tokens * (read + 2.0 * model.hidden_size * ctx.row_share)
     if module == "layernorm":
         return ctx.tokens * model.hidden_size * _norm_output_bytes(ctx) * ctx.row_share
     if module in ("mlp", "mlp_up") and kind == "dense":
-        return ctx.tokens * per_width * model.ffn_hidden_size / t
+        return ctx.tokens * per_width * model.ffn_hidden_size * model.has_mlp / t
     if kind == "dense" or moe is None:
         return 0.0
     routed = {
@@ -347,10 +352,15 @@ def offloaded_layers(facts: FrameworkFacts, model: ModelSpec) -> float:
     return min(facts.offload_layers / model.num_layers, 1.0) if facts.offload_layers else 1.0
 
 
+_OF_ATTENTION = ("attn_norm", "qkv_linear", "core_attn", "attn_proj")
+
+
 def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray:
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
     rows = ctx.tokens * model.hidden_size * ctx.row_share
     heads, kv = model.num_attention_heads / t, np.maximum(model.num_kv_heads / t, 1.0)
+    if (module in _OF_ATTENTION and not model.mixes_tokens) or (module == "mlp_norm" and not model.has_mlp):
+        return np.zeros_like(rows)
     routed = _routed_tokens(ctx) if kind == "moe" else np.zeros_like(rows)
     width = (model.mlp_matrices - 1.0) * (moe.ffn_hidden_size if moe else 0)
     inputs: dict[str, FloatArray] = {
@@ -358,7 +368,7 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
         "qkv_linear": _input_bytes(ctx, *ATTENTION_INPUT) * rows,
         "core_attn": 2.0 * ctx.tokens * (heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)),
         "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,
-        "expert_fc1": _input_bytes(ctx, *MLP_INPUT, routed=True) * routed * model.hidden_size,
+        "expert_fc1": _input_bytes(ctx, *MLP_INPUT, routed=True) * routed * model.expert_width,
         "moe_act": 2.0 * routed * width,
     }
     return inputs[module]

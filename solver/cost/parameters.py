@@ -66,7 +66,7 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     model, moe, routed = ctx.model, ctx.model.moe, np.zeros_like(ctx.t)
     split, whole = _split_and_whole(model, kind)
     if kind == "moe" and moe is not None:
-        summed = model.hidden_size if model.expert_bias_parameters() else 0
+        summed = model.expert_width if model.expert_bias_parameters() else 0
         divided = model.expert_parameters() + model.expert_bias_parameters() - summed
         routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
     return Weights(dense=split / ctx.t + whole, routed=routed)
@@ -76,12 +76,13 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, float]:
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.undivided_parameters()
-    down = model.hidden_size * model.mla.latent_width if model.mla else 0
+    down = model.hidden_size * model.mla.latent_width if model.mla and model.mixes_tokens else 0
     whole += down
     split = model.attention_parameters() - down
     split += model.split_bias_parameters(kind) + model.sink_parameters()
     if kind == "moe" and model.moe is not None:
-        return split + model.shared_expert_parameters(), whole + model.router_parameters()
+        whole += model.router_parameters() + model.expert_latent_parameters()
+        return split + model.shared_expert_parameters(), whole
     return split + model.dense_mlp_parameters(), whole
 
 
@@ -163,7 +164,7 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
         return [0.0] * (len(kinds) + 2)
     gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
     matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]
-    norms = [ctx.model.norms_of(one.kind) for one in kinds]
+    norms = [ctx.of(one).model.norms_of(one.kind) for one in kinds]
     return [*map(add, matrices, norms), 1.0, 2.0]
 
 
@@ -180,7 +181,7 @@ def largest_tensor(model: ModelSpec) -> int:
         heads = one.mixer.projected if one.mixer and one.mixes else heads
         sizes += [h * heads, h * one.ffn_hidden_size]
     if moe is not None:
-        sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
+        sizes.append(moe.num_experts * model.expert_width * moe.ffn_hidden_size * (model.mlp_matrices - 1))
     return max(sizes)
 
 

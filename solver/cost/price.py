@@ -126,7 +126,8 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
     Routed experts gather over their own tensor parallelism (``expert_parallel``), not over this one.
     """
     moe = ctx.model.moe
-    return 1.0 if kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size else 2.0
+    routed = kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size
+    return float(ctx.model.num_blocks - int(routed))
 
 
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
@@ -178,13 +179,14 @@ def _unreplayed_s(
     """Return the part of a forward pass that recomputing skips: the last product and its collective.
 
     Of the collectives of two tensor-parallel blocks that is the last of two all-reduces, or of four
-    gathers and reductions under sequence parallelism.
+    gathers and reductions under sequence parallelism; of one block the only one, or half.
     """
     unread = unread_products(ctx, kind)
     if not (unread and ctx.full.any()):
         return 0.0
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
-    spared = spared + tensor.forward * np.where(ctx.sequence_parallel, 0.25, 0.5) * unread[0].count
+    last = np.where(ctx.sequence_parallel, 0.5, 1.0) / ctx.model.num_blocks
+    spared = spared + tensor.forward * last * unread[0].count
     floor_s = layer_floor_s(ctx, kind)
     left = replace(busy, forward=busy.forward - spared)
     return launched(ctx, kind, busy, floor_s).forward - launched(ctx, kind, left, floor_s).forward

@@ -204,7 +204,8 @@ def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
         if not g.grouped
     ]
     masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
-    attend = [each for each in map(ctx.of, LayerLayout.of(problem.model).kinds) if not each.model.mixes]
+    contexts = map(ctx.of, LayerLayout.of(problem.model).kinds)
+    attend = [each for each in contexts if each.model.mixes_tokens and not each.model.mixes]
     if ctx.facts.flash and attend:
         found = [flash_lookup(each) for each in attend]
         masks["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])

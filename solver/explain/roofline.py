@@ -30,6 +30,7 @@ _EMBEDDINGS = ("gate of the layer's embeddings", "projection of the layer's embe
 _LOW_RANK = ("low rank down", "low rank up")
 _DENSE = ("MLP up", "MLP down")
 _EXPERTS = "routed experts"
+_EXPERT_LATENTS = ("to the experts' latent", "from the experts' latent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,10 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
     plain = [gemm for gemm in gemms if not gemm.grouped]
     for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
         yield read.gemm(name, gemm, precision)
-    flops, moved = _attention_work(ctx)
-    seconds = float(core_attention(ctx).forward[0])
-    yield read.point("scan" if ctx.model.mixes else "attention core", flops, moved, seconds, "bf16")
+    if ctx.model.mixes_tokens:
+        flops, moved = _attention_work(ctx)
+        seconds = float(core_attention(ctx).forward[0])
+        yield read.point("scan" if ctx.model.mixes else "attention core", flops, moved, seconds, "bf16")
     grouped = [gemm for gemm in gemms if gemm.grouped]
     if grouped:
         whole = linear_seconds(ctx, kind).forward
@@ -125,8 +127,8 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """Return names of a layer's plain products, in the order of ``layer_gemms``."""
-    names = list(_MIXER if ctx.model.mixes else _ATTENTION)
-    if ctx.model.mla is not None:
+    names = list(_MIXER if ctx.model.mixes else _ATTENTION) if ctx.model.mixes_tokens else []
+    if ctx.model.mla is not None and ctx.model.mixes_tokens:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
         lacking |= set() if ctx.model.gate_width else {"attention gate"}
         lacking |= set() if ctx.model.chooser else {"indexer queries", "indexer keys"}
@@ -134,7 +136,9 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     names += _EMBEDDINGS if ctx.model.layer_embedding_size else ()
     names += _LOW_RANK if ctx.model.streams else ()
     shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
-    return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
+    latents = _EXPERT_LATENTS if ctx.model.moe and ctx.model.moe.latent_size else ()
+    mlp = [] if count == len(names) + len(latents) else [name.replace("MLP", shared) for name in _DENSE]
+    return [*names, *mlp, *latents][:count]
 
 
 def _one(value: object) -> float:
