@@ -24,6 +24,7 @@ from meshwright.solver.problem import Problem, Workload
 
 # Facts that no type's class has by default, but configs state.
 _SWITCHED: tuple[dict[str, object], ...] = (
+    {"model_type": "nemotron_h", "moe_latent_size": 1024},
     {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]},
     {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
     {"model_type": "bloom"},

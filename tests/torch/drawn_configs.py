@@ -45,6 +45,10 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "interleave_moe_layer_step": (1, 2), "decoder_sparse_step": (1, 2),
     "mlp_only_layers": ([], [1], [0, 2]),
     "sliding_window": (None, 64, 512), "max_position_embeddings": (512, 4096), "n_positions": (512, 2048),
+    "moe_latent_size": (None, 512), "mamba_head_dim": (32, 64), "layers_block_type": (
+        None, ["linear_attention", "moe"] * 2, ["linear_attention", "mlp", "full_attention", "mlp"],
+        ["linear_attention"] * 3,
+    ),
     "hidden_act": ("silu", "gelu", "relu2"), "gating": (True, "per-element"),
 }  # fmt: skip
 # Without these the classes build nothing from their own defaults.

@@ -41,8 +41,8 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "falcon_h1", "jamba", "mamba", "mamba2", "minimax", "nemotron-nas",
-    "nemotron_h", "rwkv", "rwkv5", "t5", "vit", "xlstm", "zamba2",
+    "bert", "deepseek_v4", "falcon_h1", "jamba", "mamba", "mamba2", "minimax", "nemotron-nas", "rwkv",
+    "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
 OF_REMOTE_CODE = {*types_of_remote_code(), "kimi_k2", "mimo", "RefinedWeb"}
@@ -249,7 +249,7 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("model_type", "why", "near"),
     [
-        ("nemotron_h", "layers of mixed kinds", "nemotron"),
+        ("nemotron-nas", "layers of mixed kinds", "nemotron"),
         ("deepseek_v4", "hyper-connections", "deepseek_v3"),
         ("falcon_h1", "layers of mixed kinds", "falcon"),
         ("llama5", "an unknown type", "llama"),
@@ -299,6 +299,27 @@ def test_a_pattern_of_mixers_that_does_not_fit_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(InvalidProblemError, match=words) as caught:
         model_from_config(REAL["qwen3-next-80b-a3b"]["config"] | changes, name="x")
+    assert caught.value.errors[0].pointer == f"/model/{field}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        (
+            {"hybrid_override_pattern": "MEM*"},
+            "hybrid_override_pattern",
+            "4 layers, but num_hidden_layers = 52",
+        ),
+        ({"hybrid_override_pattern": "MX" * 26}, "hybrid_override_pattern", "'X' is not a kind of layer"),
+        ({"layers_block_type": ["mamba"] * 51}, "layers_block_type", "51 layers, but"),
+        ({"residual_in_fp32": True}, "residual_in_fp32", "planned: false"),
+    ],
+)
+def test_a_pattern_of_blocks_that_does_not_fit_is_refused_with_the_field(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        model_from_config(REAL["nemotron-3-nano-30b-a3b"]["config"] | changes, name="x")
     assert caught.value.errors[0].pointer == f"/model/{field}"
 
 
@@ -408,10 +429,8 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
 
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
-    hybrid = {"model_type": "nemotron_h", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
-    with pytest.raises(
-        UnsupportedModelError, match='"nemotron_h" is not priced yet: layers of mixed kinds'
-    ):
+    hybrid = {"model_type": "zamba2", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
+    with pytest.raises(UnsupportedModelError, match='"zamba2" is not priced yet: layers of mixed kinds'):
         model_from_config(hybrid, name="x")
 
 
