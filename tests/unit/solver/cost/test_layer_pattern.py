@@ -56,8 +56,8 @@ def _problem(model: ModelSpec) -> Problem:
     )
 
 
-def _context(model: ModelSpec, shape: LayerShape, **sizes: int) -> Context:
-    config = Configuration(**{"data_parallel_size": 8, "stage_layers": (8,), **sizes})
+def _context(model: ModelSpec, shape: LayerShape, ep: int = 1) -> Context:
+    config = Configuration(data_parallel_size=8, expert_parallel_size=ep, stage_layers=(8,))
     problem = _problem(model)
     return context_of(problem, Columns.of([config]), default_profile(problem.cluster, "none")).of(shape)
 
@@ -117,8 +117,7 @@ def test_experts_of_a_latent_weigh_and_exchange_as_much_as_it_is_narrower() -> N
     # Experts read and yield 512 elements instead of 2048, behind two projections; shared ones 2048.
     fewer = 16 * 2 * 1024 * (2048 - 512) - 2 * 2048 * 512
     assert MODEL.parameters_by_layer()[1] - narrow.parameters_by_layer()[1] == fewer
-    sizes = {"expert_parallel_size": 8}
-    wide, thin = (expert_parallel(_context(one, ROUTED, **sizes)).forward[0] for one in (MODEL, narrow))
+    wide, thin = (expert_parallel(_context(one, ROUTED, ep=8)).forward[0] for one in (MODEL, narrow))
     assert 0.25 * wide <= thin < 0.5 * wide  # a quarter of the bytes, and the latency
 
 
