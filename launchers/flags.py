@@ -7,7 +7,7 @@ Each row has one role, so that a launcher's new argument, or one of a fork, is a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,8 @@ import yaml
 _FOLDER = Path(__file__).resolve().parent
 # priced: it sets a field of the prediction. means: an older or a fork's spelling of other arguments.
 # harmless: no time or memory of a step depends on it. refused: with it, what is priced is not what runs.
-# listed: it may matter, and answers list it. free and open: harmless and listed, in tables that do not give
-# reasons yet.
-Role = Literal["priced", "means", "harmless", "refused", "listed", "free", "open"]
+# listed: it may matter, and answers list it.
+Role = Literal["priced", "means", "harmless", "refused", "listed"]
 Kind = Literal["switch", "integer", "number", "word", "words", "text"]
 _KINDS: Mapping[str, Kind] = {
     "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
@@ -38,7 +37,7 @@ class Flag:
     choices: Sequence[str] = ()
     until: str | None = None  # the last release that has it; None: the newest
     of: str | None = None  # forks or older releases, where the pinned parser does not have it
-    role: Role = "open"
+    role: Role | None = None  # None: not decided yet, which a test refuses
     sets: str = ""  # the field of the prediction that it sets: model.hidden_size
     why: str = ""  # of a harmless or refused one
     means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
@@ -82,10 +81,16 @@ def _is_same_number(one: str, other: str) -> bool:
         return False
 
 
-def _flag_of(row: Mapping[str, Any]) -> Flag:
-    role: Role = "means" if "means" in row else next((one for one in _SAID if one in row), "open")
-    said = {"role": role, "sets": row.get("priced", ""), "why": row.get(role, "")}
-    return Flag(**said | {key: value for key, value in row.items() if key not in _SAID})
+def _flag_of(name: str, row: Mapping[str, Any]) -> Flag:
+    own = {key: value for key, value in row.items() if key not in (*_SAID, "as")}
+    if "as" in row:  # in the other table without its section
+        others = flags_of(row["as"])
+        return replace(others[name if name in others else name.partition(".")[2]], **_DECLARED | own)
+    role: Role | None = "means" if "means" in row else next((one for one in _SAID if one in row), None)
+    return Flag(role=role, **{"sets": row.get("priced", ""), "why": row.get(str(role), "")} | own)
+
+
+_DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None}
 
 
 def programs() -> tuple[str, ...]:
@@ -102,21 +107,19 @@ def table_path(program: str) -> Path:
 def flags_of(program: str) -> Mapping[str, Flag]:
     """Return a program's arguments by name: in snake case, sections parted by dots."""
     raw = yaml.load(table_path(program).read_text("utf-8"), Loader=_Loader)  # noqa: S506
-    return {str(name): _flag_of(row) for name, row in raw.items()}
+    return {str(name): _flag_of(str(name), row) for name, row in raw.items()}
 
 
 class FlagNames:
     """The arguments of some programs by name; dashes are as good as underscores.
 
-    The first program that gives an argument a role decides.
+    The first program that has an argument decides.
     """
 
     def __init__(self, programs: Sequence[str]) -> None:
         self._flags: dict[str, Flag] = {}
         for program in reversed(programs):
-            for name, flag in flags_of(program).items():
-                if flag.role != "open" or name not in self._flags:
-                    self._flags[name] = flag
+            self._flags |= flags_of(program)
         # A section with arguments of its own takes those alone: what else is in it is not known.
         self._whole = self._flags.keys() - {name.rpartition(".")[0] for name in self._flags}
 
@@ -149,7 +152,7 @@ class FlagNames:
     def is_free(self, name: str) -> bool:
         """Return whether no price depends on an argument."""
         row = self.row(name)
-        return row is not None and row.role in ("harmless", "free")
+        return row is not None and row.role == "harmless"
 
 
 def plain_name(name: str) -> str:

@@ -28,9 +28,9 @@ _OF_THE_SOURCE = ("type", "default", "until")
 _MAX_TEXT = 60  # characters of a type or a default
 _HEADER = """\
 # Arguments of {name}: {releases}.
-# Written by python -m benchmarks.catalog.launcher_flags, which keeps the roles:
-# free: no time or memory of a step depends on it; open: a reader takes it, or answers list it.
-# refused: with it, what is priced is not what runs. until: the last release above that has it.
+# type, default and until are those of their sources (python -m benchmarks.catalog.launcher_flags);
+# the roles are by hand, docs/adr/0008 has the format. until: the last release above that has it.
+# as: the role is that of another table.
 """
 
 
@@ -191,8 +191,11 @@ def _default(value: ast.expr | None) -> object:
 
 
 def _short(kind: str) -> str:
-    plain = kind.replace("Optional[", "").replace("'", "").replace('"', "")
+    plain = _OPTIONAL.sub(r"\1 | None", kind).replace("'", "").replace('"', "")
     return plain[:_MAX_TEXT].split("\n")[0]
+
+
+_OPTIONAL = re.compile(r"Optional\[(.*)\]")
 
 
 def _of_documents(folder: Path, release: Release) -> Iterator[tuple[str, Flag]]:
@@ -230,12 +233,13 @@ def merged(name: str, folder: Path) -> dict[str, dict[str, Any]]:
     for place, release in enumerate(PROGRAMS[name]):
         for key, flag in declared(folder / release.name, release).items():
             until = {"until": release.name} if place else {}
-            found.setdefault(key, {"type": flag.type, "default": flag.default, **until})
+            stated = {} if flag.default is None else {"default": flag.default}
+            found.setdefault(key, {"type": flag.type, **stated, **until})
     known = yaml.safe_load(table_path(name).read_text("utf-8")) if table_path(name).is_file() else {}
     kept = {key: row for key, row in known.items() if key not in found}  # of a fork, or written by hand
     for key, row in found.items():
         said = {part: value for part, value in known.get(key, {}).items() if part not in _OF_THE_SOURCE}
-        row.update(said or {"role": "open"})
+        row.update(said)
     return dict(sorted((found | kept).items()))
 
 

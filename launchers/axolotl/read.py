@@ -50,17 +50,6 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
 _OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
-_REFUSED = {
-    "rl": "training on preferences or rewards is not priced",
-    "reward_model": "training on preferences or rewards is not priced",
-    "processor_type": "models that see or hear are not priced",
-    "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
-    "unfrozen_parameters": "decides which weights are trained",
-    "gptq": "weights that are stored quantised are not priced",
-    "activation_offloading": "activations on the host are not priced under Axolotl",
-    "fp8": "training in 8 bits under Axolotl is not priced",
-    "layer_offloading": "weights on the host are not priced",
-}  # fmt: skip
 _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2
 _FSDP = "fsdp_config."
@@ -87,9 +76,7 @@ class AxolotlReader:
         values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
         fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
         fields.note_commands(over)
-        for name, why in _REFUSED.items():
-            if fields.raw(name):
-                fields.fault(name, f"cannot be read: {why}")
+        fields.refuse_unpriced(self.name)
         for section in ("overrides_of_model_config", "model_config"):
             for name in fields.section(section):
                 if not name.startswith("rope"):

@@ -18,6 +18,7 @@ from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.launchers.reading.commands import World
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.known import known_of
 from meshwright.profiles.documents import shown
@@ -30,19 +31,9 @@ _HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?:\s+type=(\S+))?")  # runner/utils.py
 _SIZES_OF_A_MESH = 5
 _BY_STAGE = "_per_stage_micro_batch"
 _MESHES, _TYPES, _SPLIT = "hetero_process_meshes", "hetero_device_types", "hetero_pipeline_layer_split"
+_SWITCH = "enable_hetero"
 _COUNTS = f"recompute_num_layers{_BY_STAGE}"
 _ON = f"recompute_granularity{_BY_STAGE}"
-_OWN = (
-    "enable_hetero",
-    "hetero_current_device_type",
-    "hetero_use_cpu_communication",
-    _MESHES,
-    _TYPES,
-    _SPLIT,
-)
-
-
-_OF_DATA = ("tokenizer_type",)  # its vocabulary is vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +67,9 @@ class FlagScaleReader:
         experiment, training = _documents(source)
         _require_training(source, experiment)
         values, given = _arguments(training, overrides)
+        _list_others(given, experiment)
         meshes = _meshes(values) if _MESHES in values else []
-        hosts = _hosts(source)
+        hosts = _started(given, experiment, _hosts(source))
         world = _world(experiment, hosts)
         if meshes:
             _take_meshes(given, values, meshes)
@@ -161,16 +153,58 @@ def _arguments(training: Document, overrides: Overrides) -> tuple[dict[str, Loca
     for key, (name, found) in plain.items():
         if overrides.ignores(name) or overrides.ignores(key):
             given.note(f"line {found.line}: {shown(name)} is ignored (--ignore)")
-        elif key in _OWN or key.endswith(_BY_STAGE):
+        elif key in flags_of(NAME) and flags_of(NAME)[key].role == "priced":
             own[key] = found
-        elif flag_of(key) is not None:
-            take(given, key, text_of(found.value), found.line, called=name)
-        elif key in flags_of("megatron-lm") and key not in _OF_DATA:
-            words = () if found.value is True else (text_of(found.value),)
-            given.take(spelled(key), Value(words, found.line), called=name)
-        elif key not in _OF_DATA and not flag_names(NAME, "megatron-lm").is_free(key):
-            given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text_of(found.value),), found.line))
+            _refuse_placeholder(given, name, found)
+        else:
+            _take(given, key, name, found)
+    stated = plain.get("group_query_attention")
+    if stated is None or stated[1].value is not True:  # num_query_groups turns it on in Megatron-Core alone
+        given.values.pop("--group-query-attention", None)
     return own, given
+
+
+def _take(given: Given, key: str, name: str, found: LocatedValue) -> None:
+    """Take one of Megatron-LM's arguments, or list it; ``name`` has its sections."""
+    text = text_of(found.value)
+    if flag_names(NAME, "megatron-lm", "megatron-core").is_free(key) and flag_of(key) is None:
+        return
+    _refuse_placeholder(given, name, found)
+    if flag_of(key) is not None:
+        take(given, key, text, found.line, called=name)
+    elif key in flags_of("megatron-lm") and key not in flags_of(NAME):
+        given.take(spelled(key), Value(() if found.value is True else (text,), found.line), called=name)
+    else:
+        given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
+
+
+def _refuse_placeholder(given: Given, name: str, found: LocatedValue) -> None:
+    text = text_of(found.value)
+    if is_placeholder(text):
+        given.refuse(name, f"line {found.line}: {text[:40]} is a placeholder", allowed="the value")
+
+
+def _list_others(given: Given, experiment: Document) -> None:
+    """List the experiment's values that may matter and are not read."""
+    names = flag_names(NAME)
+    for name, found in experiment.items():
+        text, row = text_of(found.value), names.row(name)
+        priced = row is not None and row.role == "priced"
+        if not (priced or names.is_free(name) or names.is_default(name, text)):
+            given.leave(name[:64], f"--{name}", Value((text,), found.line))
+
+
+def _started(
+    given: Given, experiment: Document, hosts: Sequence[tuple[int, str]]
+) -> Sequence[tuple[int, str]]:
+    """Return the hosts that the runner starts (runner/utils.py): nnodes, with nproc_per_node each."""
+    limits = {name: experiment.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node")}
+    nodes, each = (
+        one.value if one is not None and type(one.value) is int else None for one in limits.values()
+    )
+    if nodes is not None and hosts and nodes > len(hosts):
+        given.note(f"nnodes is {nodes}, but the hostfile lists {len(hosts)}, which start")
+    return [(min(slots, each or slots), kind) for slots, kind in hosts[: nodes or None]]
 
 
 def _meshes(values: Document) -> list[_Mesh]:
@@ -211,7 +245,9 @@ def _whole_numbers(values: Document, name: str) -> list[int]:
 
 def _take_meshes(given: Given, values: Document, meshes: Sequence[_Mesh]) -> None:
     """Take the meshes as one of the largest tensor size; the stages' own sizes follow after it."""
-    line = values[_MESHES].line
+    line, switch = values[_MESHES].line, values.get(_SWITCH)
+    if switch is None or switch.value is not True:
+        given.refuse(_MESHES, f"line {line}: does nothing without {_SWITCH}", allowed=f"{_SWITCH}: true")
     sizes = {
         "tensor-model-parallel-size": max(one.tp for one in meshes),
         "pipeline-model-parallel-size": sum(one.pp for one in meshes),
@@ -219,6 +255,8 @@ def _take_meshes(given: Given, values: Document, meshes: Sequence[_Mesh]) -> Non
         "expert-model-parallel-size": meshes[0].ep,
     }
     for name, size in sizes.items():
+        if name != "tensor-model-parallel-size" and given.integer(name, size) != size:
+            given.fault(name, f"{given.word(name)}, but {_MESHES} has {size}", nearest=size)
         given.values.pop(f"--{name}", None)
         given.take(f"--{name}", Value((str(size),), line), called=_MESHES)
     if _SPLIT in values:

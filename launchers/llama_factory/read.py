@@ -69,7 +69,7 @@ _OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_step
 _ITS = ("finetuning_type", "cutoff_len", "template", "stage", *_CORE)
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _READ = (
-    "model_name_or_path", "stage", "do_train", "finetuning_type", "lora_rank", "lora_target", "optim",
+    "model_name_or_path", "do_train", "finetuning_type", "lora_rank", "lora_target", "optim",
     "packing", "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
     "per_device_train_batch_size", "additional_configs",
 )  # fmt: skip
@@ -142,6 +142,7 @@ class LlamaFactoryReader:
 
 def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
     """Take the adapter's arguments and the model's as flags of Megatron-LM; list unknown ones."""
+    names = flag_names("llama-factory", "transformers")
     for name, found in document.items():
         key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
         misplaced = key != name and key in _OWN  # names of the run are not the model's
@@ -153,7 +154,7 @@ def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
             given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
         elif not misplaced and flag_of(key) is not None:
             take(given, key, text, found.line, called=name)
-        elif misplaced or not (key in _READ or flag_names("llama-factory", "transformers").is_free(key)):
+        elif misplaced or not (key in _READ or names.is_free(key) or names.is_default(key, text)):
             given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
 
 

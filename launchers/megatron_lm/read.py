@@ -154,7 +154,7 @@ def launch_file(
     shape = named or model_of(given, name[:64] or "launch file", include)
     if named is not None:
         _agree(given, named)
-    if launcher == "megatron-lm":
+    if launcher in ("megatron-lm", "flagscale"):
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
     configuration = configuration_of(given, shape, workload, gpus)
@@ -266,3 +266,10 @@ def _agree(given: Given, model: ModelSpec) -> None:
         size = given.optional(flag)
         if size is not None and size != getattr(model, field) and not (flag == "kv-channels" and model.mla):
             given.fault(flag, f"{size}, but {model.title[:64]} has {getattr(model, field)}")
+    groups = "num-query-groups"
+    if given.has(groups) and not model.mla:
+        grouped = given.has("group-query-attention")
+        heads = given.integer(groups, 1) if grouped else model.num_attention_heads
+        if heads != model.num_kv_heads:
+            found = f"{heads} kv heads" + ("" if grouped else " without --group-query-attention")
+            given.fault(groups, f"{found}, but {model.title[:64]} has {model.num_kv_heads}")

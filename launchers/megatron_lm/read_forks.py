@@ -20,7 +20,7 @@ from meshwright.launchers.reading.base import Include, Source
 from meshwright.launchers.reading.documents import Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import (
     Fields,
-    decided_by,
+    affected,
     first_larger,
     passing,
 )
@@ -80,7 +80,7 @@ def require_known(given: Given, program: str) -> None:
     strange: dict[str, Value] = {}
     for called, (name, value) in given.left.items() if program else ():  # else they are of any command
         off = bool(value.texts) and is_off(value.texts[0])
-        if not (name in table() or off or decided_by(name)):
+        if not (name in table() or off or affected(None, name, "on")):
             strange[called] = value
     base = program.rpartition("/")[2][:64]
     if strange and not any(given.has(name) for name in _SIZES):

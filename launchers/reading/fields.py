@@ -5,8 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
+from pathlib import Path
+
+import yaml
 
 from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, is_off
 from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
@@ -75,121 +80,58 @@ def _slips(one: str, other: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Names that affect a run in any launcher: a reader does not guess about an unknown one.
+# Names that affect a run. The row of an argument decides; one that no table has is judged by its words.
 
 
-_SHARES = r"(?:tensor|pipe|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
-_DECIDING: dict[str, tuple[str, ...]] = {
-    "how ranks share the model": (
-        rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
-        r"(?:tp|pp|cp|sp|ep)(?:_size|_degree)?", r"\w*gtp_weight_remat_size", r"\w+_num_weight_shards",
-        "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of scripts
-    ),
-    "how many sequences a step takes": (
-        (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
-        r"(?:(?:batch_size|bsz?)(?:_training)?|(?:batch(?:_size)?|bsz?)_per_(?:gpu|device|rank))"),
-    ),
-    "how many micro-batches a step takes": (
-        r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)", "gas",
-    ),
-    "how large the model is": (r"(?:padded_|model_)?vocab_size",),
-    "which experts the model has": (
-        r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
-        "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",
-        r"first_k_dense\w*", r"enable_shared_experts?",
-        "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
-    ),
-    "which layers the model has": (  # of MindSpeed-LLM, and unpriced ones of Megatron-LM
-        "noop_layers", "num_layer_list", "n_hash_layers", r"post_(?:layer_)?norm", r"\w*embeds?_norm",
-        r"no_(?:final|attn|mlp)_layernorm", r"(?:\w+_)?logit_softcapping", "full_attention_interval",
-        r"linear_(?:attention|conv|key|value|num)_\w+", r"(?:interleave_)?sliding_window\w*",
-        r"dsa_\w+", r"(?:enable_dsa_)?indexer\w*", r"index_(?:n_heads|topk\w*|head_dim)", "kv_compress",
-        r"o_(?:lora_rank|groups)", "attention_output_gate", r"experimental_attention_variant\w*",
-        r"enable_mla_\w+", r"(?:enable_)?mhc\w*",
-        r"(?:use_)?lf_(?:gate|conv2d)\w*",  # Yuan 2.0's convolutions in attention
-        r"hc_mult", r"(?:\w+_)?mamba\d?(?:_\w+)?", r"ssm_\w+",
-        r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
-        "mtp_use_repeated_layer", r"medusa_\w+", r"eagle\w*", r"speculative_\w+",
-        r"(?:mlp_)?layer_types?(?:_list)?", "num_kv_shared_layers", r"\w+_per_layer_input",
-        "enable_hyper_connections", "csa_compress_ratios", "exclusive_self_attention",
-        "head_wise_attn_gate",
-        "ar_validate_steps",  # ModelOpt's heads that predict further tokens
-    ),
-    "which weights are trained": (
-        r"spectrum\w*", r"(?:un)?freez(?:e|ing)\w*", r"(?:un)?frozen\w*", r"lisa_\w+",
-        "use_(?:lisa|dora|galore|lomo)", r"trainable(?:_layers|_params|_modules|_parameters\w*)?",
-        "lora_(?:r|rank|fusion)", "q_?lora", "low_rank_training", r"only_tune_\w+",
-        "tune_mm_mlp_adapter", "modules_to_save", r"\w*upcycling\w*",
-    ),
-    "what it is taught": (r"mlm_prob\w*", r"masked?_lm_prob\w*", "noise_density"),  # masked words
-    "which model it learns from": (
-        r"(?:\w+_)?(?:distill|distillation|teacher)(?:_\w+)?", r"(?:export_)?kd(?:_\w+)?", r"ref_model_\w+",
-        r"(?!(?:save|output|merged|pretrained|base|eval|cache)_)\w+_model(?:_name_or)?_path",
-    ),
-    "what the weights are kept in": (
-        "bits", "load_in_kbits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat",
-        "recipe",
-    ),
-    "what the optimizer keeps": (
-        "use_bnb_optimizer", r"(?:chunked_)?optimizer_states?_offload(?:_fraction)?",
-        r"(?:use_)?customi[sz]ed_optim\w*", "reuse_fp32_param", r"o2_(?:gradient|optimizer)", r"swap_\w+",
-    ),
-    "what is kept for the backward pass": (
-        r"recompute_(?:activation_function|norm|mla_up_proj|in_advance)\w*", "moe_zero_memory",
-        r"(?:use_|enable_)?(?:activation|gradient|grad)_(?:checkpoint(?:ing)?|ckpt)(?:_enable)?",
-        "moe_layer_recompute", "cpu_offloading(?:_num_layers)?", "moe_paged_stash",
-        r"\w*recompute_layers_per_pp_rank",
-    ),
-    "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
-}  # fmt: skip
-_OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # not affected by 1
+_WORDS = Path(__file__).with_name("unknown.yaml")
 _ONE_RANK = ("1", "-1")
-_UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
 
 
-# Words in names of scripts' own arguments that may affect the run.
-_LIKELY = re.compile(
-    r"(?:^|_)(?:(?:model|data|tensor|pipeline|context|expert|sequence)?parallel\w*|degrees?|shards?|"
-    r"sharded|sharding|replicas?|replicate\w*|experts?|(?:[tpcdesm]p|group|node|rank|stage|mesh|gpus?)_size|"
-    r"num_(?:gpus|nodes|ranks|stages))(?:_|$)"
-)
-_UNLIKELY = re.compile(
-    r"(?:^|_)(?:save|saves|ckpt|checkpoint|log|logging|eval|val|valid|validation|test|token\w*|"
-    r"preprocess\w*|dataset\w*|dataloader|hub|random_init)(?:_|$)"
-)
+@dataclass(frozen=True, slots=True)
+class _Words:
+    affects: Mapping[str, re.Pattern[str]]
+    of_one: Sequence[str]
+    parts: re.Pattern[str]
+    but_not: re.Pattern[str]
+    of_pictures: re.Pattern[str]
 
 
-def decides(name: str, text: str, *, known: bool = True) -> str | None:
-    """Return the part of a run that depends on an unread name, judged by its last part; None for nothing.
-
-    Args:
-        name: name of the argument.
-        text: its value; off, a single rank or a single micro-batch affects nothing.
-        known: whether the launcher has such an argument; a script's own may mean anything.
-    """
-    what = None if is_off(text) else decided_by(name)
-    if what is None and not known and not is_off(text):
-        plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
-        likely = _LIKELY.search(plain) is not None and not (
-            _UNLIKELY.search(plain) or _UNTEXTUAL.search(plain)
-        )
-        what = _OF_ONE[0] if likely else None
-    return None if what in _OF_ONE and text.strip() in _ONE_RANK else what
-
-
-def decided_by(name: str) -> str | None:
-    """Return the part of a run that depends on a name, whatever its value."""
-    plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
-    if _UNTEXTUAL.search(plain):
-        return None
-    return next(
-        (what for what, patterns in _DECIDING.items() if any(re.fullmatch(one, plain) for one in patterns)),
-        None,
+@cache
+def _words_of_unknown() -> _Words:
+    raw = yaml.load(_WORDS.read_text("utf-8"), Loader=yaml.CSafeLoader)
+    return _Words(
+        affects={what: re.compile("|".join(words)) for what, words in raw["affects"].items()},
+        of_one=raw["of_one"],
+        parts=re.compile(rf"(?:^|_)(?:{'|'.join(raw['parts'])})(?:_|$)"),
+        but_not=re.compile(rf"(?:^|_)(?:{'|'.join(raw['but_not'])})(?:_|$)"),
+        of_pictures=re.compile("|".join(raw["of_pictures"])),
     )
 
 
+def affected(row: Flag | None, name: str, text: str) -> str | None:
+    """Return the part of a run that depends on an argument that was not read; None for nothing.
+
+    Args:
+        row: its row. A priced one is read in another form of the launcher; then, and without one, its
+            words decide.
+        name: name of the argument.
+        text: its value; off, a default, a single rank or a single micro-batch affects nothing.
+    """
+    if is_off(text):
+        return None
+    if row is not None and row.role != "priced":
+        return None
+    known, plain = _words_of_unknown(), name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+    if known.of_pictures.search(plain):
+        return None
+    what = next((what for what, words in known.affects.items() if words.fullmatch(plain)), None)
+    if what is None and known.parts.search(plain) and not known.but_not.search(plain):
+        what = known.of_one[0]
+    return None if what in known.of_one and text.strip() in _ONE_RANK else what
+
+
 def undecided(what: str) -> str:
-    """Return the message for a name that ``decides``."""
+    """Return the message for a name that affects a run (``affected``)."""
     return f"unknown option that affects {what}"
 
 
@@ -499,9 +441,7 @@ class Fields:
             and not self._lacks(known.row(name))
         ]
         for name in found:
-            value, row = self._values[name].value, known.row(name)
-            decided = row is not None and row.role not in ("open", "priced")
-            if not decided and (what := decides(name, str(value), known=name in known)):
+            if what := affected(known.row(name), name, str(self._values[name].value)):
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]

@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.launchers.flags import flag_names, plain_name
 from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, table
 from meshwright.launchers.reading.base import Overrides, Place
-from meshwright.launchers.reading.fields import decides, meant, passing, undecided
+from meshwright.launchers.reading.fields import affected, meant, passing, undecided
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.values import (
     UNKNOWN,
@@ -166,7 +166,7 @@ class Given:
         before them, with the dot. A correct name in another section counts as a typo.
         """
         for shown, (name, value) in self.left.items():
-            near = None if _is_known(shown, "") else meant(name, names)
+            near = None if _is_known(shown) else meant(name, names)
             if near is not None and names[near] not in self.values:
                 part = shown.rpartition(".")[2].lstrip("-")
                 right = near if "_" in part else near.replace("_", "-")
@@ -193,10 +193,10 @@ class Given:
         for shown in self.unread:
             name, value = self.left.get(shown, ("", Value((), 0)))
             text = value.texts[0] if value.texts else "on"
-            row = rows.row(name)
+            row = rows.row(shown) or rows.row(name)
             if row is not None and row.refuses(text):
                 self.refuse(shown, f"line {value.line}: cannot be read: {row.why}")
-            elif what := decides(name, text, known=_is_known(shown, name)):
+            elif what := affected(row, name, text):
                 self.refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
     def refuse(
@@ -235,10 +235,10 @@ class Given:
             raise InvalidProblemError(self.faults)
 
 
-def _is_known(called: str, name: str) -> bool:
-    """Return whether a launcher over Megatron-Core has an argument, as spelled or by its plain name."""
-    names = flag_names("megatron-lm", "megatron-core", "megatron-bridge", "ms-swift", "llama-factory")
-    return called in names or name in names
+def _is_known(called: str) -> bool:
+    """Return whether a launcher over Megatron-Core has an argument, as spelled."""
+    own = ("megatron-bridge", "ms-swift", "llama-factory")
+    return called in flag_names("megatron-lm", "megatron-core", *own)
 
 
 def flags_in(words: Sequence[Word]) -> Iterator[tuple[str, Value]]:

@@ -39,9 +39,9 @@ def test_an_argument_without_a_row_is_named(releases: Path, capsys: pytest.Captu
     assert "a_new_argument has no row" in capsys.readouterr().out
 
 
-def test_a_row_keeps_what_is_said_by_hand_and_a_new_one_is_open(releases: Path) -> None:
+def test_a_row_keeps_what_is_said_by_hand_and_a_new_one_has_no_role(releases: Path) -> None:
     known = yaml.safe_load(table_path(NAME).read_text("utf-8"))
     rows = merged(NAME, releases)
     assert rows["cutoff_len"] == {**known["cutoff_len"], "default": 77}
-    assert rows["a_new_argument"] == {"type": "bool", "default": False, "role": "open"}
+    assert rows["a_new_argument"] == {"type": "bool", "default": False}
     assert yaml.safe_load(written(NAME, rows)) == rows

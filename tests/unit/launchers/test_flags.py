@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from meshwright.launchers.flags import flag_names, flags_of, programs
-from meshwright.launchers.reading.fields import decided_by
+from meshwright.launchers.reading.fields import affected
 from meshwright.launchers.reading.foreign import preferences
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.mixers import MixerSpec
@@ -20,18 +20,52 @@ PROGRAMS = programs()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_free_argument_is_one_that_decides_a_run(program: str) -> None:
-    free = [name for name, flag in flags_of(program).items() if flag.role in ("harmless", "free")]
-    assert free
-    assert [name for name in free if name in preferences()] == []
-    own = [  # lighteval evaluates
-        name
-        for name in free
-        if program not in WITH_REASONS
-        and decided_by(name)
-        and not name.startswith("lighteval.")  # evaluates
-    ]
-    assert own == []
+def test_no_harmless_argument_is_one_of_training_on_preferences_or_decides_by_its_words(
+    program: str,
+) -> None:
+    harmless = {name: flag for name, flag in flags_of(program).items() if flag.role == "harmless"}
+    assert harmless
+    assert [name for name in harmless if name in preferences()] == []
+    deciding = [name for name, flag in harmless.items() if affected(None, name, "2") and not flag.sets]
+    apart = [name for name in deciding if harmless[name].why.startswith(("read ", "a section"))]
+    assert {*deciding} - {*apart} == NOT_OF_THE_STEP.get(program, set())
+
+
+# Their words are those of arguments that decide a step, but no step depends on them.
+NOT_OF_THE_STEP = {
+    "accelerate": {
+        "parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config_cp_comm_strategy",
+    },
+    "axolotl": {
+        "qlora_sharded_model_loading", "quantization.group_size", "sample_packing_group_size", "shard",
+    },
+    "deepspeed": {"aio.intra_op_parallelism", "checkpoint.parallel_write"},
+    "llama-factory": {"sglang_tp_size"},
+    "megatron-bridge": {
+        "comm_overlap.data_parallel_size", "dist.eval_context_parallel_size",
+        "inference.inference_dynamic_batching_mamba_memory_ratio",
+        "inference.inference_dynamic_batching_prefix_caching_mamba_gb",
+        "inference.mamba_inference_conv_states_dtype", "inference.mamba_inference_ssm_states_dtype",
+    },
+    "megatron-lm": {
+        "disable_moe_top2_2nd_expert_sampling", "enable_expert_tensor_parallelism",
+        "no_async_tensor_model_parallel_allreduce", "no_pipeline_parallel",
+    },
+    "ms-swift": {
+        "data_sharding", "max_shard_size", "no_async_tensor_model_parallel_allreduce",
+        "target_pipeline_model_parallel_size", "target_tensor_model_parallel_size",
+    },
+    "nanotron": {
+        "lighteval.batch_size", "lighteval.parallelism", "lighteval.parallelism.context_parallel_size",
+        "lighteval.parallelism.expert_parallel_size", "lighteval.parallelism.pp",
+        "lighteval.parallelism.tp",
+    },
+    "torchtitan": {
+        "fault_tolerance.group_size", "fault_tolerance.min_replica_size", "fault_tolerance.replica_id",
+        "parallelism.context_parallel_ptrr_mask_key", "parallelism.context_parallel_rotate_method",
+        "validation.local_batch_size",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -39,8 +73,7 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     lacking = [
         name
         for name, flag in flags_of(program).items()
-        if not flag.type
-        or (flag.role in ("free", "open") and program in WITH_REASONS)
+        if not (flag.type and flag.role)
         or (flag.role in ("harmless", "refused") and not flag.why)
         or (flag.role == "priced" and not flag.sets)
         or (flag.role == "means" and not flag.means)
@@ -48,14 +81,8 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     assert lacking == []
 
 
-WITH_REASONS = {
-    "accelerate", "deepspeed", "deepspeed-launcher", "megatron-core", "megatron-lm", "torchrun",
-    "torchtitan", "transformers", "trl",
-}  # fmt: skip
-
-
 def test_what_a_spelling_means_is_a_priced_argument() -> None:
-    for program in sorted(WITH_REASONS):
+    for program in PROGRAMS:
         table = {**flags_of(program), **flags_of("megatron-lm")}
         for name, flag in flags_of(program).items():
             by_value = [one for one in flag.means.values() if isinstance(one, dict)]
@@ -65,7 +92,7 @@ def test_what_a_spelling_means_is_a_priced_argument() -> None:
 
 def test_what_an_argument_needs_is_one_of_the_table() -> None:
     for program in PROGRAMS:
-        table = flags_of(program)
+        table = {**flags_of("megatron-lm"), **flags_of("trl"), **flags_of(program)}
         assert [flag.needs for flag in table.values() if flag.needs and flag.needs not in table] == []
 
 
@@ -76,7 +103,7 @@ def test_what_an_argument_sets_is_a_field(name: str) -> None:
     known |= {f"model.mla.{one.name}" for one in fields(MlaSpec)}
     known |= {f"model.moe.{one.name}" for one in fields(MoeSpec)}
     known |= {f"model.mixer.{one.name}" for one in fields(MixerSpec)}
-    tables = [flags_of(program) for program in sorted(WITH_REASONS)]
+    tables = [flags_of(program) for program in PROGRAMS]
     said = {flag.sets for table in tables for flag in table.values() if flag.sets}
     assert {one for one in said if one.partition(".")[0] == name} <= known
 
