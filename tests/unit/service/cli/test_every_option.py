@@ -251,6 +251,7 @@ COMMANDS = {
         "plan_id": Case("SECOND", base="FIRST --out plan.svg", instead="FIRST"),
         "--from": Case("answer.json", base="--out plan.svg"),
         "--rank": "2",
+        "--profile": "titan.json",
         "--out": "plan.png",
     }),
     "memory": Command("llama-3.1-8b --json", {
