@@ -131,6 +131,14 @@ def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
         log.words["framework_family"] = "megatron-core"
 
 
+def read_arguments(log: RunLog, arguments: Mapping[str, str], where: str) -> None:
+    """Read Megatron's arguments from elsewhere than a log: names and values as text."""
+    words: dict[str, str] = {}
+    for name, value in arguments.items():
+        _argument(log, words, name, value, where)
+    _settle(log, words)
+
+
 def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> None:
     argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
     if argument:

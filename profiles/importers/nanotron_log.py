@@ -9,7 +9,7 @@ configuration with ``pformat`` at the start.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -95,9 +95,14 @@ def _configuration(log: RunLog, line: LogLine) -> None:
         log.saw_memory(line.rank, allocated, reserved)
     if _START in line.text and log.is_of_first_rank(line.rank):
         log.started()
-    for name, value in _VALUE.findall(line.text):
-        if name in _ARGUMENTS:
-            log.note(_ARGUMENTS[name], value, line.where)
+    read_arguments(log, _VALUE.findall(line.text), line.where)
+
+
+def read_arguments(log: RunLog, arguments: Iterable[tuple[str, str]], where: str) -> None:
+    """Read names and values of nanotron's configuration, and the sizes that follow from them."""
+    for name, value in arguments:
+        if name in _ARGUMENTS and value.isascii() and value.isdigit():
+            log.note(_ARGUMENTS[name], value, where)
     sizes = log.configuration
     if all(name in sizes for name in _BATCH):
         sizes["global_batch_size"] = prod(sizes[name] for name in _BATCH)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.importers import (
     deepspeed_log,
     megatron_log,
@@ -16,6 +17,7 @@ from meshwright.profiles.importers import (
     nvidia_smi_topo,
     slurm_topology,
     torchtitan_log,
+    tracked_run,
 )
 from meshwright.profiles.importers.foreign_file import ForeignFile
 
@@ -69,6 +71,14 @@ FORMATS: Mapping[str, ForeignFormat] = {
         looks_like=deepspeed_log.looks_like,
         read=deepspeed_log.read_deepspeed_log,
     ),
+    "wandb-run": ForeignFormat(
+        title="W&B run", looks_like=tracked_run.is_wandb_history, read=tracked_run.read_wandb_run
+    ),
+    "mlflow-run": ForeignFormat(
+        title="MLflow run",
+        looks_like=lambda _: False,  # a folder: ``detect_format``
+        read=tracked_run.read_mlflow_run,
+    ),
 }
 
 
@@ -83,6 +93,13 @@ def detect_format(path: Path | str) -> str:
     Raises:
         ProfileError: the file cannot be read, or has none of the formats.
     """
+    if Path(path).is_dir():
+        found = tracked_run.format_of_folder(Path(path))
+        if found is None:
+            histories = ", ".join(tracked_run.HISTORIES)
+            message = f"expected a W&B history ({histories}) or the folder metrics of an MLflow run in it"
+            raise ProfileError(f"{shown(Path(path).name)}: {message}")
+        return found
     file = ForeignFile.open(path)
     for name, entry in FORMATS.items():
         if entry.looks_like(file):

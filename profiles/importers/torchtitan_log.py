@@ -76,7 +76,8 @@ def _seconds(configuration: Mapping[str, int], tokens: float) -> float | None:
     return sizes[0] * sizes[1] / (tokens * sizes[2]) if all(sizes) else None
 
 
-def _mesh(log: RunLog, degrees: Mapping[str, str], where: str) -> None:
+def note_mesh(log: RunLog, degrees: Mapping[str, str], where: str) -> None:
+    """Note the sizes of a mesh by torchtitan's names of its axes."""
     sizes = {axis: log.file.whole(size, f"{where}, {axis}") for axis, size in degrees.items()}
     for axis, name in _AXES.items():
         if axis in sizes:
@@ -99,10 +100,10 @@ def _configuration(log: RunLog, line: LogLine) -> None:
         sizes = [size.strip() for size in mesh[2].split(",")]
         if len(axes) != len(sizes):
             raise log.file.fault(line.where, "expected as many sizes as axes of the mesh")
-        _mesh(log, dict(zip(axes, sizes, strict=True)), line.where)
+        note_mesh(log, dict(zip(axes, sizes, strict=True)), line.where)
     if degrees:
         pairs = (pair.strip().partition("=") for pair in degrees[1].split(","))
-        _mesh(log, {axis: size for axis, equals, size in pairs if equals}, line.where)
+        note_mesh(log, {axis: size for axis, equals, size in pairs if equals}, line.where)
     if _START in line.text and log.is_of_first_rank(line.rank):
         log.started()
 

@@ -98,8 +98,9 @@ def import_file(
 
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf, the figures of a GPU
     (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster. Hugging Face config.json: a
-    model file, for --model. Training logs: a row of runs, for calibrate; with --plan every fact of the run
-    is the plan's, and a log that contradicts it is refused.
+    model file, for --model. Training logs, and runs that W&B
+    or MLflow tracked: a row of runs, for calibrate; with --plan every fact of the run is the plan's, and a
+    log that contradicts it is refused.
     """
     named, path = _words_given(file, format_name)
     request = ImportRequest(
@@ -295,6 +296,8 @@ def _format(request: ImportRequest) -> str:
         if request.format_name not in known:
             raise UnknownNameError.among("--format", request.format_name, known)
         return request.format_name
+    if request.file.is_dir():
+        return detect_format(request.file)
     file = ForeignFile.open(request.file)
     if file.text.lstrip().startswith("{"):
         try:
@@ -344,7 +347,7 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
     _refuse_facts(request)
     run = None if name == HUGGING_FACE else import_profile(request.file, name)
     if not isinstance(run, MeasuredRun):
-        raise InvalidProblemError.of("--plan", "goes with a training log; the file is none")
+        raise InvalidProblemError.of("--plan", "goes with a training log or a tracked run")
     kept = plan_named(request.plan or "", request.rank)
     settings = values_of("--set", request.assign)
     wrong = sorted(settings.keys() - set(OF_A_PLAN))
