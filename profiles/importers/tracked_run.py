@@ -1,8 +1,8 @@
 """Reads a training run that Weights & Biases or MLflow tracked, from exported files.
 
 A W&B run is its history with ``config.yaml`` of the run's folder, or ``config.json``, next to it. The
-history is what ``run.history().to_csv("history.csv")`` writes, the records of ``run.scan_history()`` as
-JSON or JSON lines, or the CSV of a chart. An MLflow run is a folder of its file store: a file
+history is the CSV that W&B's export API or a chart writes, or the scanned records as JSON or JSON lines.
+An MLflow run is a folder of its file store: a file
 ``metrics/NAME`` with lines "timestamp value step", and a file ``params/NAME`` with a text
 (mlflow/store/tracking/file_store.py).
 
