@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import yaml
+
 from meshwright.launchers.nanotron.export import nanotron_file
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
@@ -52,7 +54,7 @@ from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
 from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
-from tests.launchers.tables import INSTALLED_IN, PARSERS, renewed
+from tests.launchers.tables import INSTALLED_IN, PARSERS, changed_rows, renewed
 from tests.launchers.verified import try_verified
 
 MODELS = (
@@ -422,6 +424,8 @@ def try_table(name: str, environment: Environment, count: Count, *, update: bool
     """Hold the table of a program's arguments against its parser, or write it anew."""
     path, text = renewed(name, environment)
     if update:
+        before, after = (yaml.safe_load(one) for one in (path.read_text("utf-8"), text))
+        print(*(f"  {line}\n" for line in changed_rows(before, after)), sep="", end="")
         path.write_text(text, "utf-8")
     elif text != path.read_text("utf-8"):
         count.faults.append(f"{name}: its parser is not that of {path.name}: --update --only {name}")

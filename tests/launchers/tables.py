@@ -60,6 +60,24 @@ def merged(rows: Mapping[str, Row], parser: Mapping[str, Row]) -> dict[str, Row]
     return found
 
 
+def changed_rows(old: Mapping[str, Row], new: Mapping[str, Row]) -> list[str]:
+    """Return what a release changes, one line an argument: added, gone, or declared otherwise."""
+    found = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name, {})
+        if before is None:
+            found.append(f"added    {name}: {_declaration(after)}; it needs a role")
+        elif "of" in after and "of" not in before:
+            found.append(f"gone     {name}")
+        elif _declaration(before) != _declaration(after):
+            found.append(f"changed  {name}: {_declaration(before)} -> {_declaration(after)}")
+    return found
+
+
+def _declaration(row: Row) -> str:
+    return ", ".join(f"{key} {row[key]}" for key in _OF_THE_PARSER if key in row)
+
+
 def text_of(rows: Mapping[str, Row], head: str) -> str:
     """A table as text, one line an argument."""
     lines = [
