@@ -174,7 +174,7 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 
     Spaces of one group are enumerated side by side, as many as are never too large to be written down.
     """
-    groups = list[list[Variant]]()
+    groups, most = list[list[Variant]](), 1
     for one in variants:
         last = groups[-1] if groups else []
         in_switches = (
@@ -182,7 +182,9 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
             and last[0].profile is one.profile
             and on_switches(last[0].problem, one.problem) == one.problem
         )
-        if in_switches and len(last) < _most_together(last[0].problem):
+        if in_switches and len(last) == 1:
+            most = _most_together(last[0].problem)
+        if in_switches and len(last) < most:
             last.append(one)
         else:
             groups.append([one])

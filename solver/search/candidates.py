@@ -180,7 +180,8 @@ def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:
     heavy = int(np.ceil(rows.head_s[at] / rows.layer_s[at].min()))
     smallest = int(rows.smallest_chunk[at])
     tried = _all_windows(rows.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
-    even = balanced(split, tuple(rank_of_chunk(rows.columns, len(split))[at].tolist()))
+    (ranks,) = rank_of_chunk(rows.columns.take(slice(at, at + 1)), len(split)).tolist()
+    even = balanced(split, tuple(ranks))
     ends = [one for plain in even for one in ends_in_a_v(plain, smallest, _ENDS)] if rows.in_a_v[at] else []
     return [*even, *ends, *tried]
 

@@ -43,7 +43,6 @@ from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.factored import (
-    OF_CHUNKS,
     Block,
     Crossing,
     crossed,
@@ -52,7 +51,7 @@ from meshwright.solver.space.factored import (
     parts_of,
 )
 from meshwright.solver.space.request_rules import limited_by
-from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
 from meshwright.solver.space.widening import WIDENED, widened
 from meshwright.solver.splits import divisors

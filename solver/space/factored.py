@@ -30,12 +30,11 @@ from meshwright.solver.configuration import (
     hash_factors,
 )
 from meshwright.solver.schedules.schedule import PRICED_AS, fill_share
-from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import violation_masks
 
 Chunkings = tuple[int, IntArray]  # a pipeline size, and its rows of OF_CHUNKS
 Block = tuple[Columns, list[Chunkings]]  # rows with one chunk, by pipeline size, and the chunkings of each
-OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
@@ -201,14 +200,21 @@ def _lists_of(
     for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
         look()
         tick()
-        some = crossed(outer.take(asked[first[start : start + step]]), inner)
-        legal = (violation_masks(tuple(rules), some) == 0).reshape(-1, len(inner))
+        legal = _legal(rules, outer.take(asked[first[start : start + step]]), inner)
         packed, number = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
         lists.append(np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_))
         of_first[start : start + step] = size + number.ravel()
         size += len(packed)
     of_row[asked] = of_first[alike]
     return np.concatenate(lists), of_row
+
+
+def _legal(rules: Sequence[Rule], outer: Columns, inner: IntArray) -> BoolArray:
+    """Mark the chunkings that break none of the rules, (o, c)."""
+    if len(rules) == 1 and rules[0].of_chunkings is not None:
+        return ~rules[0].of_chunkings(outer, inner)
+    masks = violation_masks(tuple(rules), crossed(outer, inner))
+    return np.asarray(masks == 0).reshape(-1, len(inner))
 
 
 def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:

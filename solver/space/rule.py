@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.solver.configuration import BoolArray, Columns
+from meshwright.solver.configuration import BoolArray, Columns, IntArray
 
 Violated = Callable[[Columns], BoolArray]
+OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
+OfChunkings = Callable[[Columns, IntArray], BoolArray]  # rows (o,), chunkings (c, 4) as OF_CHUNKS -> (o, c)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,4 +21,5 @@ class Rule:
     violated: Violated  # columns -> which rows break it
     reads: tuple[str, ...]  # columns that decide it: rows that agree in them break it together or not
     concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
+    of_chunkings: OfChunkings | None = None  # ``violated`` for every row with every chunking, where quicker
     of_request: bool = False  # the request set it, so the request can drop it

@@ -29,6 +29,7 @@ from meshwright.solver.configuration import (
     BoolArray,
     Columns,
     Configuration,
+    FloatArray,
     IntArray,
     distinct,
     is_one_of,
@@ -45,7 +46,7 @@ from meshwright.solver.schedules.schedule import (
 )
 from meshwright.solver.space.launcher_rules import launcher_rules
 from meshwright.solver.space.request_rules import request_rules
-from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rule import OF_CHUNKS, Rule
 
 # --------------------------------------------------------------------------------------------------
 # What is offloaded fits into the memory of the hosts, and onto their drives.
@@ -60,7 +61,7 @@ from meshwright.solver.space.rule import Rule
 USABLE = 0.9
 _MOST_KEPT = 8 * GIB
 # Variables that host states do not depend on: read by the other rule alone, so that this one is early.
-_OF_STEPS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule", "rank_order")
+_OF_STEPS = (*OF_CHUNKS, "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
@@ -84,6 +85,7 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
             problem, c, is_offloaded(c.offload, "activations"), share, every=True
         ),
         concerns=lambda c: is_offloaded(c.offload, "activations"),
+        of_chunkings=lambda outer, inner: _outside_of_chunkings(problem, outer, inner) > share,
     )
     if "offload" in problem.options.allow:
         yield _drive_rule(problem)
@@ -184,9 +186,7 @@ def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
     What is kept of a layer grows with the micro-batches in flight.
     """
     rows = _aside(c, aside)
-    every = np.where(rows.recompute_layers == ALL_LAYERS, ALL_LAYERS, 0)
-    asked = replace(rows, virtual_pipeline_size=np.ones_like(every), recompute_layers=every,
-                    pipeline_schedule=PRICED_AS[rows.pipeline_schedule])  # fmt: skip
+    asked = _of_one_layer(rows)
     first, alike = distinct([getattr(asked, f.name) for f in fields(Columns)])
     profile = default_profile(problem.cluster, problem.priced_as)
     found = outside_bytes(context_of(problem, asked.take(first), profile))
@@ -194,6 +194,33 @@ def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
         states=found.states[alike], activations=found.activations[alike], in_flight=held_first(rows),
         nvme=found.nvme[alike],
     )  # fmt: skip
+
+
+def _of_one_layer(rows: Columns) -> Columns:
+    """Return rows with the values that what is kept of one layer depends on."""
+    every = np.where(rows.recompute_layers == ALL_LAYERS, ALL_LAYERS, 0)
+    return replace(rows, virtual_pipeline_size=np.ones_like(every), recompute_layers=every,
+                   pipeline_schedule=PRICED_AS[rows.pipeline_schedule])  # fmt: skip
+
+
+def _outside_of_chunkings(problem: Problem, outer: Columns, inner: IntArray) -> FloatArray:
+    """Return the bytes of host memory of every row with every chunking, (o, c), as ``_outside`` counts.
+
+    Layers are priced for the few kinds of chunkings that differ in it, micro-batches in flight are counted
+    for the few pipelines of the rows.
+    """
+    chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
+    one = _of_one_layer(replace(outer.take(np.zeros(len(inner), dtype=np.int64)), **chunked))
+    first, kind = distinct([getattr(one, name) for name in OF_CHUNKS])
+    rows = outer.take(np.tile(np.arange(len(outer)), len(first)))
+    kinds = {name: np.repeat(getattr(one, name)[first], len(outer)) for name in OF_CHUNKS}
+    found = _outside(problem, replace(rows, **kinds), _OF_ORDER)
+    shape = (len(first), len(outer))
+    states, activations = (each.reshape(shape)[kind].T for each in (found.states, found.activations))
+    some, pipeline = distinct([outer.pipeline_parallel_size, outer.num_microbatches])
+    crossed = outer.take(np.repeat(some, len(inner)))
+    held = held_first(replace(crossed, **{name: np.tile(chunked[name], len(some)) for name in OF_CHUNKS}))
+    return np.asarray(states + activations * held.reshape(len(some), -1)[pipeline])
 
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"

@@ -1,6 +1,6 @@
 """What a rule states to read decides it: whatever the other columns hold, its verdict stays."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -175,6 +175,16 @@ def test_the_rule_of_host_memory_refuses_exactly_the_rows_that_need_more(launche
     away = (space.columns.offload > 0) & (np.abs(needed_bytes / limit_bytes - 1) > 1e-9)
     assert refused[away].tolist() == (needed_bytes > limit_bytes)[away].tolist()
     assert {True, False} == {*refused[away].tolist()}
+
+
+def test_host_memory_refuses_the_same_rows_where_rows_and_chunkings_are_asked_apart() -> None:
+    problem = on_hosts(4)
+    legal, whole = enumerate_space(problem, legal_only=True), enumerate_space(problem)
+    bit = [rule.name for rule in whole.rules].index("offloaded activations fit the hosts as well")
+    assert (whole.masks == 1 << bit).any()  # it decides alone for some rows
+    expected = whole.columns.take(whole.legal)
+    for field in fields(Columns):
+        assert np.array_equal(getattr(legal.columns, field.name), getattr(expected, field.name))
 
 
 @pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
