@@ -21,7 +21,8 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.certify.request import Request, row_request
+from meshwright.solver.search.certify.request import Request
+from meshwright.solver.search.certify.row_request import row_request
 from meshwright.solver.search.certify.split_model import CpSatResult, judge
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows

@@ -29,7 +29,6 @@ from meshwright.profiles.gpus import (
     link_to_mapping,
     link_words,
 )
-from meshwright.profiles.importers.huggingface import looks_like_config, model_from_config
 from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
@@ -53,6 +52,11 @@ def model_from_mapping(raw: object) -> ModelSpec:
         name = reader.text("name")
         reader.finish()
         return find_model(name)
+    from meshwright.profiles.importers.huggingface import (  # noqa: PLC0415 - only for stated models
+        looks_like_config,
+        model_from_config,
+    )
+
     if looks_like_config(raw):
         stated = raw.get("name") or raw.get("_name_or_path")
         return model_from_config(raw, name=stated if isinstance(stated, str) else "custom")

@@ -19,7 +19,6 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
-from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import FieldReader
@@ -352,6 +351,8 @@ def _model(name: str) -> ModelSpec:
     try:
         if "config" not in raw:
             return model_from_shape(raw, name=name)
+        from meshwright.profiles.importers.huggingface import model_from_config  # noqa: PLC0415 - few models
+
         texts = {key: raw[key] for key in ("display_name", "source")}
         return replace(model_from_config(raw["config"], name=name), **texts)
     except InvalidProblemError as error:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -24,12 +24,14 @@ from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
-from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.operators.operators import (
     GpuOperators,
     architectures_log_spread,
     operators_of,
 )
+
+if TYPE_CHECKING:
+    from meshwright.profiles.measured.layers import MeasuredLayers
 
 # --------------------------------------------------------------------------------------------------
 # The constants' levels as the catalog holds them: value, uncertainty and source of each.

@@ -29,7 +29,6 @@ from meshwright.service.cli.terminal import (
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.jobs.states import EndState
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
@@ -38,7 +37,6 @@ from meshwright.service.report.terminal import render_answer
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
-from meshwright.solver.calibration.measured import TimedPrediction
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
@@ -47,7 +45,9 @@ from meshwright.solver.search.certify.judge import kept_child
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
     from meshwright.launchers.reading.base import LaunchFile
     from meshwright.service.jobs.joining import SolvedPoint
+    from meshwright.service.jobs.states import EndState
     from meshwright.service.requests.jobs import Sweep
+    from meshwright.solver.calibration.measured import TimedPrediction
 
 # --------------------------------------------------------------------------------------------------
 # A search in this process: ask, search, keep, save, print.

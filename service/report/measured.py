@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +13,9 @@ from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.answer import Plan
-from meshwright.solver.calibration.measured import Compared, TimedPrediction
+
+if TYPE_CHECKING:
+    from meshwright.solver.calibration.measured import Compared, TimedPrediction
 
 MOST_ROWS = 20  # of a list of runs; --json has all
 

@@ -7,6 +7,7 @@ text reads the same in a pipe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -31,9 +32,11 @@ from meshwright.service.report.sentences import (
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
-from meshwright.solver.calibration.measured import TimedPrediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
+
+if TYPE_CHECKING:
+    from meshwright.solver.calibration.measured import TimedPrediction
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster (meshwright calibrate)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
-from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
@@ -32,6 +32,9 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS, Sharding
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.schedules.schedule import splits_backward
+
+if TYPE_CHECKING:
+    from meshwright.profiles.measured.layers import MeasuredLayers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,15 @@ its own at as many tokens a rank: a price is off by more where launches fill a p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers, Part
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds
+
+if TYPE_CHECKING:
+    from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers, Part
 
 # Of ln(measured / predicted) of steps priced from one timed layer for each tensor-parallel size and
 # micro-batch: 688 open single-node runs missed by 7.3 % on average and 5.4 % in the median, 80 % of them

@@ -15,32 +15,15 @@ from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import (
-    DAY_S,
     claim_of,
     is_asked_for,
     is_plain,
-    outlook_of,
     outlooks_of,
     slowdown,
 )
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
-from meshwright.solver.explain.remedies import (
-    Fastest,
-    Judge,
-    More,
-    PricedRun,
-    ProblemChange,
-    fastest,
-    fastest_run,
-    on_nodes,
-    on_nodes_of,
-    placed_infeasibility,
-    too_late,
-    with_remedies,
-)
 from meshwright.solver.planner.fewest_nodes import differing_gpus, fewest
-from meshwright.solver.planner.pareto import front_of
 from meshwright.solver.planner.variants import (
     WORTH_A_PACKAGE,
     Answered,
@@ -68,9 +51,7 @@ from meshwright.solver.problem import (
     Progress,
     ShouldStop,
     on_gpus,
-    on_switches,
     problem_digest,
-    with_batch,
     with_changes,
 )
 from meshwright.solver.search.certify.judge import kept_child
@@ -80,10 +61,8 @@ from meshwright.solver.search.search import search
 from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     overlap_warnings,
-    problem_faults,
     standing_alone,
     unwritten,
-    workload_faults,
 )
 from meshwright.solver.space.request_rules import limited_by
 
@@ -101,6 +80,8 @@ def ask_placed(
     answer = search(problem, profile, on_progress=on_progress, should_stop=watch.should_stop)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible":
+        from meshwright.solver.explain.remedies import placed_infeasibility  # noqa: PLC0415 - no plan
+
         answer = replace(answer, infeasible=placed_infeasibility(problem, profile, watch))
     elif is_asked_for(problem):
         answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
@@ -127,13 +108,10 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     kept = [plan for plan in answer.plans if _days(plan) <= allowed]
     if kept:
         return _left(problem, profile, answer, kept)
+    from meshwright.solver.planner.no_plan import placed_too_late  # noqa: PLC0415 - no plan in time
+
     soonest = min(answer.plans, key=_days)
-    first = PricedRun(plan=soonest, days=_days(soonest))
-    groups = enumerate(problem.cluster.distinct_groups)
-    more = [
-        More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups
-    ]
-    late = too_late(problem, first, more, watch)
+    late = placed_too_late(problem, profile, soonest, _days(soonest), watch)
     outcomes: tuple[Status, Status] = ("infeasible", "unknown")
     proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
     return replace(
@@ -211,8 +189,10 @@ def _of_variants(
     run, behind = _run_of(problem, variants, watch), _FOLLOWING * len(packaged)
     answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
+        from meshwright.solver.planner.no_plan import judge_of_changes, with_changed  # noqa: PLC0415 - no plan
+
         judge = judge_of_changes()  # many changes of one launcher are those of another
-        answered = [_with_changes(problem, one, watch, judge) for one in answered]
+        answered = [with_changed(problem, one, watch, judge) for one in answered]
     if not any(one.answer.plans for one in answered):
         with watch.closing().cut():  # where none has room, none need be searched
             left = left if any(have_room(one.problem, one.profile) for one in left) else []
@@ -232,6 +212,8 @@ def _of_variants(
     unknown = unsaid(answer.plans, odds=of_a_step)
     answer = replace(answer, warnings=(*answer.warnings, *closed, *unknown))
     if problem.options.pareto and answer.plans:
+        from meshwright.solver.planner.pareto import front_of  # noqa: PLC0415 - asked for by few
+
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     answer = with_baseline(first, priced, answer)
     if answer.plans and packaged:
@@ -553,7 +535,9 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
     for plan in answer.plans:
         require_credible(variant_of(plan).problem, first.profile, [(plan.config, plan.prediction)])
     if answer.status == "infeasible" and first.problem.options.deadline_days is not None:
-        answer = _too_late(variants, answer, watch)
+        from meshwright.solver.planner.no_plan import run_too_late  # noqa: PLC0415 - no plan in time
+
+        answer = run_too_late(variants, answer, watch)
     return answer
 
 
@@ -569,63 +553,3 @@ def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> An
         found = with_reasons(own.problem, own.profile, some, watch.closing())
         explained |= {plan.plan_id: plan for plan in found}
     return replace(answer, plans=tuple(explained[plan.plan_id] for plan in answer.plans))
-
-
-def judge_of_changes() -> Judge:
-    """Return a judge of changed problems; each one's first plan is sought once."""
-    known = dict[tuple[str, str], Fastest]()
-
-    def judge(change: ProblemChange) -> Fastest:
-        one = repr(change.problem), change.profile.version
-        if one not in known:
-            faults_of = problem_faults if change.kind == "launcher" else workload_faults
-            able = not any(faults_of(change.problem, launcher_capabilities(change.problem.launcher)))
-            known[one] = _soon_enough(change) if able else None
-        return known[one]
-
-    return judge
-
-
-def _soon_enough(change: ProblemChange) -> Fastest:
-    """Return a changed problem's first plan; none if the shortest step misses the deadline."""
-    problem, profile, options = change.problem, change.profile, change.problem.options
-    if options.deadline_days is not None:
-        if _ideal_days(problem) > options.deadline_days:
-            return None
-        hurried = replace(options, deadline_days=None, objective="step_time")
-        found = fastest(replace(problem, options=hurried), profile)
-        if found is None or found == "unknown":
-            return found
-        if (outlook_of(problem, profile, *found).days or 0.0) > options.deadline_days:
-            return None
-    return fastest(problem, profile)
-
-
-def _ideal_days(problem: Problem) -> float:
-    """Return the days of the run's work at its GPUs' highest peak: no plan takes fewer."""
-    peak = sum(group.num_gpus * max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
-    return problem.model_flops_per_token * (problem.options.total_tokens or 0) / peak / DAY_S
-
-
-def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:
-    """Add to a variant without a plan the changes of ``asked`` that give it one."""
-    found, options = one.answer.infeasible, asked.options
-    if one.variant.follows or found is None:
-        return one
-    if options.deadline_days is not None and found.remedies:  # what is late has a plan
-        return one
-    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch, judge)
-    return replace(one, answer=replace(one.answer, infeasible=reasons))
-
-
-def _too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:
-    first, run = variants[0], None
-    with watch.cut():
-        run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])
-    if run is None:
-        return answer
-    batch = run.plan.config.global_batch_size
-    own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run.plan)
-    problem = on_switches(first.problem, own.problem)
-    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, own.profile))
-    return replace(answer, infeasible=too_late(problem, run, [more], watch))

@@ -54,7 +54,6 @@ from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
-from meshwright.solver.explain.infeasible import explain
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
 from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
@@ -269,6 +268,8 @@ def _explained(
 
 
 def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
+    from meshwright.solver.explain.infeasible import explain  # noqa: PLC0415 (where there is no plan)
+
     whole = refuted_space(problem)
     legal: Columns | Crossing = whole.columns.take(whole.legal)
     if not whole.whole:

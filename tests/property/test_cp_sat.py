@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.solver.cost.stages import objective_s
-from meshwright.solver.search.certify.request import Request, is_expressible, row_request
+from meshwright.solver.search.certify.request import Request, is_expressible
+from meshwright.solver.search.certify.row_request import row_request
 from meshwright.solver.search.certify.split_model import CpSatResult, judge
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits

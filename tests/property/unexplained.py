@@ -7,10 +7,10 @@ from unittest.mock import patch
 from meshwright.solver.answer import Infeasibility
 
 ADDED = {
-    "with_remedies": 2,
-    "_too_late": 1,
-    "with_reasons": 2,
-    "with_odds": 2,
+    "no_plan.with_remedies": 2,
+    "no_plan.run_too_late": 1,
+    "plan.with_reasons": 2,
+    "plan.with_odds": 2,
 }  # what each returns of its arguments
 
 
@@ -20,7 +20,7 @@ def unexplained() -> Iterator[None]:
     with ExitStack() as undone:
         for name, at in ADDED.items():
             undone.enter_context(
-                patch(f"meshwright.solver.planner.plan.{name}", lambda *given, at=at: given[at])
+                patch(f"meshwright.solver.planner.{name}", lambda *given, at=at: given[at])
             )
         nothing = Infeasibility(reasons=())
         undone.enter_context(patch("meshwright.solver.search.search._reasons", lambda *_given: nothing))

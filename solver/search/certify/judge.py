@@ -26,11 +26,8 @@ from typing import Any, Self
 from meshwright.solver.clock import Watch
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.search.certify.request import (
-    Request,
-    is_expressible,
-    row_request,
-)
+from meshwright.solver.search.certify.request import Request, is_expressible
+from meshwright.solver.search.certify.row_request import row_request
 from meshwright.solver.search.frontier import Frontier
 
 MAX_RIVALS = 7  # rows in addition to the first plan's that CP-SAT chooses among

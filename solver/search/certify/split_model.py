@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ortools.sat.python import cp_model
 
-from meshwright.solver.search.certify.request import DECISIONS, LARGEST, Request, is_expressible
+from meshwright.solver.search.certify.request import LARGEST, Request, is_expressible
 
 Linear = cp_model.LinearExpr | int
 
@@ -52,7 +52,7 @@ def declare(request: Request) -> Decision:
     """Declare all variables, with no constraints but the layer counts that follow from boundaries."""
     model = cp_model.CpModel()
     size = range(len(request.rows))
-    domains = {name: sorted({row.values[name] for row in request.rows}) for name in DECISIONS}
+    domains = {name: sorted({row.values[name] for row in request.rows}) for name in request.rows[0].values}
     num_chunks = max(chunks_of(request, row) for row in size)
     bounds = [model.new_int_var(0, request.num_layers, f"begin_{c}") for c in range(num_chunks + 1)]
     decision = Decision(
@@ -128,8 +128,9 @@ def one_row_is_chosen(decision: Decision) -> None:
     model = decision.model
     model.add_exactly_one(decision.chosen)
     model.add(decision.row == weighted((literal, i) for i, literal in enumerate(decision.chosen)))
-    variables = [decision.row, *(decision.choices[name] for name in DECISIONS)]
-    table = [(i, *(row.values[name] for name in DECISIONS)) for i, row in enumerate(decision.request.rows)]
+    variables = [decision.row, *decision.choices.values()]
+    rows = decision.request.rows
+    table = [(i, *(row.values[name] for name in decision.choices)) for i, row in enumerate(rows)]
     model.add_allowed_assignments(variables, table)
 
 
@@ -419,8 +420,8 @@ def _hint(decision: Decision) -> None:
     model.add_hint(decision.row, request.hint_row)
     for i, literal in enumerate(decision.chosen):
         model.add_hint(literal, i == request.hint_row)
-    for name in DECISIONS:
-        model.add_hint(decision.choices[name], request.rows[request.hint_row].values[name])
+    for name, choice in decision.choices.items():
+        model.add_hint(choice, request.rows[request.hint_row].values[name])
     sizes = [*request.hint_split, *([0] * decision.num_chunks)]
     for bound, size in zip(decision.bounds, sizes, strict=False):
         model.add_hint(bound, begin)

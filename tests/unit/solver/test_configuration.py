@@ -18,7 +18,7 @@ from meshwright.solver.configuration import (
     Variable,
 )
 from meshwright.solver.explain.compare import differences_of
-from meshwright.solver.search.certify.request import DECISIONS
+from meshwright.solver.search.certify.row_request import DECISIONS
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
 

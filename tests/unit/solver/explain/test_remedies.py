@@ -23,8 +23,9 @@ from meshwright.solver.explain.remedies import (
     other_gpus,
     with_remedies,
 )
-from meshwright.solver.planner import plan
-from meshwright.solver.planner.plan import ask, judge_of_changes
+from meshwright.solver.planner import no_plan
+from meshwright.solver.planner.no_plan import judge_of_changes
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
@@ -193,7 +194,7 @@ def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pyt
     def noted(problem: Problem, _: Profile) -> None:
         searched.append(problem)
 
-    monkeypatch.setattr(plan, "fastest", noted)
+    monkeypatch.setattr(no_plan, "fastest", noted)
     judge = judge_of_changes()
     for name in ("megatron-lm", "deepspeed"):
         problem = replace(a_problem(model=SMALL, cluster=cluster, batch=64), launcher=name)

@@ -15,7 +15,7 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
 from meshwright.solver.search.certify.judge import _KEPT, Judge
-from meshwright.solver.search.certify.request import row_request
+from meshwright.solver.search.certify.row_request import row_request
 from meshwright.solver.search.cp_sat import _TypesAlone
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space

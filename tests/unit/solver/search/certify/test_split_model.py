@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.solver.search.certify.request import DECISIONS, LARGEST, Request, RowRequest, is_expressible
+from meshwright.solver.search.certify.request import LARGEST, Request, RowRequest, is_expressible
+from meshwright.solver.search.certify.row_request import DECISIONS
 from meshwright.solver.search.certify.split_model import (
     RULES,
     CpSatResult,

@@ -1,0 +1,104 @@
+"""An answer without a plan: how late the soonest run is, and which change of the request gives a plan.
+
+Loaded when a search finds no plan: its modules are a tenth of all that a search loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Infeasibility, Plan
+from meshwright.solver.clock import Watch
+from meshwright.solver.cost.objective import DAY_S, outlook_of
+from meshwright.solver.explain.remedies import (
+    Fastest,
+    Judge,
+    More,
+    PricedRun,
+    ProblemChange,
+    fastest,
+    fastest_run,
+    on_nodes,
+    on_nodes_of,
+    too_late,
+    with_remedies,
+)
+from meshwright.solver.planner.variants import Answered, Variant, found_by
+from meshwright.solver.problem import Problem, on_switches, with_batch
+from meshwright.solver.space.launcher_rules import problem_faults, workload_faults
+
+
+def judge_of_changes() -> Judge:
+    """Return a judge of changed problems; each one's first plan is sought once."""
+    known = dict[tuple[str, str], Fastest]()
+
+    def judge(change: ProblemChange) -> Fastest:
+        one = repr(change.problem), change.profile.version
+        if one not in known:
+            faults_of = problem_faults if change.kind == "launcher" else workload_faults
+            able = not any(faults_of(change.problem, launcher_capabilities(change.problem.launcher)))
+            known[one] = _soon_enough(change) if able else None
+        return known[one]
+
+    return judge
+
+
+def _soon_enough(change: ProblemChange) -> Fastest:
+    """Return a changed problem's first plan; none if the shortest step misses the deadline."""
+    problem, profile, options = change.problem, change.profile, change.problem.options
+    if options.deadline_days is not None:
+        if _ideal_days(problem) > options.deadline_days:
+            return None
+        hurried = replace(options, deadline_days=None, objective="step_time")
+        found = fastest(replace(problem, options=hurried), profile)
+        if found is None or found == "unknown":
+            return found
+        if (outlook_of(problem, profile, *found).days or 0.0) > options.deadline_days:
+            return None
+    return fastest(problem, profile)
+
+
+def _ideal_days(problem: Problem) -> float:
+    """Return the days of the run's work at its GPUs' highest peak: no plan takes fewer."""
+    peak = sum(group.num_gpus * max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
+    return problem.model_flops_per_token * (problem.options.total_tokens or 0) / peak / DAY_S
+
+
+def with_changed(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:
+    """Add to a variant without a plan the changes of ``asked`` that give it one."""
+    found, options = one.answer.infeasible, asked.options
+    if one.variant.follows or found is None:
+        return one
+    if options.deadline_days is not None and found.remedies:  # what is late has a plan
+        return one
+    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch, judge)
+    return replace(one, answer=replace(one.answer, infeasible=reasons))
+
+
+def run_too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:
+    """Return the answer with how late the soonest run is, and what would make it earlier."""
+    first, run = variants[0], None
+    with watch.cut():
+        run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])
+    if run is None:
+        return answer
+    batch = run.plan.config.global_batch_size
+    own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run.plan)
+    problem = on_switches(first.problem, own.problem)
+    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, own.profile))
+    return replace(answer, infeasible=too_late(problem, run, [more], watch))
+
+
+def placed_too_late(
+    problem: Problem, profile: Profile, soonest: Plan, days: float, watch: Watch
+) -> Infeasibility:
+    """Return how late the soonest plan on placed stages is, and what would make it earlier."""
+    more = [
+        More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at))
+        for at, one in enumerate(problem.cluster.distinct_groups)
+    ]
+    return too_late(problem, PricedRun(plan=soonest, days=days), more, watch)
