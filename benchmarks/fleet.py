@@ -17,7 +17,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.fleets.request import answered, read_fleet
+from meshwright.service.fleets.planning import answered
+from meshwright.service.fleets.request import read_fleet
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.fleet.durations import PlannedDurations
@@ -84,7 +85,10 @@ def _ten_jobs(effort: float) -> str:
         patch.object(PlannedDurations, "least_min", spent.timed(PlannedDurations.least_min)),
         patch.object(PlannedDurations, "exact_min", spent.timed(PlannedDurations.exact_min)),
     ):
-        answer = answered(request, _profile_of, Limits(effort=effort)).answer
+        durations = PlannedDurations(
+            jobs=request.problems, groups=request.cluster.group_named, profile_of=_profile_of
+        )
+        answer = answered(request, durations, Limits(effort=effort)).answer
     whole_s = time.process_time() - start_s
     words = f"ten jobs of examples/fleet-ten-jobs.yaml: {_words(answer)}"
     return f"{words}; CPU {whole_s - spent.cpu_s:.2f} s, and {spent.cpu_s:.1f} s of bounds and searches"

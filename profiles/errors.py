@@ -6,6 +6,7 @@ PlannerError
 │   └── UnsupportedModelError   a model feature the cost model cannot express
 ├── ProfileError            a profile or catalog file is broken
 ├── RefusedExportError      a launcher cannot express the plan (raised by meshwright.launchers)
+├── StoppedError            the work was stopped before it had an answer
 └── InternalError           two proofs disagree or an invariant broke: a bug, never a choice
 
 Every class has a stable ``code``; HTTP statuses and exit codes are mapped at the edges only.
@@ -115,6 +116,12 @@ class RefusedExportError(PlannerError):
     def __init__(self, errors: Iterable[FieldError]) -> None:
         self.errors = tuple(errors)
         super().__init__("; ".join(error.sentence() for error in self.errors))
+
+
+class StoppedError(PlannerError):
+    """The work was stopped before it had an answer."""
+
+    code = "stopped"
 
 
 class InternalError(PlannerError):

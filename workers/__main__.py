@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -31,6 +32,7 @@ from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
 from meshwright.service.stores.verifications import Verifications
+from meshwright.workers.fleet import FleetWork
 from meshwright.workers.outage import OUTAGE
 from meshwright.workers.poller import note_presence, note_statistics, poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
@@ -108,6 +110,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
         worker=name,
         leaving=leaving,
         on_child_ended=sweeps.child_ended,
+        fleet=partial(FleetWork.on, database),
     )
     _start(
         lambda: sweep(engine, queue, sweeps, worker=name, every_s=settings.sweep_s, leaving=leaving),

@@ -1,7 +1,7 @@
-"""Runs one job: claim it, search on a helper thread, store how it ended.
+"""Runs one job: claim it, do its work on a helper thread, store how it ended.
 
 The calling thread waits on an Event (never ``threading.Thread.join``: on Python 3.11 an exception inside it
-marks a live thread as finished) and decides; the search only ever sees ``should_stop``.
+marks a live thread as finished) and decides; the work only ever sees ``should_stop``.
 
 limits, in order: the search's own time limit · soft (it is asked to stop) · hard (it is given up)
 """
@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.states import Claim
+from meshwright.service.jobs.states import FLEET, Claim, Outcome
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.telemetry import about, span
 from meshwright.solver.answer import Answer
@@ -56,15 +56,66 @@ class SearchCall(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Search:
-    """One running search: its thread fills in the answer or the error, then sets ``done``."""
+class Work(Protocol):
+    """The work of one job; a thread does it, and another asks for the rest, also before it is done."""
 
+    def do(self, *, on_progress: OnProgress, should_stop: ShouldStop) -> None:
+        """Find the answer, and keep it."""
+
+    @property
+    def is_proved(self) -> bool:
+        """Return whether there is an answer that no more time would change."""
+
+    def passed_on(self) -> dict[str, Any] | None:
+        """Return the checkpoint for the next worker; None: nothing worth it was found."""
+
+    def outcome(self, error: BaseException | None, *, cancelled: bool) -> Outcome:
+        """Return how the job ends; ``error`` is what the work raised."""
+
+
+@dataclass(slots=True)
+class SearchWork:
+    """The search of one problem."""
+
+    claim: Claim
+    search: SearchCall
+    cache_key: str = ""  # of the question and of this worker's versions
+    answer: Answer | None = None
+
+    def do(self, *, on_progress: OnProgress, should_stop: ShouldStop) -> None:
+        """Search, beginning with what an earlier worker had found."""
+        claim = self.claim
+        problem = parse_problem(claim.request)
+        self.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
+        known = known_in(claim.checkpoint)
+        self.answer = self.search(problem, on_progress=on_progress, should_stop=should_stop, known=known)
+
+    @property
+    def is_proved(self) -> bool:
+        """Return whether the answer is optimal, or proves that nothing fits."""
+        return self.answer is not None and self.answer.status in {"optimal", "infeasible"}
+
+    def passed_on(self) -> dict[str, Any] | None:
+        """Return the best plans so far."""
+        return passed_on(self.answer, self.claim.checkpoint)
+
+    def outcome(self, error: BaseException | None, *, cancelled: bool) -> Outcome:
+        """Return the outcome of the search, or the checkpoint where that is better."""
+        if self.answer is None:
+            found = outcome_without_answer(error, cancelled=cancelled)
+        else:
+            found = outcome_of(self.answer, cache_key=self.cache_key, cancelled=cancelled)
+        return resumed(found, self.claim.checkpoint)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One job's work while it runs: its thread fills in the error, then sets ``done``."""
+
+    work: Work
     stop: threading.Event
     done: threading.Event
     began_cpu_s: float = field(default_factory=lambda: _cpu_s())  # noqa: PLW0108 - defined below
-    cache_key: str = ""  # of the question and of this worker's versions
-    answer: Answer | None = None
     error: BaseException | None = None
 
 
@@ -85,9 +136,11 @@ class Runner:
         worker: str,
         leaving: threading.Event,
         on_child_ended: Callable[[str], None] = lambda _parent_id: None,
+        fleet: Callable[[Claim], Work] | None = None,
     ) -> None:
         self._engine = engine
         self._search = search
+        self._fleet = fleet  # makes the work of a fleet; None: the embedding has no fleets
         self._worker = worker
         self._leaving = leaving  # set by SIGTERM: stop, give the job back
         self._on_child_ended = on_child_ended  # gets the id of its sweep
@@ -113,9 +166,9 @@ class Runner:
             return
 
     def _run(self, claim: Claim) -> None:
-        running = _Search(stop=threading.Event(), done=threading.Event())
+        running = _Running(work=self._work(claim), stop=threading.Event(), done=threading.Event())
         with Heartbeat(self._engine, claim) as heartbeat:
-            self._start(claim, running, heartbeat)
+            _start(claim, running, heartbeat)
             self._wait(claim, running, heartbeat)
             settle = self._settlement(claim, running, heartbeat)
             self._store(claim, settle, heartbeat)
@@ -125,25 +178,12 @@ class Runner:
             _log.error("job %s: its search does not stop; this worker leaves", claim.job_id)
             self._leaving.set()
 
-    def _start(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
-        def body() -> None:
-            try:
-                problem = parse_problem(claim.request)
-                running.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
-                running.answer = self._search(
-                    problem,
-                    on_progress=heartbeat.report,
-                    should_stop=running.stop.is_set,
-                    known=known_in(claim.checkpoint),
-                )
-            except BaseException as fault:  # noqa: BLE001 - whatever it is, the job must end
-                running.error = fault
-            finally:
-                running.done.set()
+    def _work(self, claim: Claim) -> Work:
+        if claim.kind == FLEET and self._fleet is not None:
+            return self._fleet(claim)
+        return SearchWork(claim, self._search)
 
-        threading.Thread(target=body, name=f"search-{claim.job_id[:8]}", daemon=True).start()
-
-    def _wait(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
+    def _wait(self, claim: Claim, running: _Running, heartbeat: Heartbeat) -> None:
         soft_at = time.monotonic() + claim.time_limit_s + SOFT_LIMIT_S
         give_up_at = soft_at - SOFT_LIMIT_S + HARD_LIMIT_S
         while not running.done.wait(TICK_S):
@@ -156,23 +196,19 @@ class Runner:
             if now > give_up_at:
                 return
 
-    def _settlement(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> Callable[[], bool]:
-        engine, spent_s = self._engine, _cpu_s() - running.began_cpu_s
+    def _settlement(self, claim: Claim, running: _Running, heartbeat: Heartbeat) -> Callable[[], bool]:
+        engine, work, spent_s = self._engine, running.work, _cpu_s() - running.began_cpu_s
         cancelled = heartbeat.verdict == "cancel"
-        answer = running.answer
-        proved = answer is not None and answer.status in {"optimal", "infeasible"}
+        proved = work.is_proved
         if heartbeat.verdict == "lost" and not proved:
             return lambda: engine.abandon(claim)  # the result of a stopped search is not an answer
         if isinstance(running.error, DATABASE_AWAY) and not cancelled:
             return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:
-            found = passed_on(answer, claim.checkpoint)
+            found = work.passed_on()
             return lambda: engine.release(claim, found, cpu_s=spent_s)
-        if answer is None:
-            outcome = outcome_without_answer(running.error, cancelled=cancelled)
-        else:
-            outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
-        last = replace(resumed(outcome, claim.checkpoint), progress=heartbeat.last_progress())
+        outcome = work.outcome(running.error, cancelled=cancelled)
+        last = replace(outcome, progress=heartbeat.last_progress())
         return lambda: engine.complete(claim, last, cpu_s=spent_s)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:
@@ -191,3 +227,15 @@ class Runner:
                 return
             else:
                 return
+
+
+def _start(claim: Claim, running: _Running, heartbeat: Heartbeat) -> None:
+    def body() -> None:
+        try:
+            running.work.do(on_progress=heartbeat.report, should_stop=running.stop.is_set)
+        except BaseException as fault:  # noqa: BLE001 - whatever it is, the job must end
+            running.error = fault
+        finally:
+            running.done.set()
+
+    threading.Thread(target=body, name=f"search-{claim.job_id[:8]}", daemon=True).start()

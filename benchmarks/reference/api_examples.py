@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.usage_records import note_worker
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
+from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
 from meshwright.workers.search import StoredSearch
 
@@ -78,7 +80,9 @@ def recorded(url: str) -> Examples:
     _, token = Keys(database, actor="start").create(NewKey(tenant="default", scope="admin", title="admin"))
     head = {"Authorization": f"Bearer {token}"}
     search = StoredSearch(database)
-    runner = Runner(engine, search, worker=WORKER, leaving=threading.Event())
+    runner = Runner(
+        engine, search, worker=WORKER, leaving=threading.Event(), fleet=partial(FleetWork.on, database)
+    )
     settings = Settings(database_url=url, verify_elsewhere=True)
     with TestClient(create_app(settings), base_url="http://localhost", headers=head) as client:
         to = Recording(client)
@@ -90,6 +94,7 @@ def recorded(url: str) -> Examples:
         sweep_id = client.post("/v1/jobs", json=sweep).json()["id"]
         to.ask("GET /v1/jobs/{job_id}/children", job_id=sweep_id)
         to.ask("POST /v1/jobs/{job_id}:cancel", job_id=sweep_id)
+        fleets(to, runner)
         definitions(to)
         to.ask("POST /v1/keys", {"scope": "submit", "title": "launcher", "max_cpu_s_per_day": 3600})
         with database.write() as connection:
@@ -126,6 +131,23 @@ def jobs_and_plans(to: Recording, job: str, plan: str) -> None:
     profile = to.ask("GET /v1/profiles")["profiles"][0]["id"]
     document = to.ask("GET /v1/profiles/{profile_id}", profile_id=profile)["document"]
     to.ask("POST /v1/profiles", document)
+
+
+def fleets(to: Recording, runner: Runner) -> None:
+    """Plan two jobs on one cluster."""
+    problem = {name: PROBLEM[name] for name in ("model", "workload", "launcher")}
+    jobs: list[dict[str, Any]] = [
+        {"name": "chat", "problem": problem, "steps": 2000, "due_hours": 5, "weight": 3},
+        {"name": "long", "problem": problem, "steps": 500, "after": ["chat"]},
+    ]
+    body = {"name": "team", "cluster": PROBLEM["cluster"], "jobs": jobs, "labels": {"team": "nlp"}}
+    fleet = to.ask("POST /v1/fleets", body)["id"]
+    while runner.run_next():
+        pass
+    to.ask("GET /v1/fleets", query="?labels=team%3Dnlp")
+    to.ask("GET /v1/fleets/{fleet_id}", fleet_id=fleet)
+    to.ask("GET /v1/fleets/{fleet_id}/export", fleet_id=fleet)
+    to.ask("POST /v1/fleets/{fleet_id}:cancel", fleet_id=fleet)
 
 
 def definitions(to: Recording) -> None:

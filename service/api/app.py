@@ -16,7 +16,7 @@ from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.problems import declared
 from meshwright.service.api.routes import (
     catalogs,
-    fleet,
+    fleets,
     jobs,
     keys,
     plans,
@@ -25,6 +25,7 @@ from meshwright.service.api.routes import (
     profiles,
     reports,
     shares,
+    use,
 )
 from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access
@@ -78,7 +79,9 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 def _routes() -> tuple[BaseRoute, ...]:
     """Every route, made ready once a process: that takes far longer than all else."""
     every = APIRouter(responses=declared(421, 500))
-    for part in (jobs, plans, reports, shares, predictions, profiles, catalogs, keys, fleet, probes):
+    for part in (
+        jobs, fleets, plans, reports, shares, predictions, profiles, catalogs, keys, use, probes
+    ):  # fmt: skip
         every.include_router(part.router)
     return tuple(every.routes)
 

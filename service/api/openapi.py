@@ -15,6 +15,15 @@ from meshwright.profiles.calibration import FORMAT as CALIBRATION
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.service.api.schemas import EventView
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
+from meshwright.service.fleets.question import (
+    EFFORT,
+    MAX_EFFORT,
+    MAX_STATES,
+    MAX_TIME_LIMIT_S,
+    TIME_LIMIT_S,
+)
+from meshwright.service.fleets.request import MAX_HOURS, MAX_JOBS, MAX_STEPS, MAX_WEIGHT
+from meshwright.service.fleets.running import STATES
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
@@ -48,6 +57,25 @@ def _axis(name: str) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "maxItems": MAX_POINTS, "items": value}
 
 
+_QUEUEING: dict[str, Any] = {
+    "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": DEFAULT_PRIORITY},
+    "deadline_s": {
+        "type": "number",
+        "description": "unclaimed so many seconds after it was submitted: expired",
+        "minimum": MIN_DEADLINE_S,
+        "maximum": MAX_DEADLINE_S,
+    },
+    "labels": {
+        "type": "object",
+        "description": "names and values of your own, to find the job by",
+        "maxProperties": MAX_LABELS,
+        "propertyNames": {"pattern": f"^{NAME_PATTERN}$"},
+        "additionalProperties": {"type": "string", "pattern": f"^{VALUE_PATTERN}$"},
+        "examples": [{"team": "nlp", "run": "7"}],
+    },
+}
+
+
 def _job_request() -> dict[str, Any]:
     problem = ProblemRequest.model_json_schema(ref_template=_REF)
     more: dict[str, Any] = {
@@ -58,21 +86,7 @@ def _job_request() -> dict[str, Any]:
             "additionalProperties": False,
             "properties": {name: _axis(name) for name in AXES},
         },
-        "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": DEFAULT_PRIORITY},
-        "deadline_s": {
-            "type": "number",
-            "description": "unclaimed so many seconds after it was submitted: expired",
-            "minimum": MIN_DEADLINE_S,
-            "maximum": MAX_DEADLINE_S,
-        },
-        "labels": {
-            "type": "object",
-            "description": "names and values of your own, to find the job by",
-            "maxProperties": MAX_LABELS,
-            "propertyNames": {"pattern": f"^{NAME_PATTERN}$"},
-            "additionalProperties": {"type": "string", "pattern": f"^{VALUE_PATTERN}$"},
-            "examples": [{"team": "nlp", "run": "7"}],
-        },
+        **_QUEUEING,
     }
     return {
         "title": "JobRequest",
@@ -273,6 +287,96 @@ MEASUREMENT_BODY = json_body_of(
             "memory_kind": {"enum": list(MEMORY_KINDS), "default": "unknown"},
             "memory_rank": {"enum": list(MEMORY_RANKS), "default": "unknown"},
             "out_of_memory": {"type": "boolean", "default": False},
+        },
+    }
+)
+_NAMES = {"type": "array", "items": {"type": "string"}}
+_HOURS = {"type": "number", "minimum": 0, "maximum": MAX_HOURS}
+_NODES = {"type": "integer", "minimum": 1}
+_FLEET_JOB: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "problem", "steps"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "examples": ["chat"]},
+        "problem": {"type": "object", "description": "as a ProblemRequest without its cluster"},
+        "steps": {"type": "integer", "minimum": 1, "maximum": MAX_STEPS},
+        "release_hours": {**_HOURS, "description": "earliest start, from the beginning of the plan"},
+        "due_hours": {**_HOURS, "description": "due date; default: never late"},
+        "start_hours": {**_HOURS, "description": "pins the start"},
+        "weight": {"type": "integer", "minimum": 1, "maximum": MAX_WEIGHT, "default": 1},
+        "least_nodes": {**_NODES, "default": 1},
+        "most_nodes": _NODES,
+        "nodes": {**_NODES, "description": "the only number of nodes to consider"},
+        "node_counts": {"type": "array", "items": _NODES},
+        "after": {**_NAMES, "description": "jobs that must have ended"},
+        "never_with": {**_NAMES, "description": "jobs that never run at the same time"},
+        "as_many_nodes_as": {"type": "string", "description": "a job with an equal number of nodes"},
+        "kinds": {**_NAMES, "description": "on a mixed cluster: node groups that it may use"},
+    },
+}
+_FLEET_STATE: dict[str, Any] = {
+    "type": "object",
+    "required": ["now_hours"],
+    "additionalProperties": False,
+    "properties": {
+        "now_hours": {**_HOURS, "description": "time since the beginning of the plan"},
+        "lost_nodes": {
+            "description": "nodes that are gone; on a mixed cluster by kind",
+            "type": ["integer", "object"],
+        },
+        "jobs": {
+            "type": "object",
+            "description": "jobs that have begun or grown, by name",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "state": {"enum": list(STATES), "default": STATES[0]},
+                    "nodes": {**_NODES, "description": "that a running job has"},
+                    "kind": {"type": "string", "description": "of these nodes, on a mixed cluster"},
+                    "steps_done": {"type": "integer", "minimum": 0, "default": 0},
+                    "steps": {"type": "integer", "minimum": 1, "description": "of a job that has grown"},
+                },
+            },
+        },
+        "arrived": {"type": "array", "description": "new jobs", "items": _FLEET_JOB},
+    },
+}
+FLEET_BODY = json_body_of(
+    {
+        "type": "object",
+        "required": ["cluster", "jobs"],
+        "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string", "description": "default: the name of the cluster"},
+            "cluster": {"type": ["string", "object"], "description": "as in a ProblemRequest"},
+            "jobs": {"type": "array", "minItems": 1, "maxItems": MAX_JOBS, "items": _FLEET_JOB},
+            "begin": {"type": "string", "examples": ["2026-01-05T20:00"], "description": "time of hour 0"},
+            "node_hour_price": {
+                "type": ["number", "object"],
+                "description": "price of a node-hour, or one for each kind; cost then replaces node-hours",
+            },
+            "effort": {
+                "type": "number",
+                "description": "deterministic seconds of CP-SAT for a fleet that is hard to prove",
+                "maximum": MAX_EFFORT,
+                "default": EFFORT,
+            },
+            "seed": {"type": "integer", "minimum": 0, "default": 0},
+            "skip_impossible": {
+                "type": "boolean",
+                "default": False,
+                "description": "leave out jobs that cannot be planned; plan the others",
+            },
+            "time_limit_s": {"type": "number", "maximum": MAX_TIME_LIMIT_S, "default": TIME_LIMIT_S},
+            "states": {
+                "type": "array",
+                "maxItems": MAX_STATES,
+                "description": "what has happened since: each is planned from what those before it left",
+                "items": _FLEET_STATE,
+            },
+            **_QUEUEING,
         },
     }
 )

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter
-from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary
-from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
+from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
@@ -57,8 +57,8 @@ class LinksView(BaseModel):
     events: str
     plans: str | None = None
     cancel: str | None = None
-    children: str | None = None  # of a sweep: its points
-    parent: str | None = None  # of a point: its sweep
+    children: str | None = None  # of a sweep: its points; of a fleet: its jobs
+    parent: str | None = None  # of a point: its sweep; of a fleet's job: the fleet
 
 
 class JobView(BaseModel):
@@ -73,6 +73,7 @@ class JobView(BaseModel):
     owner: str | None = None  # id of the key that submitted it
     labels: dict[str, str] | None = None
     cpu_s: float | None = None  # CPU seconds of its workers
+    kind: Literal["fleet"] | None = None  # every other job is a search, or a sweep of them
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int
@@ -447,6 +448,11 @@ def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
 
 def _links(job: JobSummary) -> LinksView:
     here = f"/v1/jobs/{job.id}"
+    if job.kind == FLEET:
+        whole = f"/v1/fleets/{job.id}"
+        cancel = None if job.state in TERMINAL_STATES else f"{whole}:cancel"
+        children = f"{here}/children" if job.has_answer else None
+        return LinksView(self=whole, events=f"{here}/events", cancel=cancel, children=children)
     return LinksView(
         self=here,
         events=f"{here}/events",
@@ -455,6 +461,138 @@ def _links(job: JobSummary) -> LinksView:
         children=None if job.num_children is None else f"{here}/children",
         parent=None if job.parent_id is None else f"/v1/jobs/{job.parent_id}",
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API shows of fleets.
+
+
+class FleetView(JobView):
+    """One fleet: a job that plans several on one cluster."""
+
+    name: str
+    cluster: str
+    num_nodes: int  # of the first kind of nodes
+
+
+class FleetJobView(BaseModel):
+    """One job of a planned fleet; hours count from the beginning of the plan."""
+
+    name: str
+    start_hours: float
+    end_hours: float
+    due_hours: float | None = None  # absent: never late
+    late_hours: float
+    nodes: int
+    kind: str  # of nodes
+    steps: int
+    plan_id: str
+    job_id: str  # which holds the plan
+    step_time_s: float
+    launcher: str
+    layout: str  # the configuration in words
+    config: Configuration
+
+
+class FleetObjectiveView(BaseModel):
+    """One objective, with its proof."""
+
+    name: Literal["weighted_lateness_hours", "last_end_hours", "node_hours", "cost"]
+    value: float
+    bound: float  # no schedule is better under the predicted durations
+    gap: float
+
+
+class FleetRuleView(BaseModel):
+    """A simple rule's schedule."""
+
+    rule: str
+    weighted_lateness_hours: float
+    last_end_hours: float
+    node_hours: float | None = None
+    cost: float | None = None  # where the fleet states the price of a node-hour
+
+
+class FleetAnswerView(BaseModel):
+    """The schedule of a fleet; of one that has none, the faults of its jobs."""
+
+    status: Literal["optimal", "feasible", "infeasible"]
+    faults: list[dict[str, str | None]] | None = None  # of jobs that cannot be planned
+    decided_by: str | None = None  # cp-sat, or the rule with a schedule as good
+    gap: float | None = None
+    objectives: list[FleetObjectiveView] = Field(default_factory=list)  # the first counts most
+    nodes: dict[str, int] = Field(default_factory=dict)  # by kind
+    jobs: list[FleetJobView] = Field(default_factory=list)
+    rules: list[FleetRuleView] = Field(default_factory=list)
+    searched: int | None = None  # pairs of a job and a number of nodes that were searched
+    choices: int | None = None  # such pairs
+    rounds: int | None = None
+    left_out: dict[str, list[dict[str, str | None]]] = Field(default_factory=dict)  # faults, by job
+
+
+class FleetDetail(JobView):
+    """One fleet with its question and its schedule."""
+
+    name: str
+    request: dict[str, Any]  # the canonical fleet, every figure spelled out
+    answer: FleetAnswerView | None = None
+
+
+class FleetPage(BaseModel):
+    """Fleets, newest first."""
+
+    fleets: list[FleetView]
+    next_page_token: str | None = None
+
+
+class FleetFilesView(BaseModel):
+    """Launch files of a fleet by their path in its folder, and ``start.sh``."""
+
+    fleet_id: str
+    files: dict[str, str]
+    warnings: list[str]
+
+
+class FleetQuery(BaseModel):
+    """Which fleets are listed: those with all that is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: Annotated[State | None, Field(description="default: fleets in every state")] = None
+    owner: Annotated[
+        str | None,
+        Field(pattern="^[A-Za-z0-9]{1,16}$", description="key that submitted them; `me`: your own"),
+    ] = None
+    labels: Annotated[
+        str | None,
+        Field(max_length=2100, description="labels that they all have", examples=["team=nlp,run=7"]),
+    ] = None
+    page_size: Annotated[int, Field(ge=1, le=200, description="entries of one page")] = 50
+    page_token: Annotated[
+        str | None, Field(max_length=256, description="next_page_token of the page before")
+    ] = None
+
+    def wanted(self, caller: str | None) -> JobFilter:
+        """Return the filter; ``caller``: the id of the caller's key.
+
+        Raises:
+            InvalidProblemError: ``labels`` is not a list of labels.
+        """
+        labels = {} if self.labels is None else read_selector(self.labels, "/query/labels")
+        owner = caller if self.owner == "me" else self.owner
+        return JobFilter(state=self.state, owner=owner, labels=labels, fleets=True)
+
+
+def fleet_view(job: JobSummary, heading: QuestionHeading) -> FleetView:
+    """One fleet of a list as the API shows it."""
+    named = {"name": heading.fleet, "cluster": heading.cluster, "num_nodes": heading.num_nodes}
+    return job_view(FleetView, job, **named)
+
+
+def fleet_detail(job: JobRecord) -> FleetDetail:
+    """One fleet with its question and its schedule."""
+    answer = None if job.answer is None else FleetAnswerView(**job.answer)
+    return job_view(FleetDetail, job, name=job.request["name"], answer=answer)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,17 +25,18 @@ from meshwright.service.cli.terminal import (
     screen,
 )
 from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
-from meshwright.service.fleets.answer import fleet_document, fleet_files, plan_of
-from meshwright.service.fleets.request import FleetRequest, FleetResult, answered, read_fleet
+from meshwright.service.fleets.answer import fleet_document, plan_of, scheduled
+from meshwright.service.fleets.files import fleet_files
+from meshwright.service.fleets.planning import FleetResult, answered
+from meshwright.service.fleets.question import EFFORT, MAX_EFFORT
+from meshwright.service.fleets.request import FleetRequest, read_fleet
 from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.fleet import left_out_lines, render_fleet
 from meshwright.service.requests.documents import read_problem_file
+from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import Limits
 from meshwright.solver.fleet.problem import NodeChoice
-
-EFFORT = 10.0
-_MOST_EFFORT = 3600.0
 
 
 def fleet(
@@ -66,9 +67,9 @@ def fleet(
 ) -> None:
     """Plan several jobs on one cluster: how many nodes each gets, with which layout, and when."""
     require_above_0("--effort", effort)
-    if effort > _MOST_EFFORT:
+    if effort > MAX_EFFORT:
         message = f"{effort:g} is too high"
-        raise InvalidProblemError.of("--effort", message, allowed=f"up to {_MOST_EFFORT:g}")
+        raise InvalidProblemError.of("--effort", message, allowed=f"up to {MAX_EFFORT:g}")
     if force and out is None:
         raise typer.BadParameter("--force is about the folder of --out")
     request = read_fleet(_with_problem_files(file), skip_impossible=skip_impossible)
@@ -79,10 +80,12 @@ def fleet(
     with cancellable() as cancellation:
         limits = Limits(effort=effort, seed=seed, ended=cancellation.should_stop)
         line = _SearchLine(request)
-        found = answered(
-            request, lambda problem: profile_for(problem, profile), limits,
-            skip_impossible=skip_impossible, on_search=line.show,
+        durations = PlannedDurations(
+            jobs=request.problems, groups=request.cluster.group_named,
+            profile_of=lambda problem: profile_for(problem, profile),
+            should_stop=cancellation.should_stop, on_search=line.show,
         )  # fmt: skip
+        found = answered(request, durations, limits, skip_impossible=skip_impossible)
         line.clear()
     _show(found, out=out, force=force, json_output=json_output)
     raise typer.Exit(CANCELLED if cancellation.wanted else FOUND)
@@ -106,7 +109,7 @@ def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: boo
 
 
 def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: bool) -> None:
-    made = fleet_files(found)
+    made = fleet_files(scheduled(found))
     answer = {**document, "plans": []}
     files = {**made.files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
     save_folder(out, files, plan_id="", force=force, option="--out")

@@ -319,7 +319,7 @@ def _measured(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def keep_found(connection: Connection, moved: Iterable[Row[tuple[object, ...]]]) -> None:
     """Make the checkpoints of jobs that were just cancelled their answers, in the same transaction."""
     for row in moved:
-        if row.state != "cancelled" or row.checkpoint is None:
+        if row.state != "cancelled" or "plans" not in (row.checkpoint or ()):  # a fleet's has none
             continue
         answer = dict(row.checkpoint)
         found = answer.pop("plans", ())

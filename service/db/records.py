@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
-from meshwright.service.db.tables import is_newest, job_events, job_labels, jobs, plans, submitted
+from meshwright.service.db.tables import is_fleet, is_newest, job_events, job_labels, jobs, plans, submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ class JobSummary:
     owner: str | None  # id of the key that submitted it
     labels: Mapping[str, str] | None
     cpu_s: float | None  # of its workers
+    kind: str | None  # fleet
     has_answer: bool
 
 
@@ -81,6 +82,7 @@ class JobFilter:
     model: str | None = None
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    fleets: bool = False  # only these
 
     @property
     def columns(self) -> dict[str, str]:
@@ -148,6 +150,7 @@ class NewJob:
     origin: Origin = field(default_factory=Origin)
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
 
 
 def job_values(new: NewJob) -> dict[str, Any]:
@@ -166,6 +169,7 @@ def job_values(new: NewJob) -> dict[str, Any]:
         "owner": new.owner,
         "model": name_in(new.request, "model"),
         "labels": dict(new.labels) or None,
+        "kind": new.kind,
     }
 
 
@@ -213,9 +217,9 @@ def newest_jobs(
 ) -> tuple[list[JobSummary], Position | None]:
     """Return up to ``limit`` submitted jobs, newest first, after ``before``, and where to go on.
 
-    An index finds the jobs with the first label, or else with the owner, the model or the state. If there
-    are more filters, at most ``MAX_LOOKED_AT`` of these are looked at: a page may hold fewer jobs than
-    ``limit``, even none, and the list goes on.
+    An index finds the jobs with the first label, or else the fleets, or else the owner, the model or the
+    state. If there are more filters, at most ``MAX_LOOKED_AT`` of these are looked at: a page may hold
+    fewer jobs than ``limit``, even none, and the list goes on.
     """
     place = (job_labels.c.created_at_s, job_labels.c.job_id) if wanted.labels else (_CREATED, jobs.c.id)
     found_by, rest = _conditions(tenant, wanted)
@@ -245,11 +249,14 @@ def _conditions(
         label = job_labels.c
         found_by = [label.tenant == tenant, label.name == name, label.value == value]
     else:
-        found_by = [jobs.c.tenant == tenant, submitted]
-        found_by += [jobs.c[name] == value for name, value in columns[:1]]
-        columns = columns[1:]
+        found_by = [jobs.c.tenant == tenant, is_fleet if wanted.fleets else submitted]
+        if not wanted.fleets:
+            found_by += [jobs.c[name] == value for name, value in columns[:1]]
+            columns = columns[1:]
     rest = [jobs.c[name].concat("") == value for name, value in columns]
     rest += [jobs.c.labels[name].as_string() == value for name, value in labels]
+    if wanted.fleets and wanted.labels:
+        rest.append(jobs.c.kind.concat("") == "fleet")
     return found_by, rest
 
 
@@ -308,6 +315,7 @@ class QuestionHeading:
     model: str
     cluster: str
     num_nodes: int  # of the first group
+    fleet: str  # its name; every other question has none
 
 
 def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, QuestionHeading]:
@@ -320,10 +328,14 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
         question[("model", "name")].as_string().label("model"),
         question[("cluster", "name")].as_string().label("cluster"),
         question[("cluster", "groups", 0, "num_nodes")].as_integer().label("num_nodes"),
+        question["name"].as_string().label("fleet"),
     ).where(jobs.c.tenant == tenant, jobs.c.id.in_(job_ids))
     return {
         row.id: QuestionHeading(
-            model=row.model or "", cluster=row.cluster or "", num_nodes=row.num_nodes or 0
+            model=row.model or "",
+            cluster=row.cluster or "",
+            num_nodes=row.num_nodes or 0,
+            fleet=row.fleet or "",
         )
         for row in connection.execute(query)
     }
@@ -358,6 +370,26 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
             values["point"] = {"values": dict(child.values), "reused_from": None}
             connection.execute(insert(jobs).values(values))
     return _labelled(connection, new, JobRecord(**row))
+
+
+def parts_of(
+    connection: Connection, tenant: str, fleet_id: str
+) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return the question and the first plan of each part of an answered fleet, by its job's name."""
+    query = (
+        select(jobs.c.point, jobs.c.request, plans.c.body)
+        .join(plans, plans.c.job_id == jobs.c.id)
+        .where(jobs.c.tenant == tenant, jobs.c.parent_id == fleet_id, plans.c.rank == 1)
+        .order_by(jobs.c.position)
+    )
+    rows = connection.execute(query)
+    return {row.point["values"]["job"]: (row.request, row.body) for row in rows}
+
+
+def insert_answered(connection: Connection, new: NewJob, position: int, part: Mapping[str, Any]) -> None:
+    """Add a part of an answered fleet: a job that has ended, with its answer, and without its plans."""
+    values = {**job_values(new), "state": "succeeded", "started_at_s": now_s(), "finished_at_s": now_s()}
+    connection.execute(insert(jobs).values({**values, **part, "position": position}))
 
 
 def children_of(

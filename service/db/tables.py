@@ -83,6 +83,7 @@ jobs = Table(
     Column("model", String(200)),  # its name in the request; a trigger writes it where code does not
     Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
     Column("cpu_s", Double),  # of every worker that had it and could say so
+    Column("kind", String(16)),  # fleet; every other job has none
 )
 
 
@@ -97,6 +98,8 @@ _partial("ix_jobs_submitted", jobs, ("tenant", "created_at_s", "id"), submitted)
 _partial("ix_jobs_submitted_by_state", jobs, ("tenant", "state", "created_at_s", "id"), submitted)
 for _name in ("model", "owner"):
     _partial(f"ix_jobs_submitted_by_{_name}", jobs, ("tenant", _name, "created_at_s", "id"), submitted)
+is_fleet = jobs.c.kind == literal_column("'fleet'")  # written out in queries too, for SQLite
+_partial("ix_jobs_fleets", jobs, ("tenant", "created_at_s", "id"), is_fleet)
 _partial("ix_jobs_answered", jobs, ("tenant", "cache_key", "finished_at_s"), jobs.c.cache_key.is_not(None))
 
 # Written out in queries too: SQLite takes such an index only for a condition that it can see.

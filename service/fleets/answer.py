@@ -1,21 +1,17 @@
-"""The answer of a fleet as JSON, and its files: launch files of each plan, a start list for Slurm."""
+"""The answer of a fleet as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from datetime import timedelta
-from math import ceil
-from shlex import quote
+from dataclasses import asdict
 from typing import Any
 
-from meshwright.launchers.export import SLURM_FILE
-from meshwright.launchers.registry import export
-from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
-from meshwright.service.fleets.request import CENTS, START_FILE, FleetRequest, FleetResult
+from meshwright.profiles.errors import FieldError
+from meshwright.service.fleets.files import ScheduledFleet
+from meshwright.service.fleets.planning import FleetResult
+from meshwright.service.fleets.request import CENTS, FleetRequest
 from meshwright.service.report.formatting import configuration_words
 from meshwright.solver.answer import Plan
-from meshwright.solver.fleet.problem import FleetJob, Run, pairs_apart
+from meshwright.solver.fleet.problem import FleetJob
 from meshwright.solver.problem import Problem
 
 _HOUR_MIN = 60
@@ -108,110 +104,7 @@ def objectives_of(result: FleetResult) -> list[tuple[str, float, float, float]]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Files.
-
-
-@dataclass(frozen=True, slots=True)
-class FleetFiles:
-    """Files of a fleet by their path in its folder, and notes on them."""
-
-    files: Mapping[str, str]
-    warnings: tuple[str, ...]
-
-
-def fleet_files(result: FleetResult) -> FleetFiles:
-    """Return the launch files of each plan, in a folder by job, and the start list.
-
-    A job without a launcher, or with a plan that its launcher refuses, has no files and is not started by
-    the list: a warning names it.
-    """
-    files, warnings, started = dict[str, str](), list[str](), list[FleetJob]()
-    for job in result.request.fleet.jobs:
-        plan, problem = plan_of(result, job.name)
-        if problem.launcher == "none":
-            warnings.append(f"{job.name}: launcher none has no launch files")
-            continue
-        launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
-        try:
-            bundle = export(plan, problem, launcher)
-        except RefusedExportError as fault:
-            warnings.append(f"{job.name}: {launcher} refuses the plan ({fault})")
-            continue
-        files |= {f"{job.name}/{name}": text for name, text in bundle.files.items()}
-        warnings += [f"{job.name}: {text}" for text in bundle.warnings]
-        if SLURM_FILE in bundle.files:
-            started.append(job)
-    files[START_FILE] = start_list(result, started)
-    return FleetFiles(files, tuple(dict.fromkeys(warnings)))
-
-
-def start_list(result: FleetResult, jobs: list[FleetJob]) -> str:
-    """Return the script that queues jobs with sbatch: when each may start, and what it waits for.
-
-    Times are predictions, so a job waits for its nodes in the queue if an earlier one ends late.
-    """
-    return "\n".join(_lines(result, jobs)) + "\n"
-
-
-def _lines(result: FleetResult, jobs: list[FleetJob]) -> Iterator[str]:
-    schedule = result.answer.schedule
-    waiting = sorted(
-        (job for job in jobs if job.name not in result.request.running),
-        key=lambda job: (schedule[job.name].start_min, job.name),
-    )
-    yield "#!/usr/bin/env bash"
-    yield f"# Queues the jobs of {result.request.name} with Slurm, in the order of their starts."
-    yield "# Set what the launch scripts ask for (DATA_PATH, …) in the environment."
-    yield "# Arguments are further options of sbatch (--account=…). Time limits are 1.25 of the prediction."
-    yield "set -euo pipefail"
-    yield 'cd "$(dirname "${BASH_SOURCE[0]}")"'
-    yield "submit() {  # FOLDER OPTION…: print the number of the queued job"
-    yield f'    (cd "$1" && sbatch --parsable "${{@:2}}" {SLURM_FILE} | cut -d";" -f1)'
-    yield "}"
-    number = {job.name: f"job_{at}" for at, job in enumerate(waiting)}
-    for job in waiting:
-        run = schedule[job.name]
-        options = [
-            f"--job-name={quote(job.name)}",
-            f"--nodes={run.choice.nodes}",
-            f"--time={ceil(run.minutes * _TIME_LIMIT)}",
-            _begin(result.request, run),
-        ]
-        options += _dependencies(result, job, number)
-        yield (
-            f"# {job.name}: {run.choice.nodes} nodes, {run.start_min / _HOUR_MIN:.1f} to "
-            f"{run.end_min / _HOUR_MIN:.1f} h, plan {plan_of(result, job.name)[0].plan_id}"
-        )
-        yield f'{number[job.name]}="$(submit {quote(job.name)} {" ".join(options)} "$@")"'
-        yield f'echo "{job.name} ${{{number[job.name]}}}"'
-
-
-_TIME_LIMIT = 1.25  # of the predicted minutes: Slurm ends a job there
-
-
-def _begin(request: FleetRequest, run: Run) -> str:
-    if request.begin is None:
-        return f"--begin=now+{run.start_min}minutes" if run.start_min else "--begin=now"
-    try:
-        begin = request.begin + timedelta(minutes=run.start_min)
-    except OverflowError:
-        message = f"a job would start {run.start_min / _HOUR_MIN:.3g} h later, after the year 9999"
-        raise InvalidProblemError.of("/begin", message, allowed="fewer steps, or no begin") from None
-    return f"--begin={begin.strftime('%Y-%m-%dT%H:%M:%S')}"
-
-
-def _dependencies(result: FleetResult, job: FleetJob, number: Mapping[str, str]) -> list[str]:
-    """Return what Slurm waits for: jobs before it have succeeded, jobs never with it have ended."""
-    schedule = result.answer.schedule
-    others = [
-        other
-        for pair in pairs_apart(result.request.fleet)
-        if job.name in pair
-        for other in pair
-        if other != job.name
-    ]
-    ended = [one for one in others if schedule[one].start_min < schedule[job.name].start_min]
-    words = [f"afterok:${{{number[one]}}}" for one in job.after if one in number]
-    words += [f"afterany:${{{number[one]}}}" for one in ended if one in number and one not in job.after]
-    return [f'--dependency="{",".join(words)}"'] if words else []
+def scheduled(result: FleetResult) -> ScheduledFleet:
+    """Return the schedule and the plans of an answer."""
+    plans = {job.name: plan_of(result, job.name) for job in result.request.fleet.jobs}
+    return ScheduledFleet(request=result.request, schedule=result.answer.schedule, plans=plans)

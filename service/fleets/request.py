@@ -16,12 +16,9 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
-from meshwright.profiles.profile import Profile
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.fleet.durations import PlannedDurations, PlannedJob
-from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
-from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, faults_of, without
+from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, PlannedJob, faults_of, without
 from meshwright.solver.problem import Problem
 
 MAX_JOBS = 200
@@ -37,7 +34,7 @@ _RESERVED = (START_FILE, "answer.json")  # next to the folders of the jobs
 _LAST_BEGIN = datetime(3000, 1, 1)  # noqa: DTZ001 - Slurm's --begin has no zone
 # A job of a fleet is ranked by its step alone, on all of the nodes that it is given.
 _SEARCH = {"top_k": 1, "certify": "none"}
-_OTHER_QUESTIONS = (
+OTHER_QUESTIONS = (
     "objective",
     "gpus",
     "num_nodes",
@@ -56,7 +53,7 @@ class FleetRequest:
     cluster: ClusterSpec
     fleet: Fleet
     problems: Mapping[str, PlannedJob]  # by job
-    places: Mapping[str, int]  # of each job in the request's list
+    places: Mapping[str, str]  # pointers to the jobs
     priced: bool  # the cost is money, not node-hours
     begin: datetime | None = None
     running: frozenset[str] = frozenset()  # jobs that have begun: they are not started again
@@ -64,7 +61,7 @@ class FleetRequest:
 
     def at(self, job: str, name: str) -> str:
         """Return the pointer to a field of a job."""
-        return pointer("jobs", self.places[job], name)
+        return f"{self.places[job]}/{name}"
 
     def without(self, faults: Mapping[str, tuple[FieldError, ...]]) -> FleetRequest:
         """Return the fleet without impossible jobs, and without those that wait for them."""
@@ -76,10 +73,18 @@ class FleetRequest:
         return replace(self, fleet=fleet, left_out={**self.left_out, **faults, **more})
 
 
-def read_fleet(raw: Mapping[str, object], *, skip_impossible: bool = False) -> FleetRequest:
+Parse = Callable[[Mapping[str, object]], Problem]
+
+
+def read_fleet(
+    raw: Mapping[str, object], *, skip_impossible: bool = False, parse: Parse = parse_problem
+) -> FleetRequest:
     """Return the fleet of a request.
 
-    ``skip_impossible``: jobs at fault are left out, with those that wait for them.
+    Args:
+        raw: the request.
+        skip_impossible: whether jobs at fault are left out, with those that wait for them.
+        parse: reads a job's problem with its cluster.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
@@ -99,9 +104,9 @@ def read_fleet(raw: Mapping[str, object], *, skip_impossible: bool = False) -> F
         NodeKind(name=kind, nodes=group.num_nodes, price=prices.get(kind, 1))
         for kind, group in cluster.group_named.items()
     )
-    read, faults = _jobs(jobs, cluster)
+    read, faults = read_jobs(jobs, cluster, parse)
     fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read))
-    places = {job.name: at for at, (job, _) in enumerate(read)}
+    places = {job.name: pointer("jobs", at) for at, (job, _) in enumerate(read)}
     request = FleetRequest(
         name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,
         problems={job.name: planned for job, planned in read if planned is not None},
@@ -163,8 +168,8 @@ def _prices(reader: FieldReader, cluster: ClusterSpec) -> dict[str, int]:
 Read = tuple[FleetJob, PlannedJob | None]
 
 
-def _jobs(
-    readers: Sequence[FieldReader], cluster: ClusterSpec
+def read_jobs(
+    readers: Sequence[FieldReader], cluster: ClusterSpec, parse: Parse
 ) -> tuple[list[Read], dict[str, tuple[FieldError, ...]]]:
     """Return all jobs, and the faults of each by its name.
 
@@ -172,21 +177,21 @@ def _jobs(
         InvalidProblemError: a name is missing, not a name, or used twice.
     """
     found, faults = list[Read](), dict[str, tuple[FieldError, ...]]()
-    for at, reader in enumerate(readers):
+    for reader in readers:
         before = len(reader.faults)
         name = reader.text("name")
         if not _NAME.fullmatch(name):
             allowed = "1 to 64 letters, digits, dots, dashes and underscores"
-            raise InvalidProblemError.of(pointer("jobs", at, "name"), "is not a name", allowed=allowed)
+            raise InvalidProblemError.of(f"{reader.pointer}/name", "is not a name", allowed=allowed)
         if name.lower() in _RESERVED:
             message = f"{name} is a file of the fleet's own folder"
-            raise InvalidProblemError.of(pointer("jobs", at, "name"), message, allowed="another name")
+            raise InvalidProblemError.of(f"{reader.pointer}/name", message, allowed="another name")
         if any(job.name == name for job, _ in found):
-            raise InvalidProblemError.of(pointer("jobs", at, "name"), f"{name} is used twice")
+            raise InvalidProblemError.of(f"{reader.pointer}/name", f"{name} is used twice")
         job = _job(reader, name)
         steps = reader.integer("steps", low=1, high=MAX_STEPS)
         own = list[FieldError]()
-        problem = _problem(reader, cluster, job, own)
+        problem = _problem(reader, _cluster_for(job, cluster), parse, own)
         reader.refuse_unknown()
         own = [*reader.faults[before:], *own]
         del reader.faults[before:]
@@ -236,10 +241,18 @@ def _names(reader: FieldReader, name: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(dict.fromkeys(reader.texts(name)))
 
 
+def _cluster_for(job: FleetJob, cluster: ClusterSpec) -> dict[str, object]:
+    """Return the first kind of nodes that a job may use, as a cluster of its own."""
+    group = next(
+        (group for name, group in cluster.group_named.items() if not job.kinds or name in job.kinds),
+        cluster.groups[0],
+    )
+    return dict(cluster_to_mapping(replace(cluster, groups=(group,), between_groups=None)))
+
+
 def _problem(
-    reader: FieldReader, cluster: ClusterSpec, job: FleetJob, faults: list[FieldError]
+    reader: FieldReader, cluster: Mapping[str, object], parse: Parse, faults: list[FieldError]
 ) -> Problem | None:
-    """Return a job's problem on the fleet's largest kind of nodes that it may use."""
     raw = reader.value("problem")
     at = f"{reader.pointer}/problem"
     if not isinstance(raw, Mapping):
@@ -247,20 +260,15 @@ def _problem(
             FieldError(pointer=at, message="is required", allowed="a problem without its cluster")
         )
         return None
-    group = next(
-        (group for name, group in cluster.group_named.items() if not job.kinds or name in job.kinds),
-        cluster.groups[0],
-    )
-    own = cluster_to_mapping(replace(cluster, groups=(group,), between_groups=None))
     faults += _other_questions(raw, at)
     search = raw.get("search")
     whole = {
         **{name: value for name, value in raw.items() if name != "cluster"},
-        "cluster": own,
+        "cluster": cluster,
         "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search or _SEARCH,
     }
     try:
-        return parse_problem(whole)
+        return parse(whole)
     except InvalidProblemError as fault:
         faults += [replace(one, pointer=f"{at}{one.pointer}") for one in fault.errors]
         return None
@@ -276,7 +284,7 @@ def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
         )
     search = raw.get("search")
     stated = search if isinstance(search, Mapping) else {}
-    for name in _OTHER_QUESTIONS:
+    for name in OTHER_QUESTIONS:
         if name in stated:
             message = "a fleet gives a job its nodes and ranks its plans by their step"
             found.append(
@@ -284,69 +292,4 @@ def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
                     pointer=f"{at}/search/{name}", message=message, allowed="no such field in a fleet"
                 )
             )
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# From a request to its answer.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetResult:
-    """The answer of a fleet, with the request and the plans that it was made from."""
-
-    request: FleetRequest
-    answer: FleetAnswer
-    durations: PlannedDurations
-
-
-def answered(
-    request: FleetRequest,
-    profile_of: Callable[[Problem], Profile],
-    limits: Limits,
-    *,
-    skip_impossible: bool = False,
-    on_search: Callable[..., object] = lambda *_: None,
-) -> FleetResult:
-    """Return the best schedule of a fleet.
-
-    Raises:
-        InvalidProblemError: a job has no plan on any number of nodes, or no schedule is possible; with
-            ``skip_impossible`` only if no job is left.
-    """
-    durations = PlannedDurations(
-        jobs=request.problems, groups=request.cluster.group_named, profile_of=profile_of,
-        should_stop=limits.ended, on_search=on_search,
-    )  # fmt: skip
-    while True:
-        least, faults = jobs_without_plan(request.fleet, durations, request.at)
-        without_plan: dict[str, tuple[FieldError, ...]] = {name: (error,) for name, error in faults.items()}
-        if not without_plan:
-            try:
-                _require_jobs(request)
-                answer = plan_fleet(request.fleet, least, durations, request.at, limits)
-                return FleetResult(request=request, answer=answer, durations=durations)
-            except InvalidProblemError as fault:
-                without_plan = _by_job(request, fault)
-                if not skip_impossible or not without_plan:
-                    raise
-        if not skip_impossible:
-            raise InvalidProblemError(faults.values())
-        request = request.without(without_plan)
-
-
-def _require_jobs(request: FleetRequest) -> None:
-    if not request.fleet.jobs:
-        raise InvalidProblemError(
-            dict.fromkeys(error for errors in request.left_out.values() for error in errors)
-        )
-
-
-def _by_job(request: FleetRequest, fault: InvalidProblemError) -> dict[str, tuple[FieldError, ...]]:
-    """Return the jobs that the errors point at."""
-    found = dict[str, tuple[FieldError, ...]]()
-    for job in request.fleet.jobs:
-        own = tuple(one for one in fault.errors if one.pointer.startswith(request.at(job.name, "")))
-        if own:
-            found[job.name] = own
     return found

@@ -2,32 +2,41 @@
 
 The state names the hour of the plan that it is now, the nodes that are gone, and the jobs that have begun.
 A running job keeps its nodes and goes on from its steps; a failed one waits again with the steps that it
-has left. A job that has grown, or a new one, is written in the fleet itself.
+has left. A job that has grown states its new number of steps, and new jobs are listed as in a fleet; their
+hours count from now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import ceil
 
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.reading import FieldReader
-from meshwright.service.fleets.request import MAX_HOURS, MAX_STEPS, FleetRequest
-from meshwright.solver.fleet.durations import PlannedJob
-from meshwright.solver.fleet.problem import Fleet, FleetJob
+from meshwright.service.fleets.request import (
+    MAX_HOURS,
+    MAX_JOBS,
+    MAX_STEPS,
+    FleetRequest,
+    Parse,
+    read_jobs,
+)
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.fleet.problem import Fleet, FleetJob, PlannedJob, faults_of
 
-STATES = ("running", "failed", "done")
+STATES = ("running", "failed", "done", "waiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """A job that has begun."""
+    """A job that has begun, or that has grown."""
 
     state: str
     steps_done: int
+    steps: int  # in total, from the beginning of the plan
     nodes: int | None = None
     kind: str | None = None
 
@@ -39,10 +48,14 @@ class FleetState:
     now_min: int
     lost: Mapping[str, int]  # nodes, by kind
     jobs: Mapping[str, JobState]
+    arrived: Mapping[str, tuple[FleetJob, PlannedJob]] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)  # pointers to jobs that have arrived
 
 
-def read_state(raw: Mapping[str, object], request: FleetRequest) -> FleetState:
-    """Return the state of the request's fleet.
+def read_state(
+    raw: Mapping[str, object], request: FleetRequest, parse: Parse = parse_problem
+) -> FleetState:
+    """Return the state of the request's fleet; ``parse`` reads the problem of a job that has arrived.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
@@ -59,14 +72,34 @@ def read_state(raw: Mapping[str, object], request: FleetRequest) -> FleetState:
         one = own.child(name) if own is not None else None
         if one is not None:
             jobs[name] = _job_state(one, request, name)
+    arrived = _arrived(reader, request, parse)
     reader.refuse_unknown()
     reader.finish()
-    return FleetState(now_min=now_min, lost=lost, jobs=jobs)
+    places = {job.name: pointer("arrived", at) for at, (job, _) in enumerate(arrived)}
+    return FleetState(
+        now_min=now_min, lost=lost, jobs=jobs, places=places,
+        arrived={job.name: (job, planned) for job, planned in arrived},
+    )  # fmt: skip
+
+
+def _arrived(reader: FieldReader, request: FleetRequest, parse: Parse) -> list[tuple[FleetJob, PlannedJob]]:
+    if not reader.has("arrived"):
+        return []
+    read, faults = read_jobs(reader.children("arrived", high=MAX_JOBS), request.cluster, parse)
+    reader.faults += [error for errors in faults.values() for error in errors]
+    for at, (job, _) in enumerate(read):
+        if job.name in request.problems:
+            name = pointer("arrived", at, "name")
+            reader.faults.append(
+                FieldError(pointer=name, message=f"{job.name} is a job of the fleet already")
+            )
+    return [(job, planned) for job, planned in read if planned is not None]
 
 
 def _job_state(reader: FieldReader, request: FleetRequest, name: str) -> JobState:
     state = reader.choice("state", STATES, default="running")
     steps = request.problems[name].steps
+    steps = reader.integer("steps", low=1, high=MAX_STEPS, default=steps)
     done = reader.integer("steps_done", low=0, high=MAX_STEPS, default=0)
     if state != "done" and done >= steps:
         reader.fault(
@@ -82,7 +115,7 @@ def _job_state(reader: FieldReader, request: FleetRequest, name: str) -> JobStat
     elif reader.has("nodes"):
         nodes = reader.optional_integer("nodes")
     reader.refuse_unknown()
-    return JobState(state=state, steps_done=done, nodes=nodes, kind=kind)
+    return JobState(state=state, steps_done=done, steps=steps, nodes=nodes, kind=kind)
 
 
 def _lost(reader: FieldReader, request: FleetRequest) -> dict[str, int]:
@@ -125,6 +158,7 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
             raise InvalidProblemError.of("/jobs", message, allowed=allowed)
     done = {name for name, one in state.jobs.items() if one.state == "done"}
     jobs = tuple(_from_now(job, state, done) for job in request.fleet.jobs if job.name not in done)
+    jobs += tuple(job for job, _ in state.arrived.values())
     if not jobs:
         raise InvalidProblemError.of(
             "/jobs", "every job of the fleet is done", allowed="a job that is left"
@@ -137,18 +171,20 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
         name: PlannedJob(problem=one.problem, steps=_left(one.steps, state.jobs.get(name)))
         for name, one in request.problems.items()
     }
+    problems |= {name: planned for name, (_, planned) in state.arrived.items()}
     begin = None if request.begin is None else request.begin + timedelta(minutes=state.now_min)
     return _checked(
         replace(
             request, fleet=Fleet(kinds=kinds, jobs=jobs), problems=problems, begin=begin,
-            cluster=replace(request.cluster, groups=groups),
+            cluster=replace(request.cluster, groups=groups), places={**request.places, **state.places},
             running=frozenset(name for name, one in state.jobs.items() if one.state == "running"),
-        )
+        ),
+        state.arrived,
     )  # fmt: skip
 
 
 def _left(steps: int, state: JobState | None) -> int:
-    return steps if state is None else max(1, steps - state.steps_done)
+    return steps if state is None else max(1, state.steps - state.steps_done)
 
 
 def _from_now(job: FleetJob, state: FleetState, done: set[str]) -> FleetJob:
@@ -173,10 +209,11 @@ def _from_now(job: FleetJob, state: FleetState, done: set[str]) -> FleetJob:
     )  # fmt: skip
 
 
-def _checked(request: FleetRequest) -> FleetRequest:
-    """Refuse a job that needs more nodes than are left."""
-    faults = []
-    for job in request.fleet.jobs:
+def _checked(request: FleetRequest, arrived: Mapping[str, object]) -> FleetRequest:
+    """Refuse a job that needs more nodes than are left, and faults of jobs that have arrived."""
+    of = faults_of(request.fleet, request.at).of if arrived else {}
+    faults = [error for name in arrived for error in of.get(name, ())]
+    for job in (job for job in request.fleet.jobs if job.name not in arrived):
         most = max(kind.nodes for kind in request.fleet.kinds if not job.kinds or kind.name in job.kinds)
         if job.least_nodes > most:
             message = f"{job.least_nodes} nodes are more than are left"

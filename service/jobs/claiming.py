@@ -37,6 +37,7 @@ _CLAIMED = (
     jobs.c.checkpoint,
     jobs.c.parent_id,
     jobs.c.owner,
+    jobs.c.kind,
 )
 _RUNNING = jobs.alias("running")
 

@@ -19,18 +19,19 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Update, and_, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, Update, and_, case, func, select, update
 
 from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import fold_totals
 from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
+from meshwright.service.db.records import NewJob, insert_answered
 from meshwright.service.db.tables import jobs
 from meshwright.service.db.usage_records import add_usage
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
-from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
+from meshwright.service.jobs.states import DEFAULT_PRIORITY, MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
 
 
 class JobEngine:
@@ -95,6 +96,7 @@ class JobEngine:
             held = connection.execute(end).rowcount == 1
             if held:
                 insert_plans(connection, claim.job_id, claim.tenant, outcome.plans, claim.request)
+                _add_parts(connection, claim, outcome)
                 add_usage(
                     connection, claim.tenant, claim.owner, cpu_s=cpu_s or 0.0, ended=claim.parent_id is None
                 )
@@ -182,6 +184,22 @@ class JobEngine:
         with self._database.write() as connection:
             fold_totals(connection)
         return found
+
+
+def _add_parts(connection: Connection, claim: Claim, outcome: Outcome) -> None:
+    """Add the jobs of an answered fleet, each as a job of its own."""
+    for position, part in enumerate(outcome.parts):
+        new = NewJob(
+            id=part.job_id, tenant=claim.tenant, request=part.request, time_limit_s=claim.time_limit_s,
+            queue_timeout_s=0.0, priority=DEFAULT_PRIORITY, owner=claim.owner,
+        )  # fmt: skip
+        own: dict[str, Any] = {
+            "parent_id": claim.job_id,
+            "point": {"values": {"job": part.name}, "reused_from": None},
+        }
+        own |= {"answer": part.answer, "cache_key": part.cache_key}
+        insert_answered(connection, new, position, own)
+        insert_plans(connection, part.job_id, claim.tenant, part.plans, part.request)
 
 
 def _is_held(claim: Claim) -> tuple[Any, ...]:

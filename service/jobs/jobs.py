@@ -27,7 +27,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
 from meshwright.service.jobs.queue import WakeUpQueue
-from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
 from meshwright.service.jobs.sweeps import Sweeps
 
@@ -223,17 +223,34 @@ class Jobs:
         """Return a finished job, with its answer, and one page of its plans, best first.
 
         Raises:
-            NotFoundError: this tenant has no such job.
+            NotFoundError: this tenant has no such job, or it is a fleet.
             NotReadyError: the job is not finished, or ended without an answer.
         """
         after = decode_token(page_token, int)[0] if page_token else 0
         with self._database.read() as connection:
             job = _required_job(connection, tenant, job_id)
+            if job.kind == FLEET:
+                raise NotFoundError("a fleet has no plans of its own: GET /v1/fleets/{id} names its jobs")
             if job.answer is None:
                 finished = job.state in TERMINAL_STATES
                 raise NotReadyError(f"the job is {job.state} and has no answer", finished=finished)
             found = records.plans_of(connection, tenant, job_id, after=after, limit=page_size + 1)
         return job, page_of(found, page_size, lambda one: (one["rank"],))
+
+    def parts(
+        self, tenant: str, fleet: JobRecord
+    ) -> Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Return the problem and the plan of each job of an answered fleet, by its name.
+
+        Raises:
+            NotReadyError: the fleet is not finished, or ended without a schedule.
+        """
+        with self._database.read() as connection:
+            found = records.parts_of(connection, tenant, fleet.id)
+        if not found:
+            finished = fleet.state in TERMINAL_STATES
+            raise NotReadyError(f"the fleet is {fleet.state} and has no schedule", finished=finished)
+        return found
 
     def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
         """Return one plan and the job that found it (the newest one, when several did).

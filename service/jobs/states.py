@@ -11,6 +11,8 @@ DEFAULT_PRIORITY = 5  # of 0, which goes first among the tenant's own, to 9
 MAX_ATTEMPTS = 3  # a job that lost its worker this often is poison
 MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
+FLEET = "fleet"  # kind of a job that plans several on one cluster
+
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
 EndState = FinalState | Literal["expired"]
@@ -31,7 +33,20 @@ class Claim:
     checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
     parent_id: str | None = None  # of the sweep that this job is a point of
     owner: str | None = None  # the key that submitted it
+    kind: str | None = None  # fleet; None: a search
     cancel_requested: bool = False  # before the claim: only a sweep is claimed after that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredPart:
+    """One job of an answered fleet, stored as a job of its own that has ended."""
+
+    job_id: str
+    name: str
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any]  # without its plans
+    plans: Sequence[Mapping[str, Any]]
+    cache_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +59,7 @@ class Outcome:
     problem: Mapping[str, str] | None = None  # code and detail of a failure
     progress: Mapping[str, Any] | None = None  # the last report
     cache_key: str | None = None  # None: never reuse this answer
+    parts: Sequence[AnsweredPart] = ()  # of a fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

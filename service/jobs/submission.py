@@ -1,4 +1,4 @@
-"""A submission as rows: one job, or a sweep with its children; and whether its answer is known."""
+"""A submission as rows: one job, a sweep with its children, or a fleet; and whether its answer is known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.service.db.records import (
     insert_sweep,
 )
 from meshwright.service.jobs.answers import cache_key_of, versions_of
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.jobs.states import DEFAULT_PRIORITY, FLEET
 from meshwright.service.requests.jobs import Sweep
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.problem import Problem
@@ -27,10 +27,20 @@ POSITION_DIGITS = 4  # hexadecimal, at the end of a child's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAsked:
+    """A fleet in the form that is stored."""
+
+    request: Mapping[str, object]
+    versions: Mapping[str, str]  # of what would answer it
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A client's submission: the question, and how it may be answered."""
 
-    problem: Problem
+    problem: Problem | None = None  # of a sweep, its first; None: a fleet
+    fleet: FleetAsked | None = None
     body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
     idempotency_key: str | None = None
     fresh: bool = False  # True: search again even if the answer is known
@@ -58,22 +68,36 @@ class StoredSubmission:
 
     request: Mapping[str, object]
     cache_key: str
+    time_limit_s: float
+    kind: str | None = None  # fleet
     parts: tuple[SweepPart, ...] = ()  # of a sweep
 
 
 def question_of(tenant: str, submission: Submission) -> StoredSubmission:
-    """Return the canonical question of a submission."""
-    request, key = _canonical(tenant, submission.problem)
-    sweep = submission.sweep
+    """Return the canonical question of a submission.
+
+    Raises:
+        ValueError: it has neither a problem nor a fleet.
+    """
+    fleet, problem, sweep = submission.fleet, submission.problem, submission.sweep
+    if fleet is not None:
+        key = cache_key_of(tenant, fleet.request, fleet.versions)
+        return StoredSubmission(
+            request=fleet.request, cache_key=key, time_limit_s=fleet.time_limit_s, kind=FLEET
+        )
+    if problem is None:
+        raise ValueError("a submission needs a problem or a fleet")
+    request, key = _canonical(tenant, problem)
+    limit_s = problem.options.time_limit_s
     if sweep is None:
-        return StoredSubmission(request=request, cache_key=key)
+        return StoredSubmission(request=request, cache_key=key, time_limit_s=limit_s)
     parts = []
-    for point, problem in zip(sweep.points, sweep.problems, strict=True):
-        own, own_key = _canonical(tenant, problem)
+    for point, one in zip(sweep.points, sweep.problems, strict=True):
+        own, own_key = _canonical(tenant, one)
         parts.append(SweepPart(values=point.values, request=own, cache_key=own_key))
     whole = {**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}}
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
-    return StoredSubmission(request=whole, cache_key=key, parts=tuple(parts))
+    return StoredSubmission(request=whole, cache_key=key, time_limit_s=limit_s, parts=tuple(parts))
 
 
 def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
@@ -93,7 +117,8 @@ def add(
         id=uuid.uuid4().hex,
         tenant=tenant,
         request=question.request,
-        time_limit_s=submission.problem.options.time_limit_s,
+        time_limit_s=question.time_limit_s,
+        kind=question.kind,
         queue_timeout_s=submission.deadline_s or timeout_s,
         priority=submission.priority,
         origin=submission.origin,

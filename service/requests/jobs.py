@@ -167,7 +167,8 @@ def _moved(error: FieldError, point: SweepPoint) -> FieldError:
 
 MAX_PRIORITY = 9
 MIN_DEADLINE_S, MAX_DEADLINE_S = 0.001, 31_536_000.0  # a year
-FIELDS = ("sweep", "priority", "deadline_s", "labels")
+QUEUEING = ("priority", "deadline_s", "labels")
+FIELDS = ("sweep", *QUEUEING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +191,17 @@ class JobRequest:
     labels: Mapping[str, str]
 
 
-def read_job_request(
-    raw: Mapping[str, object], parse: Callable[[Mapping[str, object]], Problem]
-) -> JobRequest:
-    """Return the request in ``raw``; ``parse`` reads a problem.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queueing:
+    """How a job waits, and how it is found."""
+
+    priority: int
+    deadline_s: float | None  # unclaimed so many seconds after it was submitted: expired
+    labels: Mapping[str, str]
+
+
+def read_queueing(raw: Mapping[str, object]) -> Queueing:
+    """Return priority, deadline and labels of a request.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
@@ -205,6 +213,18 @@ def read_job_request(
         deadline_s = reader.number("deadline_s", low=MIN_DEADLINE_S, high=MAX_DEADLINE_S)
     reader.finish()
     labels = read_labels(raw["labels"]) if raw.get("labels") is not None else {}
+    return Queueing(priority=priority, deadline_s=deadline_s, labels=labels)
+
+
+def read_job_request(
+    raw: Mapping[str, object], parse: Callable[[Mapping[str, object]], Problem]
+) -> JobRequest:
+    """Return the request in ``raw``; ``parse`` reads a problem.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
+    """
+    how = read_queueing(raw)
     rest = {name: value for name, value in raw.items() if name not in FIELDS}
     sweep = None
     if raw.get("sweep") is not None:
@@ -212,4 +232,10 @@ def read_job_request(
         points = points_of(rest, axes)
         sweep = Sweep(axes=axes, points=tuple(points), problems=tuple(problems_of(points, parse)))
     problem = sweep.problems[0] if sweep else parse(rest)
-    return JobRequest(problem=problem, sweep=sweep, priority=priority, deadline_s=deadline_s, labels=labels)
+    return JobRequest(
+        problem=problem,
+        sweep=sweep,
+        priority=how.priority,
+        deadline_s=how.deadline_s,
+        labels=how.labels,
+    )

@@ -42,13 +42,13 @@ class Deletion:
         self._actor = actor
 
     def job(self, tenant: str, job_id: str) -> None:
-        """Delete a job in any state, with its plans, events and re-plans, and with a sweep its points.
+        """Delete a job in any state, with plans, events and re-plans, and with a sweep or fleet its parts.
 
         A worker that has it loses its claim and stops. Measurements of its plans stay.
 
         Raises:
             NotFoundError: this tenant has no such job.
-            ConflictError: it is a point of a sweep.
+            ConflictError: it is a point of a sweep, or a job of a fleet.
         """
         if not is_identifier(job_id):
             raise NotFoundError("there is no such job")
@@ -59,7 +59,8 @@ class Deletion:
             if found is None:
                 raise NotFoundError("there is no such job")
             if found.parent_id is not None:
-                raise ConflictError(f"the job is a point of a sweep: delete the sweep {found.parent_id}")
+                whole = f"delete the sweep or the fleet {found.parent_id}"
+                raise ConflictError(f"the job is a point of a sweep or a job of a fleet: {whole}")
             connection.execute(delete(jobs).where(jobs.c.tenant == tenant, jobs.c.parent_id == job_id))
             connection.execute(delete(jobs).where(*own))
             key_records.note(connection, tenant, actor=self._actor, action="job.delete", subject=job_id)

@@ -19,6 +19,7 @@ from meshwright.service.db.records import find_job
 from meshwright.service.db.share_records import MAX_LINKS, ShareRecord
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
+from meshwright.service.jobs.states import FLEET
 
 DEFAULT_LIFE_DAYS = 7.0
 MAX_LIFE_DAYS = 365.0
@@ -65,9 +66,10 @@ class Shares:
                 earlier = records.find_link(connection, made) if made else None
                 if earlier is not None:
                     return earlier[0], None
-                if job.answer is None or job.num_children is not None:
+                if job.answer is None or job.num_children is not None or job.kind == FLEET:
                     raise ConflictError(
-                        "only a job with an answer can be shared; for a sweep, share its points"
+                        "only a job with an answer can be shared; for a sweep, share its points, and for a "
+                        "fleet its jobs"
                     )
                 if records.count_links(connection, job_id) >= MAX_LINKS:
                     raise ConflictError(f"the job has {MAX_LINKS} links: revoke one first")

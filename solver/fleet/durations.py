@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.errors import StoppedError
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
-from meshwright.solver.fleet.problem import NodeChoice
+from meshwright.solver.fleet.problem import NodeChoice, PlannedJob
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import searchable, searched_variants, switched_of
 from meshwright.solver.problem import Problem, ShouldStop, problem_digest
@@ -19,6 +20,7 @@ from meshwright.solver.space.enumerate import enumerate_space, is_too_large
 
 MINUTE_S = 60.0
 _SHORTER = 1.0 - 1e-9  # rounding of a bound
+_STOPPED = "stopped before every job had a plan"
 
 
 def least_step_s(problem: Problem, profile: Profile) -> float:
@@ -44,24 +46,18 @@ def least_step_s(problem: Problem, profile: Profile) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class PlannedJob:
-    """A job's problem and steps, which give its durations."""
-
-    problem: Problem  # on the whole cluster
-    steps: int
-
-
-@dataclass(slots=True, kw_only=True)
 class PlannedDurations:
     """Durations of jobs by their plans; equal problems are searched once."""
 
     jobs: Mapping[str, PlannedJob]
     groups: Mapping[str, NodeGroup]  # of the cluster, by kind
     profile_of: Callable[[Problem], Profile]
-    should_stop: ShouldStop | None = None
+    should_stop: ShouldStop = lambda: False
     on_search: Callable[[str, NodeChoice], object] = lambda _job, _choice: None
+    search: Callable[[Problem, ShouldStop], Answer] | None = None  # None: ``ask`` with the profile
     answers: dict[str, Answer] = field(default_factory=dict)  # by the digest of their problem
     least: dict[str, float] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)  # digests of problems with a search that was stopped
 
     def problem(self, job: str, choice: NodeChoice) -> Problem:
         """Return the job's problem on the nodes of a choice alone."""
@@ -78,21 +74,46 @@ class PlannedDurations:
         digest = problem_digest(problem)
         if digest not in self.answers:
             self.on_search(job, choice)
-            self.answers[digest] = ask(problem, self.profile_of(problem), should_stop=self.should_stop)
+            found = self._searched(problem)
+            if self.should_stop():
+                self.cut.add(digest)
+            self.answers[digest] = found
         return self.answers[digest]
 
+    def _searched(self, problem: Problem) -> Answer:
+        if self.search is not None:
+            return self.search(problem, self.should_stop)
+        return ask(problem, self.profile_of(problem), should_stop=self.should_stop)
+
+    @property
+    def whole_answers(self) -> dict[str, Answer]:
+        """Return the answers of searches that ended by themselves, by the digest of their problem."""
+        return {digest: one for digest, one in [*self.answers.items()] if digest not in self.cut}
+
     def least_min(self, job: str, choice: NodeChoice) -> int | None:
-        """Return a lower bound on the minutes; None: no plan fits."""
+        """Return a lower bound on the minutes; None: no plan fits.
+
+        Raises:
+            StoppedError: the work is to stop, and the bound is not known yet.
+        """
         problem = self.problem(job, choice)
         digest = problem_digest(problem)
         if digest not in self.least:
+            if self.should_stop():
+                raise StoppedError(_STOPPED)
             self.least[digest] = least_step_s(problem, self.profile_of(problem)) * _SHORTER
         step_s = self.least[digest]
         return None if math.isinf(step_s) else self._minutes(job, step_s)
 
     def exact_min(self, job: str, choice: NodeChoice) -> int | None:
-        """Return the minutes of the best plan; None: there is none."""
+        """Return the minutes of the best plan; None: there is none.
+
+        Raises:
+            StoppedError: the search was stopped before it found a plan.
+        """
         plans = self.answer(job, choice).plans
+        if not plans and self.should_stop():
+            raise StoppedError(_STOPPED)
         return self._minutes(job, plans[0].prediction.step_time_s) if plans else None
 
     def _minutes(self, job: str, step_s: float) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.solver.problem import Problem
 
 
 class NodeChoice(NamedTuple):
@@ -61,6 +62,14 @@ class Fleet:
     def nodes(self) -> Mapping[str, int]:
         """Return the number of nodes by kind."""
         return {kind.name: kind.nodes for kind in self.kinds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job's problem and steps, which give its durations."""
+
+    problem: Problem  # on the whole cluster
+    steps: int
 
 
 Minutes = Mapping[NodeChoice, int]  # of one job, for each of its choices

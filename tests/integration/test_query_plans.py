@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Self, get_args
@@ -47,7 +47,8 @@ from meshwright.service.jobs.idempotency import ONCE, Repeatable
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.retention import Retention
-from meshwright.service.jobs.submission import Submission
+from meshwright.service.jobs.states import AnsweredPart
+from meshwright.service.jobs.submission import FleetAsked, Submission
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores import deletion, verifications
@@ -77,6 +78,9 @@ JOB_LISTS = (
     JobFilter(model="none", state="succeeded"),
     JobFilter(labels={"team": "team-7"}),
     JobFilter(labels={"team": "team-7", "run": "run-7"}, model="none", owner="k7"),
+    JobFilter(fleets=True),
+    JobFilter(fleets=True, state="failed"),
+    JobFilter(fleets=True, labels={"team": "team-7"}),
 )
 Given = Any  # the parameters of a statement, as its driver takes them
 Plans = dict[str, set[str]]
@@ -176,7 +180,14 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
         leave(claim)
     claim = engine.claim_one("worker")
     assert claim is not None
+    part = AnsweredPart(job_id="part", name="a", request={}, answer={}, plans=SUCCESS.plans, cache_key=None)
+    engine.complete(claim, replace(SUCCESS, parts=[part]))
+    jobs.parts(TENANT, jobs.read(TENANT, claim.job_id))
+    claim = engine.claim_one("worker")
+    assert claim is not None
     engine.fail(claim, code="poison", detail="")
+    fleet = FleetAsked(request={}, versions={}, time_limit_s=1.0)
+    jobs.submit(TENANT, Submission(fleet=fleet, body={}))
     sweep = jobs.submit(TENANT, a_sweep(global_batch_size=[104, 112], key="of a sweep"))
     sweeps.child_ended(sweep.id)
     jobs.children(TENANT, sweep.id, page_size=50, page_token=None)

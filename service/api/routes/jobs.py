@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
@@ -173,18 +173,37 @@ async def read_job(
     request: Request,
     job_id: str,
     service: ServiceDep,
-    tenant: TenantDep,
     *,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a change")] = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """One job; with ``wait`` once it differs from If-None-Match, or, without that, once it is finished."""
+    return await looked_at(request, service, job_id, wait=wait, tag=if_none_match, shown=_detail)
+
+
+async def looked_at(
+    request: Request,
+    service: Service,
+    job_id: str,
+    *,
+    wait: float,
+    tag: str | None,
+    shown: Callable[[JobRecord], Response],
+) -> Response:
+    """Return one job of the caller's tenant as it is ``shown``, after ``wait`` seconds at most.
+
+    Without a ``tag`` the wait is over once the job is finished, else once it differs from the tag.
+
+    Raises:
+        NotFoundError: this tenant has no such job.
+    """
+    tenant = request.state.caller.tenant
     until = time.monotonic() + min(wait, service.settings.max_wait_s)
     while True:
         job, seen = await run_in_threadpool(service.jobs.look, tenant, job_id)
-        response = _detail(job)
-        unchanged = if_none_match is not None and names(if_none_match, response.headers["ETag"])
-        news = not unchanged if if_none_match is not None else job.state in TERMINAL_STATES
+        response = shown(job)
+        unchanged = tag is not None and names(tag, response.headers["ETag"])
+        news = not unchanged if tag is not None else job.state in TERMINAL_STATES
         left_s = until - time.monotonic()
         over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
         if news or over or (unchanged and job.state in TERMINAL_STATES):

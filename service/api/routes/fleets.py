@@ -1,0 +1,273 @@
+"""Fleets: several jobs on one cluster, planned together as one job of the service."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from meshwright.service.api.deps import (
+    NO_FIELDS,
+    READS,
+    SUBMITS,
+    BodyDep,
+    CallerDep,
+    JobsDep,
+    KeyDep,
+    Service,
+    ServiceDep,
+    TenantDep,
+    computed,
+    origin_of,
+)
+from meshwright.service.api.openapi import FLEET_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at
+from meshwright.service.api.schemas import (
+    FleetDetail,
+    FleetFilesView,
+    FleetPage,
+    FleetQuery,
+    fleet_detail,
+    fleet_view,
+)
+from meshwright.service.api.tags import tagged
+from meshwright.service.auth.access import Caller
+from meshwright.service.db.records import JobRecord, Origin
+from meshwright.service.errors import NotFoundError
+from meshwright.service.fleets.files import FleetFiles, fleet_files
+from meshwright.service.fleets.question import FleetQuestion, read_question, versions_of_fleet
+from meshwright.service.fleets.request import Parse
+from meshwright.service.fleets.stored import scheduled_again
+from meshwright.service.jobs.states import FLEET
+from meshwright.service.jobs.submission import FleetAsked, Submission
+from meshwright.service.requests.jobs import QUEUEING, read_queueing
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stores.deletion import Deletion
+from meshwright.solver.problem import Problem
+
+router = APIRouter(prefix="/v1/fleets", tags=["fleets"], responses=declared(401, 403, 422, 503))
+
+
+def submission_of_fleet(
+    service: Service,
+    caller: Caller,
+    body: Mapping[str, object],
+    *,
+    fresh: bool,
+    idempotency_key: str | None,
+    origin: Origin,
+) -> Submission:
+    """Return the submission of a fleet.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
+    """
+    how = read_queueing(body)
+    raw = {name: value for name, value in body.items() if name not in QUEUEING}
+    if "cluster" in raw:
+        stated = service.definitions.filled_in(caller.tenant, {"cluster": raw["cluster"]})
+        raw["cluster"] = stated["cluster"]
+    question = read_question(raw, parser_of(service, caller.tenant))
+    return Submission(
+        fleet=asked(question),
+        body=body,
+        idempotency_key=idempotency_key,
+        fresh=fresh,
+        origin=origin,
+        priority=how.priority,
+        deadline_s=how.deadline_s,
+        owner=caller.key_id,
+        max_cpu_s_per_day=caller.max_cpu_s_per_day,
+        labels=how.labels,
+    )
+
+
+def asked(question: FleetQuestion) -> FleetAsked:
+    """Return a fleet in the form that is stored."""
+    versions = versions_of_fleet(question.fleet)
+    return FleetAsked(request=question.request, versions=versions, time_limit_s=question.time_limit_s)
+
+
+def parser_of(service: Service, tenant: str) -> Parse:
+    """Return what reads the problem of a job, with the definitions and calibrations of a tenant."""
+
+    def parse(raw: Mapping[str, object]) -> Problem:
+        problem = parse_problem(service.definitions.filled_in(tenant, raw))
+        return service.profiles.resolved(tenant, problem)
+
+    return parse
+
+
+@router.post(
+    "",
+    dependencies=[SUBMITS],
+    status_code=202,
+    response_model=FleetDetail,
+    responses=declared(408, 413, 415, 429),
+    openapi_extra=FLEET_BODY,
+    summary="Submit a fleet",
+)
+def submit_fleet(
+    request: Request,
+    body: BodyDep,
+    service: ServiceDep,
+    caller: CallerDep,
+    *,
+    fresh: Annotated[bool, Query(description="plan again even if the answer is known")] = False,
+    idempotency_key: KeyDep,
+) -> Response:
+    """Submit jobs that share one cluster; an identical fleet that is answered gives the earlier one."""
+    submission = submission_of_fleet(
+        service, caller, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
+    )
+    return _accepted(service.jobs.submit(caller.tenant, submission))
+
+
+@router.get("", dependencies=[READS], summary="List fleets")
+def list_fleets(query: Annotated[FleetQuery, Query()], jobs: JobsDep, caller: CallerDep) -> FleetPage:
+    """Fleets, newest first: all, or those in a state, of an owner or with labels.
+
+    With several filters, a page may be short or empty: the list ends where there is no next token.
+    """
+    page = jobs.page(
+        caller.tenant,
+        query.wanted(caller.key_id),
+        page_size=query.page_size,
+        page_token=query.page_token,
+    )
+    headings = jobs.headings(caller.tenant, [one.id for one in page.items])
+    found = [fleet_view(one, headings[one.id]) for one in page.items if one.id in headings]
+    return FleetPage(fleets=found, next_page_token=page.next_page_token)
+
+
+@router.get(
+    "/{fleet_id}",
+    dependencies=[READS],
+    response_model=FleetDetail,
+    responses={304: {"description": "Unchanged since If-None-Match"}, **declared(404)},
+    summary="Look at a fleet",
+)
+async def read_fleet_job(
+    request: Request,
+    fleet_id: str,
+    service: ServiceDep,
+    tenant: TenantDep,
+    *,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a change")] = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """One fleet; ``wait`` works as for a job."""
+    await run_in_threadpool(fleet_of, service, tenant, fleet_id)
+    return await looked_at(request, service, fleet_id, wait=wait, tag=if_none_match, shown=_detail)
+
+
+@router.get(
+    "/{fleet_id}/export",
+    dependencies=[READS],
+    responses=declared(404, 409),
+    summary="Launch files and start list of a fleet",
+)
+async def export_fleet(
+    request: Request, fleet_id: str, service: ServiceDep, tenant: TenantDep
+) -> FleetFilesView:
+    """The launch files of each plan, in a folder by job, and ``start.sh``, which queues them with Slurm."""
+    made = await _files(request, fleet_id, service, tenant)
+    return FleetFilesView(fleet_id=fleet_id, files=dict(made.files), warnings=list(made.warnings))
+
+
+@router.get(
+    "/{fleet_id}/export.zip",
+    dependencies=[READS],
+    response_class=Response,
+    responses={200: {"content": {"application/zip": {}}}, **declared(404, 409)},
+    summary="Launch files and start list of a fleet, as an archive",
+)
+async def export_archive(
+    request: Request, fleet_id: str, service: ServiceDep, tenant: TenantDep
+) -> Response:
+    """The files of ``export`` as a zip archive; scripts are executable."""
+    made = await _files(request, fleet_id, service, tenant)
+    headers = {"Content-Disposition": f'attachment; filename="fleet-{fleet_id}.zip"'}
+    return Response(_zipped(made.files), media_type="application/zip", headers=headers)
+
+
+@router.post(
+    "/{fleet_id}:cancel",
+    dependencies=[SUBMITS, NO_FIELDS],
+    response_model=FleetDetail,
+    responses=declared(404, 408, 413),
+    summary="Cancel a fleet",
+)
+def cancel_fleet(
+    fleet_id: str, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
+) -> Response:
+    """Stop planning a fleet, as often as you like; a finished one does not change."""
+    fleet_of(service, tenant, fleet_id)
+    return _detail(service.jobs.cancel(tenant, fleet_id, key=idempotency_key))
+
+
+@router.delete(
+    "/{fleet_id}",
+    status_code=204,
+    dependencies=[SUBMITS],
+    responses=declared(404),
+    summary="Delete a fleet",
+)
+def delete_fleet(fleet_id: str, service: ServiceDep, caller: CallerDep) -> None:
+    """Delete a fleet in any state, with the plans of its jobs and its events."""
+    fleet_of(service, caller.tenant, fleet_id)
+    Deletion(service.database, actor=caller.key_id or "local user").job(caller.tenant, fleet_id)
+
+
+def fleet_of(service: Service, tenant: str, fleet_id: str) -> JobRecord:
+    """Return one fleet.
+
+    Raises:
+        NotFoundError: this tenant has no such fleet.
+    """
+    try:
+        job = service.jobs.read(tenant, fleet_id)
+    except NotFoundError:
+        job = None
+    if job is None or job.kind != FLEET:
+        raise NotFoundError("there is no such fleet")
+    return job
+
+
+async def _files(request: Request, fleet_id: str, service: Service, tenant: str) -> FleetFiles:
+    """Return the files of an answered fleet.
+
+    Raises:
+        NotFoundError: this tenant has no such fleet.
+        NotReadyError: it has no schedule, or not yet.
+    """
+    job = await run_in_threadpool(fleet_of, service, tenant, fleet_id)
+    parts = await run_in_threadpool(service.jobs.parts, tenant, job)
+    return await computed(
+        request, lambda: fleet_files(scheduled_again(job.request, job.answer or {}, parts))
+    )
+
+
+def _zipped(files: Mapping[str, str]) -> bytes:
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)  # of 1980: equal files make equal archives
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if text.startswith("#!") else 0o644) << 16
+            archive.writestr(entry, text)
+    return whole.getvalue()
+
+
+def _accepted(job: JobRecord) -> Response:
+    headers = {"Location": f"/v1/fleets/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
+    return _detail(job, status=202, headers=headers)
+
+
+def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return tagged(fleet_detail(job).model_dump_json(exclude_none=True), status=status, headers=headers)

@@ -1,0 +1,133 @@
+"""The files of a planned fleet: launch files of each plan, and a start list for Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from math import ceil
+from shlex import quote
+
+from meshwright.launchers.export import SLURM_FILE
+from meshwright.launchers.registry import export
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.service.fleets.request import START_FILE, FleetRequest
+from meshwright.solver.answer import Plan
+from meshwright.solver.fleet.problem import FleetJob, Run, Schedule, pairs_apart
+from meshwright.solver.problem import Problem
+
+_HOUR_MIN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFiles:
+    """Files of a fleet by their path in its folder, and notes on them."""
+
+    files: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledFleet:
+    """A fleet with the schedule and the plans of its jobs."""
+
+    request: FleetRequest
+    schedule: Schedule
+    plans: Mapping[str, tuple[Plan, Problem]]  # by job: its plan, and the problem that it answers
+
+
+def fleet_files(fleet: ScheduledFleet) -> FleetFiles:
+    """Return the launch files of each plan, in a folder by job, and the start list.
+
+    A job without a launcher, or with a plan that its launcher refuses, has no files and is not started by
+    the list: a warning names it.
+    """
+    files, warnings, started = dict[str, str](), list[str](), list[FleetJob]()
+    for job in fleet.request.fleet.jobs:
+        plan, problem = fleet.plans[job.name]
+        if problem.launcher == "none":
+            warnings.append(f"{job.name}: launcher none has no launch files")
+            continue
+        launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
+        try:
+            bundle = export(plan, problem, launcher)
+        except RefusedExportError as fault:
+            warnings.append(f"{job.name}: {launcher} refuses the plan ({fault})")
+            continue
+        files |= {f"{job.name}/{name}": text for name, text in bundle.files.items()}
+        warnings += [f"{job.name}: {text}" for text in bundle.warnings]
+        if SLURM_FILE in bundle.files:
+            started.append(job)
+    files[START_FILE] = start_list(fleet, started)
+    return FleetFiles(files, tuple(dict.fromkeys(warnings)))
+
+
+def start_list(fleet: ScheduledFleet, jobs: list[FleetJob]) -> str:
+    """Return the script that queues jobs with sbatch: when each may start, and what it waits for.
+
+    Times are predictions, so a job waits for its nodes in the queue if an earlier one ends late.
+    """
+    return "\n".join(_lines(fleet, jobs)) + "\n"
+
+
+def _lines(fleet: ScheduledFleet, jobs: list[FleetJob]) -> Iterator[str]:
+    schedule = fleet.schedule
+    waiting = sorted(
+        (job for job in jobs if job.name not in fleet.request.running),
+        key=lambda job: (schedule[job.name].start_min, job.name),
+    )
+    yield "#!/usr/bin/env bash"
+    yield f"# Queues the jobs of {fleet.request.name} with Slurm, in the order of their starts."
+    yield "# Set what the launch scripts ask for (DATA_PATH, …) in the environment."
+    yield "# Arguments are further options of sbatch (--account=…). Time limits are 1.25 of the prediction."
+    yield "set -euo pipefail"
+    yield 'cd "$(dirname "${BASH_SOURCE[0]}")"'
+    yield "submit() {  # FOLDER OPTION…: print the number of the queued job"
+    yield f'    (cd "$1" && sbatch --parsable "${{@:2}}" {SLURM_FILE} | cut -d";" -f1)'
+    yield "}"
+    number = {job.name: f"job_{at}" for at, job in enumerate(waiting)}
+    for job in waiting:
+        run = schedule[job.name]
+        options = [
+            f"--job-name={quote(job.name)}",
+            f"--nodes={run.choice.nodes}",
+            f"--time={ceil(run.minutes * _TIME_LIMIT)}",
+            _begin(fleet.request, run),
+        ]
+        options += _dependencies(fleet, job, number)
+        yield (
+            f"# {job.name}: {run.choice.nodes} nodes, {run.start_min / _HOUR_MIN:.1f} to "
+            f"{run.end_min / _HOUR_MIN:.1f} h, plan {fleet.plans[job.name][0].plan_id}"
+        )
+        yield f'{number[job.name]}="$(submit {quote(job.name)} {" ".join(options)} "$@")"'
+        yield f'echo "{job.name} ${{{number[job.name]}}}"'
+
+
+_TIME_LIMIT = 1.25  # of the predicted minutes: Slurm ends a job there
+
+
+def _begin(request: FleetRequest, run: Run) -> str:
+    if request.begin is None:
+        return f"--begin=now+{run.start_min}minutes" if run.start_min else "--begin=now"
+    try:
+        begin = request.begin + timedelta(minutes=run.start_min)
+    except OverflowError:
+        message = f"a job would start {run.start_min / _HOUR_MIN:.3g} h later, after the year 9999"
+        raise InvalidProblemError.of("/begin", message, allowed="fewer steps, or no begin") from None
+    return f"--begin={begin.strftime('%Y-%m-%dT%H:%M:%S')}"
+
+
+def _dependencies(fleet: ScheduledFleet, job: FleetJob, number: Mapping[str, str]) -> list[str]:
+    """Return what Slurm waits for: jobs before it have succeeded, jobs never with it have ended."""
+    schedule = fleet.schedule
+    others = [
+        other
+        for pair in pairs_apart(fleet.request.fleet)
+        if job.name in pair
+        for other in pair
+        if other != job.name
+    ]
+    ended = [one for one in others if schedule[one].start_min < schedule[job.name].start_min]
+    words = [f"afterok:${{{number[one]}}}" for one in job.after if one in number]
+    words += [f"afterany:${{{number[one]}}}" for one in ended if one in number and one not in job.after]
+    return [f'--dependency="{",".join(words)}"'] if words else []

@@ -1,0 +1,63 @@
+"""From a fleet as it was asked for to its schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.fleets.request import FleetRequest
+from meshwright.solver.fleet.durations import PlannedDurations
+from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult:
+    """The answer of a fleet, with the request and the plans that it was made from."""
+
+    request: FleetRequest
+    answer: FleetAnswer
+    durations: PlannedDurations
+
+
+def answered(
+    request: FleetRequest, durations: PlannedDurations, limits: Limits, *, skip_impossible: bool = False
+) -> FleetResult:
+    """Return the best schedule of a fleet with the durations of its jobs.
+
+    Raises:
+        InvalidProblemError: a job has no plan on any number of nodes, or no schedule is possible; with
+            ``skip_impossible`` only if no job is left.
+        StoppedError: the searches were stopped before every job had a plan.
+    """
+    while True:
+        least, faults = jobs_without_plan(request.fleet, durations, request.at)
+        without_plan: dict[str, tuple[FieldError, ...]] = {name: (error,) for name, error in faults.items()}
+        if not without_plan:
+            try:
+                _require_jobs(request)
+                answer = plan_fleet(request.fleet, least, durations, request.at, limits)
+                return FleetResult(request=request, answer=answer, durations=durations)
+            except InvalidProblemError as fault:
+                without_plan = _by_job(request, fault)
+                if not skip_impossible or not without_plan:
+                    raise
+        if not skip_impossible:
+            raise InvalidProblemError(faults.values())
+        request = request.without(without_plan)
+
+
+def _require_jobs(request: FleetRequest) -> None:
+    if not request.fleet.jobs:
+        raise InvalidProblemError(
+            dict.fromkeys(error for errors in request.left_out.values() for error in errors)
+        )
+
+
+def _by_job(request: FleetRequest, fault: InvalidProblemError) -> dict[str, tuple[FieldError, ...]]:
+    """Return the jobs that the errors point at."""
+    found = dict[str, tuple[FieldError, ...]]()
+    for job in request.fleet.jobs:
+        own = tuple(one for one in fault.errors if one.pointer.startswith(request.at(job.name, "")))
+        if own:
+            found[job.name] = own
+    return found

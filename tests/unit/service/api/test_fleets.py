@@ -1,0 +1,230 @@
+"""Fleets over HTTP: planned by a real worker, listed, exported, cancelled, resumed and refused."""
+
+from __future__ import annotations
+
+import io
+import threading
+import zipfile
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.solver.problem import Progress
+from meshwright.workers.fleet import FleetWork
+from meshwright.workers.runner import Runner
+from meshwright.workers.search import StoredSearch
+from tests.served.job_records import claimed
+
+PROBLEM = {
+    "model": {"name": "llama-3.1-8b"}, "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "megatron-lm",
+}  # fmt: skip
+
+
+def job(name: str, **fields: object) -> dict[str, Any]:
+    return {"name": name, "problem": PROBLEM, "steps": 1000, **fields}
+
+
+def fleet(*jobs: dict[str, Any], **fields: object) -> dict[str, Any]:
+    return {"name": "team", "cluster": {"name": "dgx-h100", "num_nodes": 2}, "jobs": list(jobs), **fields}
+
+
+TWO = fleet(job("a", nodes=1), job("b", nodes=1, after=["a"]), begin="2026-01-05T20:00")
+
+
+@pytest.fixture
+def worker(database: Database, engine: JobEngine) -> Runner:
+    return Runner(
+        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
+        fleet=partial(FleetWork.on, database),
+    )  # fmt: skip
+
+
+def submit(client: TestClient, body: dict[str, Any], **headers: str) -> str:
+    answer = client.post("/v1/fleets", json=body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def get(client: TestClient, path: str) -> Any:  # noqa: ANN401 - JSON
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_fleet_is_planned_by_a_worker_and_names_a_plan_for_each_job(
+    client: TestClient, worker: Runner
+) -> None:
+    """Job b waits for a, so that it starts when a ends; equal problems have one plan."""
+    fleet_id = submit(client, {**TWO, "labels": {"team": "nlp"}})
+    queued = get(client, f"/v1/fleets/{fleet_id}")
+    assert (queued["state"], queued["kind"], queued["name"]) == ("queued", "fleet", "team")
+    assert queued["links"]["cancel"] == f"/v1/fleets/{fleet_id}:cancel"
+    assert client.get(f"/v1/fleets/{fleet_id}/export").status_code == 409
+    assert worker.run_next()
+    done = get(client, f"/v1/fleets/{fleet_id}?wait=1")
+    assert (done["state"], done["answer"]["status"]) == ("succeeded", "optimal")
+    assert done["progress"]["explored"] == 1  # equal problems are searched once
+    a, b = done["answer"]["jobs"]
+    assert (a["start_hours"], b["start_hours"]) == (0.0, a["end_hours"])
+    assert a["plan_id"] == b["plan_id"]
+    assert get(client, f"/v1/plans/{a['plan_id']}")["job_id"] == b["job_id"]  # the newest that has it
+    plans = get(client, f"/v1/jobs/{a['job_id']}/plans")
+    assert [one["plan_id"] for one in plans["plans"]] == [a["plan_id"]]
+    children = get(client, f"/v1/jobs/{fleet_id}/children")["children"]
+    assert [one["values"] for one in children] == [{"job": "a"}, {"job": "b"}]
+    assert client.get(f"/v1/jobs/{fleet_id}/plans").status_code == 404
+    assert submit(client, TWO) == fleet_id  # the answer is known
+
+
+def test_the_files_of_a_fleet_are_those_of_the_command(client: TestClient, worker: Runner) -> None:
+    fleet_id = submit(client, TWO)
+    worker.run_next()
+    made = get(client, f"/v1/fleets/{fleet_id}/export")
+    start = made["files"]["start.sh"]
+    assert "--job-name=a --nodes=1" in start
+    assert '--begin=2026-01-05T20:00:00 "$@"' in start
+    assert '--dependency="afterok:${job_0}"' in start
+    packed = client.get(f"/v1/fleets/{fleet_id}/export.zip")
+    assert packed.headers["content-type"] == "application/zip"
+    with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
+        assert {name: archive.read(name).decode() for name in archive.namelist()} == made["files"]
+        assert archive.getinfo("start.sh").external_attr >> 16 == 0o755
+        assert {name.split("/")[0] for name in archive.namelist()} == {"a", "b", "start.sh"}
+
+
+def test_fleets_are_listed_by_state_and_label_and_apart_from_other_jobs(client: TestClient) -> None:
+    first = submit(client, {**TWO, "labels": {"team": "nlp"}})
+    second = submit(client, fleet(job("c")))
+    client.post("/v1/jobs", json={**PROBLEM, "cluster": {"name": "dgx-h100", "num_nodes": 1}})
+    page = get(client, "/v1/fleets")
+    assert [one["id"] for one in page["fleets"]] == [second, first]
+    assert (page["fleets"][0]["name"], page["fleets"][0]["num_nodes"]) == ("team", 2)
+    one = get(client, "/v1/fleets?page_size=1")
+    assert [it["id"] for it in one["fleets"]] == [second]
+    rest = get(client, f"/v1/fleets?page_token={one['next_page_token']}")
+    assert [it["id"] for it in rest["fleets"]] == [first]
+    assert [it["id"] for it in get(client, "/v1/fleets?labels=team%3Dnlp")["fleets"]] == [first]
+    assert get(client, "/v1/fleets?state=running&labels=team%3Dnlp")["fleets"] == []
+    assert [it.get("kind") for it in get(client, "/v1/jobs")["jobs"]] == [None, "fleet", "fleet"]
+
+
+def test_a_repeated_request_makes_one_fleet_and_another_one_is_refused(client: TestClient) -> None:
+    key = {"Idempotency-Key": "k"}
+    fleet_id = submit(client, TWO, **key)
+    assert submit(client, TWO, **key) == fleet_id
+    other = client.post("/v1/fleets", json=fleet(job("c")), headers=key)
+    assert (other.status_code, other.json()["type"]) == (422, "urn:meshwright:problem:idempotency_conflict")
+
+
+@pytest.mark.parametrize(
+    ("body", "at"),
+    [
+        (fleet(job("a", least_nodes=3)), "/jobs/0/least_nodes"),
+        (fleet(job("a", after=["b"]), job("b", after=["a"])), "/jobs/0/after"),
+        (fleet(job("a", as_many_nodes_as="a")), "/jobs/0/as_many_nodes_as"),
+        (fleet(job("a", release_hours=3, due_hours=2)), "/jobs/0/release_hours"),
+        (fleet(), "/jobs"),
+        ({"jobs": [job("a")]}, "/cluster"),
+        (fleet(job("a"), effort=0), "/effort"),
+        (fleet(job("a"), time_limit_s=1e9), "/time_limit_s"),
+        (fleet(job("a"), priority=10), "/priority"),
+        (fleet(job("a"), states=[{}]), "/states/0/now_hours"),
+        (fleet(job("a"), states=[{"now_hours": 1, "arrived": [job("a")]}]), "/states/0/arrived/0/name"),
+        (fleet(job("a"), states={}), "/states"),
+    ],
+)
+def test_a_fault_is_a_422_that_points_at_job_and_field(
+    client: TestClient, body: dict[str, Any], at: str
+) -> None:
+    answer = client.post("/v1/fleets", json=body)
+    assert answer.status_code == 422, answer.text
+    assert at in [one["pointer"] for one in answer.json()["errors"]]
+
+
+def test_a_job_without_a_plan_makes_the_fleet_infeasible_unless_it_may_be_left_out(
+    client: TestClient, worker: Runner
+) -> None:
+    """Llama 3.1 405B does not fit on 8 GPUs of 80 GB: 405e9 parameters of 2 bytes alone take 810 GB."""
+    large = job("large", nodes=1) | {"problem": {**PROBLEM, "model": "llama-3.1-405b"}}
+    both = fleet(job("small", nodes=1), large)
+    refused, rest = submit(client, both), submit(client, {**both, "skip_impossible": True})
+    while worker.run_next():
+        pass
+    failed = get(client, f"/v1/fleets/{refused}")
+    assert failed["state"] == "infeasible"
+    (fault,) = failed["answer"]["faults"]
+    assert (fault["field"], "no plan on any number of nodes" in fault["message"]) == (
+        "/jobs/1/problem",
+        True,
+    )
+    planned = get(client, f"/v1/fleets/{rest}")["answer"]
+    assert ([one["name"] for one in planned["jobs"]], list(planned["left_out"])) == (["small"], ["large"])
+
+
+def test_a_cancelled_fleet_ends_and_a_deleted_one_takes_its_plans_along(
+    client: TestClient, worker: Runner
+) -> None:
+    waiting = submit(client, TWO)
+    assert client.post(f"/v1/fleets/{waiting}:cancel").json()["state"] == "cancelled"
+    fleet_id = submit(client, TWO)
+    worker.run_next()
+    part = get(client, f"/v1/fleets/{fleet_id}")["answer"]["jobs"][0]
+    assert client.delete(f"/v1/jobs/{part['job_id']}").status_code == 409
+    assert client.delete(f"/v1/fleets/{fleet_id}").status_code == 204
+    assert client.get(f"/v1/fleets/{fleet_id}").status_code == 404
+    assert client.get(f"/v1/plans/{part['plan_id']}").status_code == 404
+
+
+def test_an_address_of_fleets_finds_no_other_job(client: TestClient) -> None:
+    other = client.post("/v1/jobs", json={**PROBLEM, "cluster": {"name": "dgx-h100", "num_nodes": 1}})
+    for path in ("", "/export", "/export.zip"):
+        assert client.get(f"/v1/fleets/{other.json()['id']}{path}").status_code == 404
+    assert client.delete("/v1/fleets/nothing").status_code == 404
+
+
+def test_a_worker_that_leaves_passes_its_searches_on(
+    client: TestClient, database: Database, engine: JobEngine
+) -> None:
+    """The second worker has the answers of the first, and searches only what that did not."""
+    fleet_id = submit(client, fleet(job("a", nodes=1), job("b", nodes=2)))
+    claim, stop = claimed(engine), threading.Event()
+    first = FleetWork.on(database, claim)
+
+    def stop_in_the_second(progress: Progress) -> None:
+        if progress.explored == 2:
+            stop.set()
+
+    first.do(on_progress=stop_in_the_second, should_stop=stop.is_set)
+    assert not first.is_proved
+    found = first.passed_on()
+    assert found is not None
+    assert len(found["answers"]) == 1
+    assert engine.release(claim, found)
+    reports: list[int] = []
+    second = FleetWork.on(database, claimed(engine))
+    second.do(on_progress=lambda one: reports.append(one.explored), should_stop=lambda: False)
+    assert reports == [1]
+    assert get(client, f"/v1/fleets/{fleet_id}")["state"] == "running"
+
+
+def test_states_plan_a_running_fleet_again_with_running_jobs_pinned(
+    client: TestClient, worker: Runner
+) -> None:
+    """After an hour a runs on its node, b has grown, and c has arrived; one node is left for both."""
+    known = {"a": {"nodes": 1, "steps_done": 400}, "b": {"state": "waiting", "steps": 2000}}
+    state = {"now_hours": 1, "jobs": known, "arrived": [job("c", nodes=1)]}
+    fleet_id = submit(client, {**fleet(job("a", nodes=1), job("b", nodes=1)), "states": [state]})
+    worker.run_next()
+    done = get(client, f"/v1/fleets/{fleet_id}")
+    jobs = {one["name"]: one for one in done["answer"]["jobs"]}
+    assert {name: one["steps"] for name, one in jobs.items()} == {"a": 600, "b": 2000, "c": 1000}
+    assert jobs["a"]["start_hours"] == 0.0
+    again = client.post("/v1/fleets", json=done["request"])  # the canonical request is one itself
+    assert (again.status_code, again.json()["id"]) == (202, fleet_id)
+    start = get(client, f"/v1/fleets/{fleet_id}/export")["files"]["start.sh"]
+    assert ("--job-name=b" in start, "--job-name=a" in start) == (True, False)

@@ -1,0 +1,171 @@
+"""The work of a fleet: plan its jobs on their cluster, and pass the searches on to the next worker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.profiles.errors import InvalidProblemError, StoppedError
+from meshwright.service.db.database import Database, compact_json
+from meshwright.service.fleets.answer import fault_document, fleet_document, plan_of
+from meshwright.service.fleets.planning import FleetResult, answered
+from meshwright.service.fleets.question import (
+    FleetQuestion,
+    num_choices,
+    read_question,
+    versions_of_fleet,
+)
+from meshwright.service.jobs.answers import answer_from_json, cache_key_of, code_digest, versions_of
+from meshwright.service.jobs.states import AnsweredPart, Claim, Outcome
+from meshwright.service.jobs.submission import POSITION_DIGITS
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.service.stores.profiles import ProfileStore
+from meshwright.solver.answer import Answer
+from meshwright.solver.fleet.durations import PlannedDurations
+from meshwright.solver.fleet.plan import Limits
+from meshwright.solver.fleet.problem import NodeChoice
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
+from meshwright.workers.outcome import outcome_without_answer
+
+STAGE = "fleet"
+
+
+@dataclass(slots=True)
+class FleetWork:
+    """The work of one claimed fleet."""
+
+    claim: Claim
+    profiles: ProfileStore
+    cache_key: str = ""
+    durations: PlannedDurations | None = None
+    result: FleetResult | None = None
+    was_stopped: bool = False
+    stem: str = field(default_factory=lambda: uuid.uuid4().hex[:-POSITION_DIGITS])
+
+    @classmethod
+    def on(cls, database: Database, claim: Claim) -> FleetWork:
+        """Return the work of a claim, with the profiles that a database holds."""
+        return cls(claim, ProfileStore(database))
+
+    def do(self, *, on_progress: OnProgress, should_stop: ShouldStop) -> None:
+        """Plan the fleet; what an earlier worker searched is not searched again."""
+        question = read_question(self.claim.request)
+        self.cache_key = cache_key_of(
+            self.claim.tenant, self.claim.request, versions_of_fleet(question.fleet)
+        )
+        self.durations = self._durations(question, on_progress, should_stop)
+        limits = Limits(effort=question.effort, seed=question.seed, ended=should_stop)
+        found = answered(question.fleet, self.durations, limits, skip_impossible=question.skip_impossible)
+        self.was_stopped = should_stop()
+        self.result = found
+
+    @property
+    def is_proved(self) -> bool:
+        """Return whether the schedule is optimal, and no search was stopped."""
+        return self.result is not None and not self.was_stopped and self.result.answer.status == "optimal"
+
+    def passed_on(self) -> dict[str, Any] | None:
+        """Return the answers of all searches that ended, and the bounds."""
+        if self.durations is None:
+            return None
+        found = {
+            "code": code_digest(),
+            "answers": {digest: one.to_json() for digest, one in self.durations.whole_answers.items()},
+            "least_s": {digest: one for digest, one in [*self.durations.least.items()] if one < _NEVER},
+        }
+        try:
+            compact_json(found)
+        except ValueError:  # no JSON: the next worker meets the same bug and fails the fleet
+            return None
+        return found
+
+    def outcome(self, error: BaseException | None, *, cancelled: bool) -> Outcome:
+        """Return the schedule with a job of its own for each plan, or why there is none."""
+        if self.result is None:
+            return _without_schedule(error, cancelled=cancelled)
+        parts = [
+            self._part(self.result, job.name, at) for at, job in enumerate(self.result.request.fleet.jobs)
+        ]
+        document = fleet_document(self.result)
+        for job, part in zip(document["jobs"], parts, strict=True):
+            job["job_id"] = part.job_id
+        if self.was_stopped:
+            document["status"] = "feasible"
+        try:
+            compact_json(document)
+        except ValueError as fault:  # a NaN or an infinity: a bug that must not become an endless retry
+            return outcome_without_answer(fault, cancelled=cancelled)
+        if cancelled:
+            return Outcome(state="cancelled", answer=document, parts=parts)
+        key = None if self.was_stopped else self.cache_key
+        return Outcome(state="succeeded", answer=document, parts=parts, cache_key=key)
+
+    def _durations(
+        self, question: FleetQuestion, on_progress: OnProgress, should_stop: ShouldStop
+    ) -> PlannedDurations:
+        began_s, total, searched = time.monotonic(), num_choices(question.fleet), 0
+
+        def report(_job: str, _choice: NodeChoice) -> None:
+            nonlocal searched
+            searched += 1
+            on_progress(
+                Progress(
+                    stage=STAGE, explored=searched, total=total, elapsed_s=time.monotonic() - began_s,
+                    incumbent_step_time_s=None, bound_step_time_s=None, gap=None,
+                )
+            )  # fmt: skip
+
+        answers, least_s = _known(self.claim.checkpoint)
+        return PlannedDurations(
+            jobs=question.fleet.problems, groups=question.fleet.cluster.group_named,
+            profile_of=self.profiles.profile_of, should_stop=should_stop, on_search=report,
+            search=self._search, answers=answers, least=least_s,
+        )  # fmt: skip
+
+    def _search(self, problem: Problem, should_stop: ShouldStop) -> Answer:
+        return self.profiles.answered(
+            problem, lambda profile, known: ask(problem, profile, should_stop=should_stop, known=known)
+        )
+
+    def _part(self, result: FleetResult, job: str, position: int) -> AnsweredPart:
+        choice = result.answer.schedule[job].choice
+        _, problem = plan_of(result, job)
+        body = result.durations.answer(job, choice).to_json()
+        request = problem_to_mapping(problem)
+        key = cache_key_of(self.claim.tenant, request, versions_of(problem))
+        return AnsweredPart(
+            job_id=f"{self.stem}{position:0{POSITION_DIGITS}x}", name=job, request=request,
+            plans=body.pop("plans"), answer=body, cache_key=None if self.was_stopped else key,
+        )  # fmt: skip
+
+
+_NEVER = float("inf")
+
+
+def _known(checkpoint: Mapping[str, Any] | None) -> tuple[dict[str, Answer], dict[str, float]]:
+    """Return the answers and bounds of a checkpoint; none of one that other code wrote."""
+    if checkpoint is None or checkpoint.get("code") != code_digest():
+        return {}, {}
+    try:
+        answers = {digest: answer_from_json(one) for digest, one in checkpoint["answers"].items()}
+        return answers, dict(checkpoint["least_s"])
+    except (InvalidProblemError, LookupError, TypeError, AttributeError):
+        return {}, {}
+
+
+def _without_schedule(error: BaseException | None, *, cancelled: bool) -> Outcome:
+    if isinstance(error, StoppedError) and not cancelled:
+        detail = "the time limit came before every job had a plan"
+        return Outcome(state="failed", problem={"code": "time_limit", "detail": detail})
+    if not cancelled and isinstance(error, InvalidProblemError) and _is_of_jobs(error):
+        faults = [fault_document(one) for one in error.errors]
+        return Outcome(state="infeasible", answer={"status": "infeasible", "faults": faults})
+    return outcome_without_answer(error, cancelled=cancelled)
+
+
+def _is_of_jobs(error: InvalidProblemError) -> bool:
+    return all(one.pointer.startswith(("/jobs/", "/arrived/")) for one in error.errors)
