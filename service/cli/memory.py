@@ -76,7 +76,7 @@ def memory(
         typer.echo(json.dumps(rows, indent=1))
         return
     console = screen()
-    console.print(f"{title} · {seq_length} tokens · {precision} · {optimizer}")
+    console.print(f"{title} · {precision} · {optimizer}")
     for row in rows:
         line = f"{row['num_gpus']:>6} GPU{'s' if row['num_gpus'] != 1 else ' '}  "
         if row["fits"]:

@@ -201,7 +201,7 @@ def _row(subject: str, change: str, found: Outcome, asked: WhatIfPlan, most: flo
 
 def _words(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> str:
     words = [figures.configuration_words(candidate.configuration)]
-    words += [value for _, value in candidate.workload]
+    words += [f"{name} {value}" for name, value in candidate.workload]
     words += [candidate.launcher] if candidate.launcher != asked.launcher else []
     return " · ".join(words)
 
