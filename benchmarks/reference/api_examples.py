@@ -147,6 +147,8 @@ def fleets(to: Recording, runner: Runner) -> None:
     to.ask("GET /v1/fleets", query="?labels=team%3Dnlp")
     to.ask("GET /v1/fleets/{fleet_id}", fleet_id=fleet)
     to.ask("GET /v1/fleets/{fleet_id}/export", fleet_id=fleet)
+    state = {"now_hours": 1, "lost_nodes": 1, "jobs": {"chat": {"state": "failed", "steps_done": 500}}}
+    to.ask("POST /v1/fleets/{fleet_id}:replan", state, fleet_id=fleet)
     to.ask("POST /v1/fleets/{fleet_id}:cancel", fleet_id=fleet)
 
 

@@ -1,4 +1,4 @@
-"""The service as a launcher calls it: submit, wait, plans, export."""
+"""The service as a launcher calls it: submit, wait, plans, export; and fleets of jobs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import httpx
 from meshwright_client.answers import Export, Job, JobPage, KeyUsage, UsageList, Worker, WorkerList
 from meshwright_client.decoding import decoded
 from meshwright_client.files import save
+from meshwright_client.fleets import Fleet, FleetFiles, FleetPage
 from meshwright_client.plans import (
     Answer,
     Learnt,
@@ -33,7 +34,7 @@ from meshwright_client.waiting import OnProgress, Waiting
 VERIFY_LOOK_S = 1.0
 PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
-Page = TypeVar("Page", JobPage, PlanPage, ProfilePage)
+Page = TypeVar("Page", JobPage, FleetPage, PlanPage, ProfilePage)
 
 
 class Client:
@@ -246,6 +247,81 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         found = decoded(Replan, self._transport.ask("POST", path, json=dict(changed), headers=headers))
         if save_dir is not None and found.files:
+            save(found.files, Path(save_dir))
+        return found
+
+    def submit_fleet(
+        self,
+        fleet: Json,
+        *,
+        idempotency_key: str | None = None,
+        fresh: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> Fleet:
+        """The fleet that plans several jobs on one cluster; ``fleet`` is the body of ``POST /v1/fleets``.
+
+        Key, ``fresh`` and labels are as of ``submit``.
+
+        Raises:
+            InvalidRequestError: ``problem.errors`` names job and field.
+        """
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        params = {"fresh": "true"} if fresh else None
+        body = {**fleet, "labels": dict(labels)} if labels else dict(fleet)
+        made = self._transport.ask("POST", "/v1/fleets", json=body, headers=headers, params=params)
+        return decoded(Fleet, made)
+
+    def fleet(self, fleet: Fleet | str, *, newest: bool = False) -> Fleet:
+        """A fleet as it is now; ``newest``: the last that planned it anew and has a schedule."""
+        found = decoded(Fleet, self._transport.ask("GET", f"/v1/fleets/{_id(fleet)}"))
+        best = found
+        while newest and found.replanned_as:
+            found = decoded(Fleet, self._transport.ask("GET", f"/v1/fleets/{found.replanned_as}"))
+            best = found if found.answer and found.answer.jobs else best
+        return best
+
+    def fleets(self, *, labels: Mapping[str, str] | None = None, **wanted: str) -> Iterator[Fleet]:
+        """Fleets, newest first, read page by page: all, or those with all that is given.
+
+        Raises:
+            InvalidRequestError: there is no such filter; ``problem.errors`` names it.
+        """
+        query = dict(wanted)
+        if labels:
+            query["labels"] = ",".join(f"{name}={value}" for name, value in labels.items())
+        for page in self._pages(FleetPage, "/v1/fleets", query):
+            yield from page.fleets
+
+    def replan_fleet(self, fleet: Fleet | str, state: Json, *, idempotency_key: str | None = None) -> Fleet:
+        """The fleet that plans a running one again, after nodes were lost or jobs failed, grew or arrived.
+
+        ``state``: ``now_hours``, ``lost_nodes``, ``jobs`` by name (``state``, ``nodes``, ``steps_done``,
+        ``steps``), ``arrived``. Jobs run as planned where it says nothing of them.
+
+        Raises:
+            NotReadyError: the fleet has no schedule, or none yet.
+            InvalidRequestError: running jobs hold more nodes than are left.
+        """
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        path = f"/v1/fleets/{_id(fleet)}:replan"
+        return decoded(Fleet, self._transport.ask("POST", path, json=dict(state), headers=headers))
+
+    def export_fleet(
+        self, fleet: Fleet | str, save_dir: str | Path | None = None, *, job: str | None = None
+    ) -> FleetFiles:
+        """The launch files of a fleet, by job, with the start list; written below ``save_dir`` if given.
+
+        ``job``: only the files of this one, without its folder. A launch that waited in a queue gets those
+        of the newest plan with ``export_fleet(service.fleet(fleet_id, newest=True), folder, job="chat")``.
+
+        Raises:
+            NotReadyError: the fleet has no schedule, or none yet.
+        """
+        found = decoded(FleetFiles, self._transport.ask("GET", f"/v1/fleets/{_id(fleet)}/export"))
+        if job is not None:
+            own = {name: text for name, text in found.files.items() if name.startswith(f"{job}/")}
+            found = replace(found, files={name.split("/", 1)[1]: text for name, text in own.items()})
+        if save_dir is not None:
             save(found.files, Path(save_dir))
         return found
 

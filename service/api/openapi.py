@@ -343,6 +343,7 @@ _FLEET_STATE: dict[str, Any] = {
         "arrived": {"type": "array", "description": "new jobs", "items": _FLEET_JOB},
     },
 }
+FLEET_STATE_BODY = json_body_of(_FLEET_STATE)
 FLEET_BODY = json_body_of(
     {
         "type": "object",

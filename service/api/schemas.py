@@ -534,6 +534,7 @@ class FleetDetail(JobView):
     """One fleet with its question and its schedule."""
 
     name: str
+    replanned_as: str | None = None  # id of the newest fleet that planned this one anew
     request: dict[str, Any]  # the canonical fleet, every figure spelled out
     answer: FleetAnswerView | None = None
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
     null,
     select,
     tuple_,
+    update,
 )
 
 from meshwright.service.db.clock import now_s
@@ -55,6 +56,7 @@ class JobSummary:
     labels: Mapping[str, str] | None
     cpu_s: float | None  # of its workers
     kind: str | None  # fleet
+    replanned_as: str | None  # of a fleet: the newest that planned it anew
     has_answer: bool
 
 
@@ -384,6 +386,12 @@ def parts_of(
     )
     rows = connection.execute(query)
     return {row.point["values"]["job"]: (row.request, row.body) for row in rows}
+
+
+def note_replanned(connection: Connection, tenant: str, fleet_id: str, new_id: str) -> None:
+    """Write on a fleet which one planned it anew."""
+    own = update(jobs).where(jobs.c.tenant == tenant, jobs.c.id == fleet_id)
+    connection.execute(own.values(replanned_as=new_id))
 
 
 def insert_answered(connection: Connection, new: NewJob, position: int, part: Mapping[str, Any]) -> None:

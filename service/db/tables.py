@@ -84,6 +84,7 @@ jobs = Table(
     Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
     Column("cpu_s", Double),  # of every worker that had it and could say so
     Column("kind", String(16)),  # fleet; every other job has none
+    Column("replanned_as", String(32)),  # the fleet that planned this one anew
 )
 
 

@@ -1,13 +1,17 @@
-"""Fleets that the service has answered, as the files of their plans need them."""
+"""Fleets that the service has answered: their files, and what is left of them as a new question."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import floor
 from typing import Any
 
+from meshwright.profiles.documents import pointer, require_plain
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.fleets.files import ScheduledFleet
-from meshwright.service.fleets.question import read_question
+from meshwright.service.fleets.question import FleetQuestion, read_question
+from meshwright.service.fleets.request import Parse
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.fleet.problem import Fleet, NodeChoice, Run
@@ -32,6 +36,59 @@ def scheduled_again(
         schedule={job["name"]: _run(job) for job in document["jobs"]},
         plans={name: (plan_from_json(plan), parse_problem(own)) for name, (own, plan) in parts.items()},
     )
+
+
+def question_again(
+    request: Mapping[str, Any], document: Mapping[str, Any], state: Mapping[str, Any], parse: Parse
+) -> FleetQuestion:
+    """Return what is left of a planned fleet as a question; jobs run as planned where ``state`` is silent.
+
+    Raises:
+        InvalidProblemError: with pointers into ``state``; those into the fleet begin with ``/request``.
+    """
+    plain = require_plain(state)
+    states = [*request.get("states", ()), {**plain, "jobs": _as_planned(document, plain)}]
+    mine = pointer("states", len(states) - 1)
+    try:
+        return read_question({**request, "states": states}, parse)
+    except InvalidProblemError as fault:
+        moved = (
+            replace(error, pointer=error.pointer.removeprefix(mine))
+            if error.pointer.startswith(f"{mine}/")
+            else replace(error, pointer=f"/request{error.pointer}")
+            for error in fault.errors
+        )
+        raise InvalidProblemError(moved) from None
+
+
+def _as_planned(document: Mapping[str, Any], state: Mapping[str, Any]) -> object:
+    stated, now = state.get("jobs", {}), state.get("now_hours")
+    if not isinstance(stated, Mapping) or isinstance(now, bool) or not isinstance(now, int | float):
+        return stated  # refused when it is read
+    planned = {job["name"]: _state(job, now) for job in document["jobs"]}
+    whole = {name: _merged(one, stated.get(name, {})) for name, one in planned.items()}
+    return {**whole, **{name: one for name, one in stated.items() if name not in planned}}
+
+
+def _state(job: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return the state of a job that runs as planned."""
+    start, end, steps = job["start_hours"], job["end_hours"], job["steps"]
+    nodes = {"nodes": job["nodes"], "kind": job["kind"]}
+    if end <= now:
+        return {"state": "done", **nodes}
+    if start >= now:
+        return {"state": "waiting"}
+    done = floor(steps * (now - start) / (end - start))
+    return {"state": "running", "steps_done": min(done, steps - 1), **nodes}
+
+
+def _merged(planned: dict[str, Any], stated: object) -> object:
+    if not isinstance(stated, Mapping):
+        return stated
+    if stated.get("state", planned["state"]) == planned["state"]:
+        return {**planned, **stated}
+    kept = {name: planned[name] for name in ("nodes", "kind") if name in planned}
+    return {**kept, **stated}
 
 
 def _run(job: Mapping[str, Any]) -> Run:

@@ -329,6 +329,8 @@ class Jobs:
                 self._require_room(connection, tenant)
                 self._require_cpu(connection, tenant, submission)
                 job = add(connection, tenant, submission, question, self._queue_timeout_s)
+            if submission.fleet is not None and submission.fleet.replans is not None:
+                records.note_replanned(connection, tenant, submission.fleet.replans, job.id)
             remember(connection, tenant, repeatable, job_id=job.id)
             return job, known is None
 

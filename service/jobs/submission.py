@@ -33,6 +33,7 @@ class FleetAsked:
     request: Mapping[str, object]
     versions: Mapping[str, str]  # of what would answer it
     time_limit_s: float
+    replans: str | None = None  # id of the fleet that it plans anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

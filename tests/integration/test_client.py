@@ -316,3 +316,31 @@ def test_plans_of_all_jobs_are_found_by_their_figures(client: Client, engine: Jo
     assert not list(client.find_plans(measured=True))
     with pytest.raises(InvalidRequestError, match="/query/max_memory"):
         list(client.find_plans(max_memory=60))
+
+
+def test_a_fleet_is_submitted_waited_for_planned_again_and_exported(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Once job a has ended, b alone is left; a launch of b that waits gets its new files."""
+    problem = {name: TINY_PROBLEM[name] for name in TINY_PROBLEM if name not in {"cluster", "search"}}
+    problem["launcher"] = "megatron-lm"
+    jobs = [{"name": "a", "problem": problem, "steps": 1000}]
+    jobs.append({"name": "b", "problem": problem, "steps": 500, "after": ["a"]})
+    fleet = {"cluster": {"name": "dgx-h100", "num_nodes": 1}, "jobs": jobs}
+    with serving({**settings, "workers": "1"}) as server, Client(server.url) as client:
+        made = client.submit_fleet(fleet, labels={"team": "nlp"})
+        assert client.wait(made, timeout_s=LONG_S).state == "succeeded"
+        found = client.fleet(made)
+        assert found.answer is not None
+        a, b = found.answer.jobs
+        assert (found.answer.status, b.start_hours) == ("optimal", a.end_hours)
+        again = client.replan_fleet(made, {"now_hours": a.end_hours})
+        assert client.fleet(made, newest=True).id == made.id  # the new one has no schedule yet
+        client.wait(again, timeout_s=LONG_S)
+        newest = client.fleet(made, newest=True)
+        assert newest.answer is not None
+        assert (newest.id, [one.name for one in newest.answer.jobs]) == (again.id, ["b"])
+        files = client.export_fleet(newest, tmp_path / "b", job="b").files
+        assert {path.name for path in (tmp_path / "b").iterdir()} == {*files}
+        assert "a/submit.sbatch" not in client.export_fleet(newest).files
+        assert [one.id for one in client.fleets(labels={"team": "nlp"})] == [again.id, made.id]

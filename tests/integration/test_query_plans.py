@@ -187,7 +187,9 @@ def use_jobs(database: Database, engine: JobEngine, jobs: Jobs) -> None:
     assert claim is not None
     engine.fail(claim, code="poison", detail="")
     fleet = FleetAsked(request={}, versions={}, time_limit_s=1.0)
-    jobs.submit(TENANT, Submission(fleet=fleet, body={}))
+    planned = jobs.submit(TENANT, Submission(fleet=fleet, body={}))
+    again = FleetAsked(request={}, versions={}, time_limit_s=1.0, replans=planned.id)
+    jobs.submit(TENANT, Submission(fleet=again, body={}, fresh=True))
     sweep = jobs.submit(TENANT, a_sweep(global_batch_size=[104, 112], key="of a sweep"))
     sweeps.child_ended(sweep.id)
     jobs.children(TENANT, sweep.id, page_size=50, page_token=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -24,7 +25,7 @@ from meshwright.service.api.deps import (
     computed,
     origin_of,
 )
-from meshwright.service.api.openapi import FLEET_BODY
+from meshwright.service.api.openapi import FLEET_BODY, FLEET_STATE_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at
 from meshwright.service.api.schemas import (
@@ -42,7 +43,7 @@ from meshwright.service.errors import NotFoundError
 from meshwright.service.fleets.files import FleetFiles, fleet_files
 from meshwright.service.fleets.question import FleetQuestion, read_question, versions_of_fleet
 from meshwright.service.fleets.request import Parse
-from meshwright.service.fleets.stored import scheduled_again
+from meshwright.service.fleets.stored import question_again, scheduled_again
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.jobs.submission import FleetAsked, Submission
 from meshwright.service.requests.jobs import QUEUEING, read_queueing
@@ -128,8 +129,8 @@ def submit_fleet(
     return _accepted(service.jobs.submit(caller.tenant, submission))
 
 
-@router.get("", dependencies=[READS], summary="List fleets")
-def list_fleets(query: Annotated[FleetQuery, Query()], jobs: JobsDep, caller: CallerDep) -> FleetPage:
+@router.get("", dependencies=[READS], response_model=FleetPage, summary="List fleets")
+def list_fleets(query: Annotated[FleetQuery, Query()], jobs: JobsDep, caller: CallerDep) -> Response:
     """Fleets, newest first: all, or those in a state, of an owner or with labels.
 
     With several filters, a page may be short or empty: the list ends where there is no next token.
@@ -142,7 +143,8 @@ def list_fleets(query: Annotated[FleetQuery, Query()], jobs: JobsDep, caller: Ca
     )
     headings = jobs.headings(caller.tenant, [one.id for one in page.items])
     found = [fleet_view(one, headings[one.id]) for one in page.items if one.id in headings]
-    return FleetPage(fleets=found, next_page_token=page.next_page_token)
+    view = FleetPage(fleets=found, next_page_token=page.next_page_token)
+    return Response(view.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 @router.get(
@@ -209,6 +211,44 @@ def cancel_fleet(
     """Stop planning a fleet, as often as you like; a finished one does not change."""
     fleet_of(service, tenant, fleet_id)
     return _detail(service.jobs.cancel(tenant, fleet_id, key=idempotency_key))
+
+
+@router.post(
+    "/{fleet_id}:replan",
+    dependencies=[SUBMITS],
+    status_code=202,
+    response_model=FleetDetail,
+    responses=declared(404, 408, 409, 413, 415, 429),
+    openapi_extra=FLEET_STATE_BODY,
+    summary="Plan a running fleet again",
+)
+def replan_fleet(
+    request: Request,
+    fleet_id: str,
+    body: BodyDep,
+    service: ServiceDep,
+    caller: CallerDep,
+    *,
+    idempotency_key: KeyDep,
+) -> Response:
+    """Plan again after nodes were lost, or jobs failed, grew or arrived: a new fleet, which this one names.
+
+    Jobs run as planned where the body says nothing of them; running jobs keep their nodes.
+    """
+    tenant = caller.tenant
+    fleet = fleet_of(service, tenant, fleet_id)
+    service.jobs.parts(tenant, fleet)  # it has a schedule
+    question = question_again(fleet.request, fleet.answer or {}, body, parser_of(service, tenant))
+    submission = Submission(
+        fleet=replace(asked(question), replans=fleet_id),
+        body={**body, "replans": fleet_id},
+        idempotency_key=idempotency_key,
+        origin=origin_of(request),
+        owner=caller.key_id,
+        max_cpu_s_per_day=caller.max_cpu_s_per_day,
+        labels=fleet.labels or {},
+    )
+    return _accepted(service.jobs.submit(tenant, submission))
 
 
 @router.delete(

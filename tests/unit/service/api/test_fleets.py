@@ -212,6 +212,58 @@ def test_a_worker_that_leaves_passes_its_searches_on(
     assert get(client, f"/v1/fleets/{fleet_id}")["state"] == "running"
 
 
+def test_a_fleet_is_planned_again_with_jobs_as_planned_where_nothing_is_said(
+    client: TestClient, worker: Runner
+) -> None:
+    """Halfway through a on 1 of 2 nodes a node is lost: a has half its steps done, and b waits for it."""
+    fleet_id = submit(client, {**fleet(job("a", nodes=1), job("b", nodes=1)), "labels": {"team": "nlp"}})
+    path = f"/v1/fleets/{fleet_id}:replan"
+    assert client.post(path, json={"now_hours": 1}).status_code == 409
+    worker.run_next()
+    planned = get(client, f"/v1/fleets/{fleet_id}")["answer"]["jobs"][0]
+    assert planned["start_hours"] == 0.0
+    half = {"now_hours": planned["end_hours"] / 2, "lost_nodes": 1}
+    refused = client.post(path, json=half)
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/jobs")
+    assert "running jobs hold 2 of 1 nodes (a 1, b 1)" in refused.text
+    state = {**half, "jobs": {"b": {"state": "failed", "steps_done": 100}}}
+    again = client.post(path, json=state, headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()["labels"]) == (202, {"team": "nlp"})
+    new_id = again.json()["id"]
+    assert client.post(path, json=state, headers={"Idempotency-Key": "k"}).json()["id"] == new_id
+    assert get(client, f"/v1/fleets/{fleet_id}")["replanned_as"] == new_id
+    worker.run_next()
+    jobs = {one["name"]: one for one in get(client, f"/v1/fleets/{new_id}")["answer"]["jobs"]}
+    assert (jobs["a"]["steps"], jobs["b"]["steps"]) == (500, 900)
+    assert (jobs["a"]["start_hours"], jobs["b"]["start_hours"]) == (0.0, jobs["a"]["end_hours"])
+    later = client.post(f"/v1/fleets/{new_id}:replan", json={"now_hours": jobs["a"]["end_hours"]})
+    assert later.status_code == 202
+    worker.run_next()
+    (left,) = get(client, f"/v1/fleets/{later.json()['id']}")["answer"]["jobs"]
+    assert (left["name"], left["steps"]) == ("b", 900)
+
+
+@pytest.mark.parametrize(
+    ("state", "at"),
+    [
+        ({}, "/now_hours"),
+        ({"now_hours": 1, "jobs": {"c": {}}}, "/jobs/c"),
+        ({"now_hours": 1, "jobs": {"a": {"state": "lost"}}}, "/jobs/a/state"),
+        ({"now_hours": 1, "arrived": [job("c", least_nodes=9)]}, "/arrived/0/least_nodes"),
+        ({"now_hours": 1, "arrived": [job("b")]}, "/arrived/0/name"),
+        ({"now_hours": 0, "lost_nodes": 2}, "/lost_nodes"),
+    ],
+)
+def test_a_fault_of_a_state_points_into_it(
+    client: TestClient, worker: Runner, state: dict[str, Any], at: str
+) -> None:
+    fleet_id = submit(client, fleet(job("a", nodes=1), job("b", nodes=1)))
+    worker.run_next()
+    answer = client.post(f"/v1/fleets/{fleet_id}:replan", json=state)
+    assert answer.status_code == 422, answer.text
+    assert at in [one["pointer"] for one in answer.json()["errors"]]
+
+
 def test_states_plan_a_running_fleet_again_with_running_jobs_pinned(
     client: TestClient, worker: Runner
 ) -> None:
