@@ -214,13 +214,13 @@ else
     where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
 fi
 # What salloc was asked for as a whole, srun would ask for once more, of these nodes alone; and of GPUs of
-# a task it would show each torchrun its share (since Slurm 23.11 by names of their own).
+# a task it would show each @STARTER@ its share (since Slurm 23.11 by names of their own).
 if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" || "${SLURM_TRES_PER_TASK:-}" == *gpu* ]]; then
     unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND
     where+=(--gpus-per-node=@GPUS@)
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"
-# One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
+# One @STARTER@ a node: the task number is the node's place in the list. Its processes may use every CPU.
 # The first one that fails ends the others, which would wait for it until their timeout.
 srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
     "${where[@]}" --kill-on-bad-exit=1 \\
@@ -240,12 +240,13 @@ _ALIKE = """\
 _MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the order of @SLURM@"}'
 
 
-def slurm_script(head: str, target: Target) -> str:
+def slurm_script(head: str, target: Target, *, torch: bool = True) -> str:
     """Return the script that starts ``launch.sh`` on every node of a Slurm allocation."""
     text = "#!/usr/bin/env bash\n" + head + _SLURM.replace("@ORDER@", _host_order(target))
     values = {
         "TORCHRUN": TORCHRUN_FILE,
         "SLURM": SLURM_FILE,
+        "STARTER": "torchrun" if torch else "process",
         "PLAN": printable(target.plan.plan_id),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
@@ -373,6 +374,7 @@ class StartCommand:
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
     assignments: bool = False  # arguments may be ``name=value``
     command: bool = False  # ``program`` does not run under torchrun
+    torch: bool = True  # the program is PyTorch's, and its allocator holds the memory
     starts_all: bool = False  # the script is run on one node, from which the launcher starts the others
     before: str = ""  # lines of Bash that the program needs
     packages: Sequence[Requirement] = ()  # packages that the plan needs and the script checks
@@ -388,7 +390,9 @@ def launch_script(head: str, target: Target, start: StartCommand) -> str:
         "NEEDS": _needs(start),
         "PACKAGES": package_checks(start.packages),
         "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
-        "ENVIRONMENT": environment_lines((*start.environment, *common_environment(target))),
+        "ENVIRONMENT": environment_lines(
+            (*start.environment, *common_environment(target, torch=start.torch))
+        ),
         "COMMAND": _command(start),
     }
     text = _LAUNCH
@@ -465,15 +469,16 @@ def _source(start: StartCommand) -> str:
     return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
 
 
-def common_environment(target: Target) -> Iterator[EnvironmentVariable]:
-    """Yield the variables for any program of torch's, unless the user has set them."""
-    yield EnvironmentVariable(
-        name="PYTORCH_CUDA_ALLOC_CONF",
-        # The older of two names: every torch reads it, and before the newer one, which a user may have set.
-        value='"${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"',
-        reason="The allocator's blocks grow in place, so that less memory is lost between them.",
-        is_expression=True,
-    )
+def common_environment(target: Target, *, torch: bool = True) -> Iterator[EnvironmentVariable]:
+    """Yield the variables for any program, or any of PyTorch's, unless the user has set them."""
+    if torch:
+        yield EnvironmentVariable(
+            name="PYTORCH_CUDA_ALLOC_CONF",
+            # The older of two names: every torch reads it, before the newer one, which a user may have set.
+            value='"${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"',
+            reason="The allocator's blocks grow in place, so that less memory is lost between them.",
+            is_expression=True,
+        )
     if target.workload.framework_options.get("launch_blocking"):
         reason = "The plan was priced with a CPU that waits for every kernel."
         yield EnvironmentVariable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
@@ -528,7 +533,10 @@ def bundled(
     """
     remarks = list(warnings)
     head = header(target, remarks, product, packages=start.packages, shape=shape)
-    scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
+    scripts = {
+        TORCHRUN_FILE: launch_script(head, target, start),
+        SLURM_FILE: slurm_script(head, target, torch=start.torch),
+    }
     return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=remarks)
 
 

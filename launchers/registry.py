@@ -8,6 +8,7 @@ from meshwright.launchers.accelerate.export import Accelerate
 from meshwright.launchers.deepspeed.export import DeepSpeed
 from meshwright.launchers.flagscale.export import FlagScale
 from meshwright.launchers.llama_factory.export import LlamaFactory
+from meshwright.launchers.maxtext.export import MaxText
 from meshwright.launchers.megatron_bridge.export import MegatronBridge
 from meshwright.launchers.megatron_lm.export import MegatronLm
 from meshwright.launchers.ms_swift.export import MsSwift
@@ -25,7 +26,7 @@ _LAUNCHERS: dict[str, Launcher] = {
     for launcher in (
         MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
         LlamaFactory(), Axolotl(), Trl(), LlamaFactoryAccelerate(),
-        FlagScale(),
+        FlagScale(), MaxText(),
     )
 }  # fmt: skip
 

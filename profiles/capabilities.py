@@ -397,6 +397,9 @@ def _bias_facts(model: ModelSpec) -> dict[str, bool]:
     }
 
 
+_LLAMA_3_FACTOR = 8.0  # of Llama 3.1, which MaxText fixes
+
+
 def _position_facts(model: ModelSpec) -> dict[str, bool]:
     facts = {
         "learned positions": model.learned_position_embeddings,
@@ -416,7 +419,8 @@ def _position_facts(model: ModelSpec) -> dict[str, bool]:
             name += " of latent attention"
         elif scaling.kind == "llama3":
             usual = (scaling.low_freq_factor, scaling.high_freq_factor, original) == (1, 4, 8192)
-            name += "" if usual else " of other wavelengths"
+            other = "" if scaling.factor == _LLAMA_3_FACTOR else " by another factor than 8"
+            name += other if usual else " of other wavelengths"
         elif scaling.kind == "yarn" and model.mla:
             given = (scaling.beta_fast, scaling.beta_slow, original, scaling.truncate)
             usual = given == (32, 1, 4096, True) and scaling.attention_factor is None

@@ -244,6 +244,7 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "axolotl": "axolotl",
     "trl": "trl",
     "nanotron": "nanotron",
+    "maxtext": "maxtext",
     "fsdp-composer": "fsdp1",
 }
 

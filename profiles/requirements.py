@@ -351,6 +351,12 @@ NANOTRONS_FLASH_ATTENTION = replace(
     install='pip install "flash-attn>=2.5,<2.7" --no-build-isolation',
     instead="another launcher",
 )
+ENGINE_FOR_JAX = _package(
+    "Transformer Engine for JAX", "transformer_engine_jax", why="attention runs on cuDNN's fused kernels",
+    source="MaxText layers/attention_op.py, cudnn_flash_te",
+    install='pip install "transformer_engine[jax]"',
+    instead="workload.framework_options: {attention_kernel: triton}",
+)  # fmt: skip
 RING_ATTENTION = _package(
     "ring-flash-attn", "ring_flash_attn", why="the sequence is split over context ranks",
     source="Axolotl utils/schemas/validation.py:1848",

@@ -43,7 +43,6 @@ _DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = 
     ("verl's", _SIZES, _ANY, ("actor_rollout_ref.", "algorithm.adv_estimator")),
     ("NeMo-RL's", _SIZES, _ANY, ("policy.megatron_cfg.", "policy.dtensor_cfg.", "grpo.")),
     ("LLM Foundry's", _SIZES, _ALL, ("max_duration", "train_loader.")),
-    ("MaxText's", _SIZES, _ANY, ("base_emb_dim", "ici_fsdp_parallelism", "dcn_data_parallelism")),
     ("torchtune's", _SIZES, _ALL, ("model._component_",)),
     ("OLMo's", _SIZES, _ALL, ("model.d_model", "model.n_layers")),
     ("LitGPT's", _SIZES, _ALL, ("out_dir", "train.global_batch_size", "train.micro_batch_size")),
@@ -66,7 +65,7 @@ _STARTED = tuple(
         (r"tune run", "a run of torchtune"), (r"-m openrlhf\.\S+", "a run of OpenRLHF"),
         (r"xtuner train", "a run of xtuner"),
         (r"composer (?:\S+ )*train(?:/train)?\.py", "a run of LLM Foundry"),
-        (r"-m (?:MaxText|maxtext)\.\S+", "a run of MaxText"), (r"-m levanter\.\S+", "a run of levanter"),
+        (r"-m levanter\.\S+", "a run of levanter"),
     )
 )  # fmt: skip
 _PYTHON_NAMES: Mapping[str, str] = {

@@ -18,6 +18,7 @@ from meshwright.launchers.axolotl.read import AxolotlReader
 from meshwright.launchers.deepspeed.read import DeepSpeedReader
 from meshwright.launchers.flagscale.read import FlagScaleReader
 from meshwright.launchers.llama_factory.read import LlamaFactoryReader, LlamaFactoryTrainerReader
+from meshwright.launchers.maxtext.read import MaxTextReader
 from meshwright.launchers.megatron_bridge.read import MegatronBridgeReader
 from meshwright.launchers.megatron_lm.read import MegatronLmReader
 from meshwright.launchers.ms_swift.read import MsSwiftReader
@@ -76,15 +77,15 @@ from meshwright.shell.values import (
 _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        FlagScaleReader(), TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(),
-        TrlReader(), LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
+        FlagScaleReader(), MaxTextReader(), TorchtitanReader(), NanotronReader(), DeepSpeedReader(),
+        AxolotlReader(), TrlReader(), LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
         MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
-    "accelerate, nanotron, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
+    "accelerate, nanotron, MaxText, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
 )
 
 

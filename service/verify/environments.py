@@ -46,6 +46,7 @@ class Environment:
     checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
     root: Path | None = None  # folder of all environments; None: that of ``environments_folder``
     tools: tuple[str, ...] = ()  # that build packages which are published as sources
+    torch: bool = True  # shared with the others; else the launcher runs on JAX
 
     @property
     def folder(self) -> Path:
@@ -123,7 +124,7 @@ def _make(environment: Environment) -> None:
     shutil.rmtree(environment.folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(environment.folder))
     environment.unpacking.mkdir()
-    if environment.packages is not TORCH:
+    if environment.torch and environment.packages is not TORCH:
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
     if environment.tools:

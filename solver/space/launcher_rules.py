@@ -409,9 +409,14 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """Return what every plan satisfies, by the launcher's data, the model and the training."""
+    """Return what every plan satisfies, by the launcher's data, the model and the training.
+
+    ``{hidden_size}`` and ``{vocab_size}`` in a launcher's own constraints mean the model's.
+    """
     workload, model = problem.workload, problem.model
-    found = [*able.constraints, *able.standalone_constraints * problem.counts_ends]
+    sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
+    found = [text.format(**sizes) for text in able.constraints]
+    found += able.standalone_constraints * problem.counts_ends
     found += able.placed_constraints * problem.among_unlike
     if workload.lora_rank:
         found += able.adapter_constraints

@@ -58,7 +58,7 @@ def test_every_file_is_read_by_a_parser_of_its_kind(launcher: str, name: str) ->
             subprocess.run(["bash", "-n", path], check=True)
         elif path.suffix == ".json":
             json.loads(text)
-        elif path.suffix == ".yaml":
+        elif path.suffix in {".yaml", ".yml"}:
             assert isinstance(yaml.safe_load(text), dict)
         elif path.suffix == ".md":
             assert text.startswith("# Plan ")

@@ -385,7 +385,8 @@ def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
 
 def try_scripts(plans_each: int, count: Count) -> None:
     """Bash and torchrun read the scripts of every launcher; a node rank that is none is refused by ours."""
-    names = [name for name in launcher_names() if name != "flagscale"]  # its runner starts torchrun by ssh
+    # FlagScale's runner starts torchrun by ssh; MaxText runs on JAX.
+    names = [name for name in launcher_names() if name not in ("flagscale", "maxtext")]
     targets = [found for launcher in names for found in plans(launcher, plans_each)]
     try_plans("torchrun", TORCH_ENVIRONMENT, "torchrun", targets, count)
     files = export(targets[0].plan, targets[0].problem, targets[0].problem.launcher).files
@@ -465,7 +466,7 @@ def main() -> int:
         environment = ENVIRONMENTS.get(INSTALLED_IN.get(name, name), TORCH_ENVIRONMENT)
         if options.latest and environment is not TORCH_ENVIRONMENT:
             environment = newest(environment)
-        why = unavailable or ready(environment)
+        why = (unavailable if environment.torch else None) or ready(environment)
         if why:
             print(f"{name}: skipped, not installable here: {why}")
             continue

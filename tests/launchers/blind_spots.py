@@ -67,7 +67,7 @@ Found = tuple[str, object, object, str]  # key, old and new value, and the file'
 def _of_file(name: str, text: str) -> Iterator[Found]:
     if name.endswith("_args.sh"):
         yield from _of_arguments(text)
-    elif name.endswith(".yaml"):
+    elif name.endswith((".yaml", ".yml")):
         comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
         for key, old, new, tree in _of_tree(yaml.safe_load(text)):
             yield key, old, new, comment + yaml.safe_dump(tree, sort_keys=True)
@@ -268,6 +268,13 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         "model.make_vocab_size": "a vocabulary that tensor ranks divide is not padded",
         "model.model_config._attn": "the repository's kernels, which the release does not have",
         "model.model_config.max_position": _SHORT,
+    },
+    "maxtext": {
+        **dict.fromkeys(("base_output_directory", "enable_checkpointing", "log_period", "run_name"), _RUN),
+        "steps": _RUN,
+        "load_balance_loss_weight": "a loss that costs nothing",
+        "norm_topk_prob": "the softmax over the chosen experts adds up to one already",
+        **dict.fromkeys(("megablox", "sparse_matmul"), "either kernel of experts drops no token"),
     },
 }
 

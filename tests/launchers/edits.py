@@ -366,6 +366,29 @@ def nanotron() -> list[Edit]:
     ]  # fmt: skip
 
 
+def maxtext() -> list[Edit]:
+    """What its parser refuses, and what it lets pass."""
+    replayed = {"recompute_granularity": "full", "recompute_layers": 32}
+    plain = _for("maxtext", SHARDED, **replayed)
+    stages = _for("maxtext", STAGES, pipeline_schedule="gpipe", **replayed)
+    kept = _for("maxtext", SHARDED, recompute_granularity="selective")
+    return [
+        Edit("an unknown name", plain, (("steps: 10", "steps: 10\nmicro_batches: 2"),), listed=True),
+        Edit("a size that is a word", plain, (("base_emb_dim: 4096", "base_emb_dim: wide"),)),
+        Edit("an unknown decoder block", plain, (("decoder_block: llama2", "decoder_block: llama"),)),
+        Edit("an unknown place of a tensor", kept, (("out_proj: device", "out_proj: disk"),)),
+        Edit("micro-batches that do not go round", stages,
+             (("num_pipeline_microbatches: 8", "num_pipeline_microbatches: 6"),)),
+        Edit("layers that no stage has", stages,
+             (("num_layers_per_pipeline_stage: 8", "num_layers_per_pipeline_stage: 7"),)),
+        Edit("ranks that do not fill a node", plain,
+             (("ici_fsdp_parallelism: 8", "ici_fsdp_parallelism: 5"),)),
+        Edit("an unknown policy", plain, (("remat_policy: full", "remat_policy: some"),)),
+        Edit("tensors in host memory", kept, (("out_proj: device", "out_proj: offload"),)),
+        Edit("products in 8 bits", plain, (("steps: 10", "steps: 10\nquantization: fp8"),)),
+    ]  # fmt: skip
+
+
 EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "megatron-lm": megatron_lm,
     "megatron-bridge": megatron_bridge,
@@ -378,4 +401,5 @@ EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "trl": trl,
     "llama-factory-accelerate": llama_factory_accelerate,
     "nanotron": nanotron,
+    "maxtext": maxtext,
 }

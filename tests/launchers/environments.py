@@ -91,6 +91,27 @@ ENVIRONMENTS = {
         ),
         Environment("trl", ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0")),
         TORCHTITAN,
+        # Its wheel asks for Python 3.12, which its parser does not need.
+        Environment(
+            "maxtext",
+            (
+                "jax==0.7.2",
+                "flax==0.11.2",
+                "orbax-checkpoint==0.12.8",
+                "pydantic==2.14.4",
+                "omegaconf==2.4.0",
+                "Jinja2",
+                "psutil",
+                "requests",
+                "absl-py",
+                "packaging",
+                "pathwaysutils==0.1.6",
+                "fastapi",
+                "uvicorn",
+            ),
+            ("maxtext==0.2.5",),
+            torch=False,
+        ),
         Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
     )
 }
@@ -122,7 +143,8 @@ def versions(environment: Environment) -> str:
     """The pinned packages as they are installed, torch among them."""
     latest = not any("==" in name for name in (*environment.packages, *environment.unpacked))
     pinned = [name for name in environment.packages if latest or "==" in name]
-    names = [package.partition("==")[0] for package in dict.fromkeys((*pinned, "torch==2.13.0"))]
+    shared = ("torch==2.13.0",) if environment.torch else ()
+    names = [package.partition("==")[0] for package in dict.fromkeys((*pinned, *shared))]
     code = "import importlib.metadata as m, sys\nprint(*(f'{n} {m.version(n)},' for n in sys.argv[1:]))"
     done = subprocess.run(
         [str(environment.python), "-c", code, *names], check=True, capture_output=True, text=True

@@ -208,6 +208,25 @@ def torchtitan() -> list[Mutant]:
     ]  # fmt: skip
 
 
+def maxtext() -> list[Mutant]:
+    """What MaxText's parser refuses or never notices."""
+    shards = replace(SHARDED, recompute_granularity="full", recompute_layers=32)
+    stages = replace(STAGES, pipeline_schedule="gpipe", recompute_granularity="full", recompute_layers=32)
+    return [
+        Mutant("shards that do not divide the ranks", of(LLAMA, replace(shards, zero_shard_size=3)),
+               noticed=True),
+        Mutant("fewer micro-batches than stages", of(LLAMA, replace(stages, num_microbatches=2)),
+               noticed=True),
+        Mutant("a layer dropped", of(LLAMA, replace(stages, stage_layers=(8, 8, 8, 7))), noticed=False),
+        Mutant("batch of a sequence too many", _batch(shards), noticed=False),
+        Mutant("experts' ranks in a dense model", of(LLAMA, replace(shards, expert_parallel_size=8)),
+               noticed=False),
+        Mutant("nothing replayed", of(LLAMA, SHARDED), noticed=False),
+        Mutant("key heads that tensor ranks do not divide",
+               of(WIDE, replace(shards, tensor_parallel_size=8, sequence_parallel=True)), noticed=False),
+    ]  # fmt: skip
+
+
 def accelerate() -> list[Mutant]:
     """What accelerate refuses or never notices."""
     two = replace(SHARDED, tensor_parallel_size=2)
@@ -274,6 +293,7 @@ MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "llama-factory": llama_factory,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
+    "maxtext": maxtext,
     "accelerate": accelerate,
     "axolotl": axolotl,
     "trl": trl,

@@ -74,6 +74,17 @@ NANOTRON = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=16,
     recompute_granularity="full", recompute_layers=80, stage_layers=(80,),
 )  # fmt: skip
+MAXTEXT_STAGES = Configuration(
+    tensor_parallel_size=4, sequence_parallel=True, pipeline_parallel_size=4, virtual_pipeline_size=5,
+    data_parallel_size=4, zero_stage=3, zero_shard_size=4, num_microbatches=8,
+    pipeline_schedule="looped_bfs", recompute_granularity="full", recompute_layers=80,
+    stage_layers=(4,) * 20,
+)  # fmt: skip
+MAXTEXT_EXPERTS = Configuration(
+    tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=16, expert_parallel_size=8,
+    expert_tensor_parallel_size=2, zero_stage=3, zero_shard_size=16, micro_batch_size=2, num_microbatches=4,
+    recompute_granularity="selective", stage_layers=(32,),
+)  # fmt: skip
 EXPERTS = Configuration(
     data_parallel_size=16, expert_parallel_size=8, zero_stage=2, zero_shard_size=16, micro_batch_size=2,
     num_microbatches=8, recompute_granularity="full", recompute_layers=32, stage_layers=(32,),
@@ -172,6 +183,13 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-70b-fsdp": _for("llama-factory-accelerate", LLAMA_70B, SHARDED),
     },
     "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
+    "maxtext": {
+        "llama-3.1-70b-fsdp": _for(
+            "maxtext", LLAMA_70B, replace(SHARDED, recompute_granularity="selective", recompute_layers=0)
+        ),
+        "llama-3.1-70b-stages": _for("maxtext", LLAMA_70B, MAXTEXT_STAGES),
+        "mixtral-8x7b-experts": _for("maxtext", MIXTRAL, MAXTEXT_EXPERTS, 4096),
+    },
     "ms-swift": {
         "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),
         "llama-3.1-70b-offloaded": _for("ms-swift", LLAMA_70B, LLAMA_70B_OFFLOADED),

@@ -21,6 +21,7 @@ from meshwright.service.verify.environments import Environment
 PARSERS = {
     "accelerate": "accelerate_arguments.py",
     "deepspeed": "deepspeed_arguments.py",
+    "maxtext": "maxtext_arguments.py",
     "megatron-lm": "megatron_lm_arguments.py",
     "torchrun": "torchrun_arguments.py",
     "torchtitan": "torchtitan_arguments.py",

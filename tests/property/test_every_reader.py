@@ -30,6 +30,7 @@ READ: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "flagscale": ("train_plan.yaml", ("flagscale", "megatron-lm", "megatron-core")),
     "llama_factory": ("llama_factory.yaml", ("llama-factory", "megatron-core", "transformers")),
     "llama_factory_accelerate": ("llama_factory_train.yaml", ("llama-factory", *_TRAINER)),
+    "maxtext": ("maxtext.yml", ("maxtext",)),
     "megatron_bridge": ("launch.sh", ("megatron-bridge", "megatron-core")),
     "megatron_lm": ("launch.sh", ("megatron-lm",)),
     "ms_swift": ("launch.sh", ("ms-swift", "megatron-core", "transformers")),
@@ -65,6 +66,9 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "neat_packing": "documents of no stated length attend as far as their sequence",
         "optim": "AdamW of one kernel or of many costs the same",
         "pure_bf16": "FSDP2 casts trained weights up",
+    },
+    "maxtext": {
+        "packing": "documents of no stated length attend as far as their sequence",
     },
     "megatron_bridge": {
         "model.tp_comm_overlap": "it does nothing at tp 1",

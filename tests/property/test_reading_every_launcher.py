@@ -37,7 +37,7 @@ MAIN = {
     "llama-factory": "llama_factory.yaml", "torchtitan": "torchtitan_plan.py",
     "axolotl": "axolotl.yaml", "trl": "trl_sft.yaml",
     "llama-factory-accelerate": "llama_factory_train.yaml",
-    "flagscale": "experiment.yaml",
+    "flagscale": "experiment.yaml", "maxtext": "maxtext.yml",
 }  # fmt: skip
 
 
@@ -169,6 +169,7 @@ def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
         ("llama-factory-accelerate", "launch.sh"),
         ("llama-factory-accelerate", "accelerate.yaml"),
         ("nanotron", "launch.sh"),
+        ("maxtext", "launch.sh"),
         ("llama-factory", "launch.sh"),
     ],
 )

@@ -186,7 +186,8 @@ def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("launcher", sorted(CASES.keys() - {"flagscale"}))  # its runner starts by ssh
+# FlagScale's runner starts by ssh, and MaxText's processes ask their environment.
+@pytest.mark.parametrize("launcher", sorted(CASES.keys() - {"flagscale", "maxtext"}))
 def test_every_node_starts_with_its_own_rank_and_the_first_ones_address(
     launcher: str, tmp_path: Path
 ) -> None:
@@ -500,3 +501,21 @@ def test_a_readme_tells_what_the_request_states_from_what_the_search_chose() -> 
     assert "| `precision` | fp8 (chosen by the search) |" in readme
     assert "| `optimizer` | adamw |" in readme
     assert "asked for" not in readme
+
+
+def test_every_node_of_maxtext_is_one_jax_process_that_meets_at_the_first(tmp_path: Path) -> None:
+    found = CASES["maxtext"]["mixtral-8x7b-experts"]
+    place = written(found, "maxtext", tmp_path)
+    python = place / "bin" / "python3"
+    python.write_text(
+        '#!/bin/sh\necho "$NODE_RANK of $NNODES at $JAX_COORDINATOR_IP:$JAX_COORDINATOR_PORT"'
+        ' "$XLA_PYTHON_CLIENT_MEM_FRACTION ${PYTORCH_CUDA_ALLOC_CONF:-no torch}" "$(basename "$3")" "$4"\n'
+    )
+    python.chmod(0o755)
+    done = sbatch(place, found.num_nodes, "steps=30")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1::2] == [
+        f"{rank} of 4 at host1:29500 0.95 no torch maxtext.yml steps=30" for rank in range(4)
+    ]
+    refused = sbatch(place, found.num_nodes, "ici_fsdp_parallelism=4")
+    assert "ici_fsdp_parallelism belongs to the plan" in refused.stderr

@@ -41,6 +41,10 @@ NOT_OF_THE_STEP = {
     },
     "deepspeed": {"aio.intra_op_parallelism", "checkpoint.parallel_write"},
     "llama-factory": {"sglang_tp_size"},
+    "maxtext": {
+        "mhc_pallas_kernel_bwd_block_size", "mhc_pallas_kernel_bwd_feature_block_size",
+        "mhc_pallas_kernel_fwd_block_size", "mtc_data_parallelism", "train_shard_in_read",
+    },
     "megatron-bridge": {
         "comm_overlap.data_parallel_size", "dist.eval_context_parallel_size",
         "inference.inference_dynamic_batching_mamba_memory_ratio",

@@ -31,7 +31,7 @@ PROGRAMS = (
 )  # fmt: skip
 STAND_INS = {
     **dict.fromkeys(("torchrun", "accelerate", "srun"), "echo started"),
-    "python3": f'exec {sys.executable} "$@"',
+    "python3": f'if [ "$1" = -m ]; then echo started; exit; fi\nexec {sys.executable} "$@"',  # -m: MaxText
     "squeue": "exit 1", "scontrol": "printf 'host%s\\n' 1 2 3 4",
 }  # fmt: skip
 SLURM = {"SLURM_SUBMIT_DIR": ".", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "host[1-4]"}

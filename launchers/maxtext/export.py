@@ -1,0 +1,317 @@
+"""Exporter of MaxText: a plan becomes its configuration and the scripts that start its trainer on JAX.
+
+Names: maxtext 0.2.5, configs/types.py and configs/base.yml, which has the values of what the file omits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from meshwright.launchers.common_rules import refuse_first
+from meshwright.launchers.export import (
+    EnvironmentVariable,
+    StartCommand,
+    bundled,
+    common_warnings,
+    printable,
+)
+from meshwright.launchers.flags import flags_of
+from meshwright.launchers.rules import fault
+from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.errors import FieldError
+from meshwright.profiles.requirements import ENGINE_FOR_JAX
+from meshwright.solver.configuration import Configuration
+
+# --------------------------------------------------------------------------------------------------
+# The mesh: ``ici`` sizes inside a slice (a node of GPUs, a pod of TPUs), ``dcn`` sizes across slices.
+
+
+# Axes that a plan uses, fastest first, as MaxText's ``mesh_axes`` orders them from its end.
+AXES = ("expert", "tensor_sequence", "context", "fsdp", "pipeline", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """How the GPUs of a plan are cut for JAX: one slice is what a fast link holds together."""
+
+    number: int
+    gpus: int  # of each
+
+
+def slices_of(target: Target) -> Slices:
+    """Return JAX's slices: nodes of GPUs (by their host), islands of TPUs."""
+    near = target.near_gpus if is_tpu(target) else target.gpus_per_node
+    near = min(near, target.config.num_gpus)
+    return Slices(number=target.config.num_gpus // near, gpus=near)
+
+
+def is_tpu(target: Target) -> bool:
+    """Return whether the plan runs on TPUs; JAX finds their hosts by itself."""
+    return target.gpu.slug.startswith("tpu-")
+
+
+def axis_sizes(config: Configuration) -> dict[str, int]:
+    """Return the sizes of MaxText's axes.
+
+    Batches are split over data, fsdp and expert, weights over fsdp, context and expert (base.yml,
+    ``logical_axis_rules``).
+    """
+    experts = config.expert_parallel_size
+    shards = config.zero_shard_size // (config.context_parallel_size * experts) if config.zero_stage else 1
+    return {
+        "expert": experts,
+        "tensor_sequence": config.tensor_parallel_size,
+        "context": config.context_parallel_size,
+        "fsdp": shards,
+        "pipeline": config.pipeline_parallel_size,
+        "data": config.data_parallel_size // (shards * experts),
+    }
+
+
+def mesh_values(target: Target) -> dict[str, int]:
+    """Return every axis inside and across slices; the fastest axes fill a slice first."""
+    slices, values = slices_of(target), dict[str, int]()
+    left, sizes = slices.gpus, axis_sizes(target.config)
+    for axis in AXES:
+        inside = math.gcd(sizes[axis], left)
+        left //= inside
+        values[f"ici_{axis}_parallelism"] = inside
+        values[f"dcn_{axis}_parallelism"] = sizes[axis] // inside
+    return values | {"num_slices": slices.number}
+
+
+# --------------------------------------------------------------------------------------------------
+# What the backward pass finds: tensors by the names that MaxText's layers give them.
+
+# Modules of ``recompute_modules``, and the tensors that stay on the device where they are not replayed.
+KEPT_BY: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("context",),
+    "attn_proj": ("out_proj",),
+    "mlp_up": ("mlpwi_0", "mlpwi_1", "moe_mlpwi_0", "moe_mlpwi_1"),
+}
+ALWAYS_KEPT = ("query_proj", "key_proj", "value_proj")
+ALWAYS_REPLAYED = "layernorm"
+
+
+def remat_values(target: Target) -> dict[str, str]:
+    """Return the policy, and for selective recomputation the place of each tensor."""
+    if target.config.recompute_granularity == "full":
+        return {"remat_policy": "full"}
+    replayed = target.facts.recomputed
+    places = dict.fromkeys(ALWAYS_KEPT, "device")
+    for module, names in KEPT_BY.items():
+        places |= dict.fromkeys(names, "remat" if module in replayed else "device")
+    return {"remat_policy": "custom", **places}
+
+
+def tensors_have_names(target: Target) -> Iterator[FieldError]:
+    """Require modules that MaxText's names of tensors can state."""
+    if target.config.recompute_granularity != "selective":
+        return
+    replayed = target.facts.recomputed
+    known = (*KEPT_BY, ALWAYS_REPLAYED)
+    if ALWAYS_REPLAYED not in replayed or {*replayed} - {*known}:
+        yield fault(
+            "recompute_granularity",
+            f"MaxText replays norms, and others by the names of tensors, not {'+'.join(replayed)}",
+            allowed=f"{ALWAYS_REPLAYED} with any of {', '.join(KEPT_BY)}",
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The model, the batch, and the rest of the file.
+
+
+def model_values(target: Target) -> dict[str, object]:
+    """Return the sizes, and the decoder block that has the model's parts."""
+    model, moe = target.model, target.model.moe
+    normed = model.query_key_norm != "none"
+    block = ("qwen3_moe" if normed else "mixtral") if moe else "qwen3" if normed else "llama2"
+    experts: dict[str, object] = {}
+    if moe is not None:
+        experts = {
+            "num_experts": moe.num_experts, "num_experts_per_tok": moe.top_k,
+            "base_moe_mlp_dim": moe.ffn_hidden_size, "norm_topk_prob": normed,
+            "load_balance_loss_weight": moe.balance_coefficient,
+            # Not the Pallas kernel of TPUs; no token is dropped either way.
+            "megablox": is_tpu(target), "sparse_matmul": True,
+        }  # fmt: skip
+    return {
+        "decoder_block": "qwen2" if model.qkv_bias else block,
+        "base_emb_dim": model.hidden_size,
+        "base_num_query_heads": model.num_attention_heads,
+        "base_num_kv_heads": model.num_kv_heads,
+        "base_num_decoder_layers": model.num_layers,
+        # mixtral refuses another width than its experts'; qwen3_moe has no use for it.
+        "base_mlp_dim": moe.ffn_hidden_size if moe and not normed else model.ffn_hidden_size,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "mlp_activations": ["silu", "linear"],
+        "attention_bias": model.qkv_bias,
+        "use_qk_norm": normed,
+        "logits_via_embedding": model.tied_embeddings,
+        "rope_max_timescale": model.rotary_base or 10_000,
+        "rope_type": "llama3.1" if model.rotary_scaling else "default",
+        **experts,
+        **({} if model.norm_epsilon is None else {"normalization_layer_epsilon": model.norm_epsilon}),
+    }
+
+
+def batch_values(target: Target) -> dict[str, object]:
+    """Return the batch: a pipeline takes all micro-batches of a step at once, else gradients add up."""
+    config = target.config
+    staged = config.pipeline_parallel_size > 1
+    passes = config.num_microbatches if staged else 1
+    sequences = config.micro_batch_size * config.data_parallel_size * passes
+    values: dict[str, object] = {
+        "per_device_batch_size": _share(sequences, config.num_gpus),
+        "gradient_accumulation_steps": 1 if staged else config.num_microbatches,
+        "max_target_length": target.workload.seq_length,
+    }
+    if staged:
+        chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
+        values |= {
+            "num_pipeline_microbatches": config.num_microbatches,
+            "num_pipeline_repeats": config.virtual_pipeline_size,
+            "num_layers_per_pipeline_stage": target.model.num_layers // chunks,
+        }
+    return values
+
+
+def _share(sequences: int, gpus: int) -> float:
+    """Return sequences of one GPU, so that MaxText's ``int(gpus * share)`` is exact."""
+    share = sequences / gpus
+    return share if int(gpus * share) == sequences else math.nextafter(share, math.inf)
+
+
+_DRY_STEPS = 10  # synthetic tokens, until the user sets a data set
+_GRADIENTS = {"bf16": "bfloat16", "fp32": "float32"}
+_ATTENTION = {"cudnn": "cudnn_flash_te", "torch": "dot_product", "triton": "flash"}
+
+
+def maxtext_file(head: str, target: Target) -> str:
+    """Return the whole file; data, tokenizer and learning rate are a dry start's."""
+    values = {
+        "base_config": "base.yml",
+        "run_name": printable(target.plan.plan_id),
+        "base_output_directory": "maxtext_output",
+        "hardware": "tpu" if is_tpu(target) else "gpu",
+        "attention": "flash" if is_tpu(target) else _ATTENTION[target.facts.attention_kernel],
+        "context_parallel_strategy": "ring" if target.config.context_parallel_size > 1 else "all_gather",
+        "dataset_type": "synthetic",
+        "packing": False,
+        "steps": _DRY_STEPS,
+        "log_period": 1,
+        "enable_checkpointing": False,
+        "dtype": "bfloat16",
+        "weight_dtype": "float32",
+        "grad_dtype": _GRADIENTS[target.facts.gradient_dtype],
+        "opt_type": "adamw",
+        **model_values(target),
+        **batch_values(target),
+        **mesh_values(target),
+        **remat_values(target),
+    }
+    return head + yaml.safe_dump(values, sort_keys=True)
+
+
+def kernels_have_names(target: Target) -> Iterator[FieldError]:
+    """Require an attention kernel and gradients that MaxText has a word for."""
+    facts = target.facts
+    if facts.attention_kernel not in _ATTENTION and not is_tpu(target):
+        words = ", ".join(_ATTENTION)
+        yield fault("attention_kernel", f"MaxText has no {facts.attention_kernel}", allowed=words)
+    if facts.gradient_dtype not in _GRADIENTS:
+        yield fault("gradient_dtype", f"no {facts.gradient_dtype} here", allowed=", ".join(_GRADIENTS))
+
+
+def tpus_gather_sequences(target: Target) -> Iterator[FieldError]:
+    """Refuse rings on TPUs, where MaxText runs them with a kernel that is not priced."""
+    if is_tpu(target) and target.config.context_parallel_size > 1:
+        yield fault("context_parallel_size", "rings of TPUs are not written for MaxText", allowed="1")
+
+
+# --------------------------------------------------------------------------------------------------
+# The start: one process a node, which drives all of its GPUs.
+
+PRODUCT = "MaxText 0.2.5"
+CONFIG_FILE = "maxtext.yml"  # the trainer takes its first argument for a file by this ending
+TRAINER = "maxtext.trainers.pre_train.train"
+_MOST_MEMORY = 0.95  # of a GPU: XLA's own buffers of collectives lie outside of its arena
+_ENVIRONMENT = """\
+export NODE_RANK NNODES="${NUM_NODES}"
+export JAX_COORDINATOR_IP="${MASTER_ADDR}" JAX_COORDINATOR_PORT="${MASTER_PORT}"\
+"""
+
+
+def start_of(target: Target) -> StartCommand:
+    """Return the command of a node; MaxText's own arguments, as ``name=value``, may follow."""
+    decided = [name for name, row in flags_of("maxtext").items() if row.role in ("priced", "refused")]
+    return StartCommand(
+        program=f'exec python3 -m {TRAINER} "${{here}}/{CONFIG_FILE}" "$@"',
+        command=True,
+        torch=False,
+        before=_ENVIRONMENT,
+        environment=() if is_tpu(target) else tuple(_of_gpus(target)),
+        packages=() if is_tpu(target) else (ENGINE_FOR_JAX,),
+        decides=decided,
+        assignments=True,
+    )
+
+
+def _of_gpus(target: Target) -> Iterator[EnvironmentVariable]:
+    share = target.plan.prediction.memory_limit_bytes / target.gpu.memory_bytes
+    yield EnvironmentVariable(
+        name="XLA_PYTHON_CLIENT_MEM_FRACTION",
+        value=f"{min(share, _MOST_MEMORY):.2f}",
+        reason="JAX takes three quarters of a GPU's memory by default; the plan counts on more.",
+    )
+    yield EnvironmentVariable(
+        name="XLA_FLAGS",
+        value='"--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"',
+        reason="Gathers and reductions run under computing, as they were priced.",
+        is_expression=True,
+    )
+
+
+class MaxText:
+    """Exporter to MaxText's pre-training."""
+
+    name = "maxtext"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the configuration and the scripts that start it.
+
+        Raises:
+            RefusedExportError: MaxText cannot run the plan; one FieldError per fault.
+        """
+        own = (tensors_have_names, kernels_have_names, tpus_gather_sequences)
+        refuse_first(target, self.name, own=own)
+        return bundled(
+            target,
+            product=PRODUCT,
+            start=start_of(target),
+            warnings=found_warnings(target),
+            own=lambda head: {CONFIG_FILE: maxtext_file(head, target)},
+        )
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """Yield the differences of MaxText from the plan, and the parts that are left to the user."""
+    yield from common_warnings(
+        target, written=("launch_blocking", "recompute_modules", "gradient_dtype", "attention_kernel")
+    )
+    yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
+    if target.config.pipeline_parallel_size > 1:
+        yield (
+            "MaxText splits the embedding and the output head over the GPUs of all stages; they are priced "
+            "on the first and the last stage"
+        )
+    if target.model.moe is not None:
+        yield "no published run of MaxText's mixtures of experts is in the catalog: their price is a guess"
+    if target.model.rotary_base is None:
+        yield "the model does not state its rotary base: 10000 is written"
