@@ -26,6 +26,7 @@ from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
 from meshwright.solver.search.bounds import SAFETY, split_s
 from meshwright.solver.search.branch import makes_its_order
+from meshwright.solver.search.listed import are_listed, shape_of, side_by_side, splits_of
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered_to, tapers, windows
 
@@ -35,7 +36,6 @@ _STARTS = 12  # windows tried, evenly spaced
 _MOST_CUT = 4  # layers that the last chunk may lack
 _ALL_PAIRS = 8  # ranks up to which a layer moves between any two, beyond to or from an end
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
-_GLANCED_PASSES = MAX_PASSES // 16
 _MOST_ENDS = 2**18  # ends of ranks that are kept, 2 MiB
 _LEARNT = 16  # simulations of pipelines of one shape against which others are held
 
@@ -120,7 +120,13 @@ def _apart(passes_s: FloatArray) -> FloatArray:
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     """Return each row's split and others that fit in memory, none twice."""
-    tried = [_tried(rows, at, split) for at, split in enumerate(given)]
+    listed = are_listed(rows)
+    tried = [
+        list(dict.fromkeys([split, *splits_of(shape_of(rows, at))]))
+        if listed[at]
+        else _tried(rows, at, split)
+        for at, split in enumerate(given)
+    ]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
     every = rows.take(which)
@@ -129,6 +135,11 @@ def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     kept = np.flatnonzero(own | (stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes))
     bound_s = split_s(every, stages)
     return Candidates(which[kept], [splits[at] for at in kept.tolist()], bound_s[kept])
+
+
+def _listed(rows: Rows, at: int, split: Split) -> list[Split]:
+    look()
+    return list(dict.fromkeys([split, *splits_of(shape_of(rows, at))]))
 
 
 def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
@@ -212,7 +223,7 @@ def fastest(
     ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
     """
     ends, m, chunks = ends or Ends(), int(row.columns.num_microbatches[0]), len(splits[0])
-    made, few, stages = makes_its_order(row), _glanced(row, chunks), _stages(row, splits)
+    made, few, stages = makes_its_order(row), _glanced(row), _stages(row, splits)
     long = few < m and not made and np.isfinite(limit_s)
     if long and not len(_within(row, stages, ends, limit_s)):
         return np.inf, splits[0]
@@ -251,10 +262,9 @@ def fastest(
     return float(steps[best]), splits[chosen[best]]
 
 
-def _glanced(row: Rows, chunks: int) -> int:
+def _glanced(row: Rows) -> int:
     """Return how many micro-batches are simulated side by side; all if that is quick."""
-    p = int(row.p[0])
-    return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
+    return int(min(row.columns.num_microbatches[0], side_by_side(row)[0]))
 
 
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:

@@ -30,6 +30,7 @@ from meshwright.solver.search.candidates import Ends, candidates_of, fastest
 from meshwright.solver.search.feasible import bound_at_sight_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
+from meshwright.solver.search.listed import are_listed
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
 from meshwright.solver.search.splits import Split, best_splits
 from meshwright.solver.space.factored import Crossing
@@ -311,7 +312,8 @@ class Frontier:
         """Mark rows that have more splits than their candidates, (n,)."""
         if not self.rows.uneven_stages or self.rows.only_split:
             return np.zeros(len(index), dtype=np.bool_)
-        return np.asarray(self.rows.is_uniform | (self.rows.columns.take(index).virtual_pipeline_size == 1))
+        free = self.rows.is_uniform | (self.rows.columns.take(index).virtual_pipeline_size == 1)
+        return np.asarray(free & ~are_listed(self.rows.take(index)))
 
     def adopt(self, row: int) -> None:
         """Rank a row, if it has a split that fits."""
