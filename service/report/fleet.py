@@ -1,8 +1,9 @@
-"""A fleet for the terminal: one row a job, a Gantt chart, and the proof in sentences."""
+"""A fleet for people: one row a job, a Gantt chart, and the proof in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -79,7 +80,7 @@ def _table(document: Mapping[str, Any]) -> Table:
         table.add_column(title, justify="right")
     table.add_column("layout")
     table.add_column("plan")
-    for job in _by_start(document):
+    for job in jobs_by_start(document):
         due = "–" if job["due_hours"] is None else f"{job['due_hours']:.1f}"
         late = f"{job['late_hours']:.1f}" if job["late_hours"] else "–"
         nodes = f"{job['nodes']} {job['kind']}" if mixed else str(job["nodes"])
@@ -90,13 +91,62 @@ def _table(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def _by_start(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def jobs_by_start(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the jobs of an answer in the order of their starts."""
     return sorted(document["jobs"], key=lambda job: (job["start_hours"], job["end_hours"], job["name"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GanttBar:
+    """One job of a Gantt chart; places are of ``WIDTH``."""
+
+    name: str
+    nodes: int
+    start: int
+    width: int
+    late: int  # of the bar, behind the due date
+    due: int | None  # None: without a due date, or with one outside of the chart
+    label: str
+
+
+WIDTH = 10_000  # of a chart, whatever its scale
+
+
+def gantt_bars(document: Mapping[str, Any]) -> tuple[GanttBar, ...]:
+    """Return the bars of the Gantt chart, from the first start to the last."""
+    jobs = jobs_by_start(document)
+    end = max((job["end_hours"] for job in jobs), default=0.0) or 1.0
+    return tuple(_gantt_bar(job, end) for job in jobs)
+
+
+def gantt_marks(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels of the chart's axis: its beginning, middle and end."""
+    end = max((job["end_hours"] for job in document["jobs"]), default=0.0) or 1.0
+    return "0", f"{end / 2:.1f} h", f"{end:.1f} h"
+
+
+def _gantt_bar(job: Mapping[str, Any], end: float) -> GanttBar:
+    def at(hours: float) -> int:
+        return round(WIDTH * hours / end)
+
+    start, stop, due = at(job["start_hours"]), at(job["end_hours"]), job["due_hours"]
+    dated = "" if due is None else f", due at {due:.1f} h"
+    late = f", {job['late_hours']:.1f} h late" if job["late_hours"] else ""
+    return GanttBar(
+        name=job["name"],
+        nodes=job["nodes"],
+        start=start,
+        width=max(stop - start, 1),
+        late=0 if due is None else max(0, min(stop - at(due), stop - start)),
+        due=at(due) if due is not None and 0 <= due <= end else None,
+        label=f"{job['name']}: {job['nodes']} nodes, {job['start_hours']:.1f} to {job['end_hours']:.1f} h"
+        f"{dated}{late}",
+    )
 
 
 def gantt_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     """Return the Gantt chart: a line a job, from its start to its end; ``│`` marks the due date."""
-    jobs = _by_start(document)
+    jobs = jobs_by_start(document)
     end = max((job["end_hours"] for job in jobs), default=0.0) or 1.0
     label = min(_LABEL, max((len(job["name"]) for job in jobs), default=0))
     columns = max(_LEAST_BAR, width - label - 4)

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from meshwright.service.web import assets
 from meshwright.service.web.rendering import page
-from meshwright.service.web.routes import api, jobs, keys, plans, searches, shares, sign_in, stores
+from meshwright.service.web.routes import api, fleets, jobs, keys, plans, searches, shares, sign_in, stores
 
 # --------------------------------------------------------------------------------------------------
 # Errors of page addresses as pages: the same statuses and sentences as the API's, for people.
@@ -87,6 +87,6 @@ def install(app: FastAPI) -> None:
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
     every = APIRouter(include_in_schema=False)
-    for part in (assets, sign_in, searches, jobs, plans, shares, stores, keys, api):
+    for part in (assets, sign_in, searches, jobs, fleets, plans, shares, stores, keys, api):
         every.include_router(part.router)
     return tuple(every.routes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
@@ -40,6 +38,7 @@ from meshwright.service.api.tags import tagged
 from meshwright.service.auth.access import Caller
 from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.errors import NotFoundError
+from meshwright.service.files import zipped
 from meshwright.service.fleets.files import FleetFiles, fleet_files
 from meshwright.service.fleets.question import FleetQuestion, read_question, versions_of_fleet
 from meshwright.service.fleets.request import Parse
@@ -195,7 +194,7 @@ async def export_archive(
     """The files of ``export`` as a zip archive; scripts are executable."""
     made = await _files(request, fleet_id, service, tenant)
     headers = {"Content-Disposition": f'attachment; filename="fleet-{fleet_id}.zip"'}
-    return Response(_zipped(made.files), media_type="application/zip", headers=headers)
+    return Response(zipped(made.files), media_type="application/zip", headers=headers)
 
 
 @router.post(
@@ -291,17 +290,6 @@ async def _files(request: Request, fleet_id: str, service: Service, tenant: str)
     return await computed(
         request, lambda: fleet_files(scheduled_again(job.request, job.answer or {}, parts))
     )
-
-
-def _zipped(files: Mapping[str, str]) -> bytes:
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            entry = zipfile.ZipInfo(name)  # of 1980: equal files make equal archives
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (0o755 if text.startswith("#!") else 0o644) << 16
-            archive.writestr(entry, text)
-    return whole.getvalue()
 
 
 def _accepted(job: JobRecord) -> Response:

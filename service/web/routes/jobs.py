@@ -26,7 +26,7 @@ from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS
@@ -69,6 +69,8 @@ def show_job(
     """One job: how its search goes, or what came of it."""
     jobs = service.jobs
     job = jobs.read(tenant, job_id)
+    if job.kind == FLEET:
+        return seen_at(request, views.path_of(job))
     if job.answer is not None:
         return _answered(request, service, tenant, job.id, page_token)
     title, question = views.named(job)

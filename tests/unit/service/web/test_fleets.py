@@ -1,0 +1,86 @@
+"""Fleets as pages: the list, a fleet that waits, its schedule, and why there is none."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.workers.fleet import FleetWork
+from meshwright.workers.runner import Runner
+from meshwright.workers.search import StoredSearch
+from tests.served.reports import Page
+
+PROBLEM = {
+    "model": {"name": "llama-3.1-8b"}, "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "megatron-lm",
+}  # fmt: skip
+CHAT: dict[str, Any] = {"name": "chat", "problem": PROBLEM, "steps": 1000, "nodes": 1, "due_hours": 0.5}
+LONG: dict[str, Any] = {"name": "long", "problem": PROBLEM, "steps": 500, "nodes": 1, "after": ["chat"]}
+
+
+@pytest.fixture
+def worker(database: Database, engine: JobEngine) -> Runner:
+    return Runner(
+        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
+        fleet=partial(FleetWork.on, database),
+    )  # fmt: skip
+
+
+def submit(browser: TestClient, *jobs: dict[str, Any], **fields: object) -> str:
+    body = {"name": "team", "cluster": {"name": "dgx-h100", "num_nodes": 1}, "jobs": jobs, **fields}
+    return str(browser.post("/v1/fleets", json=body).json()["id"])
+
+
+def test_a_waiting_fleet_can_be_followed_and_cancelled(browser: TestClient) -> None:
+    fleet_id = submit(browser, CHAT)
+    page = browser.get(f"/fleets/{fleet_id}")
+    assert f'data-follow="{fleet_id}"' in page.text
+    answer = browser.post(f"/fleets/{fleet_id}/cancel")
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/fleets/{fleet_id}")
+    after = browser.get(f"/fleets/{fleet_id}").text
+    assert "data-follow" not in after
+    assert "It ended before there was a schedule." in Page(after).text
+
+
+def test_a_schedule_has_its_proof_chart_table_and_links(browser: TestClient, worker: Runner) -> None:
+    """Chat is due after half an hour and takes longer: the end of its bar is late."""
+    fleet_id = submit(browser, CHAT, LONG)
+    worker.run_next()
+    text = browser.get(f"/fleets/{fleet_id}").text
+    page = Page(text)
+    assert "Optimal under the predicted durations" in page.text
+    assert (text.count('class="run"'), text.count('class="late"'), text.count('class="due"')) == (2, 1, 1)
+    planned = browser.get(f"/v1/fleets/{fleet_id}").json()["answer"]["jobs"]
+    links = {link["href"] for link in page.all("a")}
+    assert {f"/plans/{one['plan_id']}" for one in planned} <= links
+    assert {f"/jobs/{one['job_id']}" for one in planned} <= links
+    assert f"/v1/fleets/{fleet_id}/export.zip" in links
+    assert browser.get(f"/jobs/{planned[0]['job_id']}").status_code == 200
+    assert "local search: weighted lateness" in page.text
+
+
+def test_fleets_are_in_their_list_and_among_the_jobs(browser: TestClient) -> None:
+    assert "No fleet was submitted yet." in browser.get("/fleets").text
+    fleet_id = submit(browser, CHAT)
+    for path in ("/fleets", "/jobs"):
+        page = Page(browser.get(path).text)
+        assert f"/fleets/{fleet_id}" in {link["href"] for link in page.all("a")}
+        assert "team, a fleet on 1 × dgx-h100" in page.text
+    moved = browser.get(f"/jobs/{fleet_id}")
+    assert (moved.status_code, moved.headers["location"]) == (303, f"/fleets/{fleet_id}")
+
+
+def test_a_fleet_with_a_job_without_a_plan_names_it(browser: TestClient, worker: Runner) -> None:
+    """Llama 3.1 405B does not fit on 8 GPUs of 80 GB: 405e9 parameters of 2 bytes alone take 810 GB."""
+    large = {**CHAT, "problem": {**PROBLEM, "model": "llama-3.1-405b"}}
+    fleet_id = submit(browser, large)
+    worker.run_next()
+    text = Page(browser.get(f"/fleets/{fleet_id}").text).text
+    assert "Not every job can be planned." in text
+    assert "no plan on any number of nodes (1)" in text
