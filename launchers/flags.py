@@ -154,6 +154,11 @@ class FlagNames:
         row = self.row(name)
         return row is not None and row.role == "harmless"
 
+    def is_ignored(self, name: str) -> bool:
+        """Return whether an argument is harmless and sets no field."""
+        row = self.row(name)
+        return row is not None and row.role == "harmless" and not row.sets
+
 
 def plain_name(name: str) -> str:
     """Return an argument's name in snake case, without its dashes."""

@@ -167,7 +167,7 @@ def _arguments(training: Document, overrides: Overrides) -> tuple[dict[str, Loca
 def _take(given: Given, key: str, name: str, found: LocatedValue) -> None:
     """Take one of Megatron-LM's arguments, or list it; ``name`` has its sections."""
     text = text_of(found.value)
-    if flag_names(NAME, "megatron-lm", "megatron-core").is_free(key) and flag_of(key) is None:
+    if flag_names(NAME, "megatron-lm", "megatron-core").is_ignored(key) and flag_of(key) is None:
         return
     _refuse_placeholder(given, name, found)
     if flag_of(key) is not None:

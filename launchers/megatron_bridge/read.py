@@ -442,7 +442,7 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
         elif (
             key not in _TAKEN_APART
             and (key.partition(".")[0] not in _WRITTEN_OVER or _is_strange(key))
-            and not names.is_free(key)
+            and not names.is_ignored(key)
             and not names.is_default(key, text.replace("null", "none"))
         ):
             flag = f"--{name.replace('_', '-')}"
