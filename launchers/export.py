@@ -38,6 +38,11 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
 
 
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Return numbers on one line."""
+    return " ".join(map(str, numbers))
+
+
 def compiled_facts(target: Target) -> tuple[str, ...]:
     """Return the facts that torch's compiler sets if they agree; files only set whether blocks compile."""
     facts = target.facts
@@ -162,6 +167,7 @@ def printable(text: str) -> str:
 
 TORCHRUN_FILE = "launch.sh"
 SLURM_FILE = "launch.sbatch"
+HOSTS_FILE = "hosts.txt"
 
 _SLURM = """\
 #SBATCH --job-name=meshwright-@PLAN@
@@ -170,7 +176,7 @@ _SLURM = """\
 #SBATCH --gpus-per-node=@GPUS@
 #SBATCH --distribution=block
 #SBATCH --exclusive
-#SBATCH --time=24:00:00
+@NODELIST@#SBATCH --time=24:00:00
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -237,6 +243,9 @@ exit "${code}"
 
 _ALIKE = """\
 # Host order: Slurm's own. For another, set HOSTS_FILE to a file of hosts, one a line in node-rank order."""
+_ORDERED = """\
+# Host order: that of @HOSTS@, on which the predicted step depends (links between the nodes differ).
+HOSTS_FILE="${HOSTS_FILE:-@HOSTS@}\""""
 _MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the order of @SLURM@"}'
 
 
@@ -250,6 +259,7 @@ def slurm_script(head: str, target: Target, *, torch: bool = True) -> str:
         "PLAN": printable(target.plan.plan_id),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
+        "NODELIST": f"#SBATCH --nodelist={','.join(target.host_names)}\n" if target.host_names else "",
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
@@ -259,6 +269,11 @@ def slurm_script(head: str, target: Target, *, torch: bool = True) -> str:
 def _host_order(target: Target) -> str:
     """Return the order of hosts by node rank: that of the cluster's groups, if they differ."""
     cluster = target.problem.cluster
+    if target.host_names:
+        return _ORDERED.replace("@HOSTS@", HOSTS_FILE)
+    if target.ordered_nodes:
+        numbers = numbers_in_words(target.ordered_nodes)
+        return f"# Host order: nodes of the cluster's list, by number from 0: {numbers}\n{_MIXED}"
     if cluster.is_homogeneous or target.num_nodes == 1:
         return _ALIKE
     lines, first = ["# Host order: the plan assumes these kinds of nodes at these node ranks."], 0
@@ -386,7 +401,7 @@ def launch_script(head: str, target: Target, start: StartCommand) -> str:
         "SOURCE": _source(start),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
-        "MASTER": "localhost" if target.num_nodes == 1 else "",
+        "MASTER": "localhost" if target.num_nodes == 1 else next(iter(target.host_names), ""),
         "NEEDS": _needs(start),
         "PACKAGES": package_checks(start.packages),
         "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
@@ -543,7 +558,12 @@ def bundled(
 def with_readme(
     target: Target, files: Mapping[str, str], *, product: str, start: StartCommand, warnings: Sequence[str]
 ) -> ExportBundle:
-    """Return the files with a README."""
+    """Return the files with a README, and the hosts in the plan's order where ``launch.sh`` starts one."""
+    if target.host_names and not start.starts_all:
+        files = {**files, HOSTS_FILE: "".join(f"{host}\n" for host in target.host_names)}
+    elif target.ordered_nodes and not target.host_names:
+        numbers = numbers_in_words(target.ordered_nodes)
+        warnings = [*warnings, f"node ranks take the cluster's nodes in this order: {numbers}"]
     defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which follows the dry start
     own = ((name, value) for name, value in defaults.items() if name not in _OURS)
     start = replace(start, takes=(*start.takes, *own))
@@ -595,7 +615,12 @@ def readme(
         *_packages(start),
         "## Start",
         "",
-        *_steps(start, nodes, "" if target.config.stage_groups else f" ({gpus} GPUs)"),
+        *_steps(
+            start,
+            nodes,
+            "" if target.config.stage_groups else f" ({gpus} GPUs)",
+            named=bool(target.host_names),
+        ),
         "",
         *_open_points(warnings),
         "## Send back",
@@ -663,7 +688,7 @@ def _packages(start: StartCommand) -> Iterator[str]:
     yield ""
 
 
-def _steps(start: StartCommand, nodes: int, gpus: str) -> Iterator[str]:
+def _steps(start: StartCommand, nodes: int, gpus: str, *, named: bool) -> Iterator[str]:
     if start.needs:
         yield "What the plan does not decide, and the script asks for:"
         yield ""
@@ -681,12 +706,13 @@ def _steps(start: StartCommand, nodes: int, gpus: str) -> Iterator[str]:
     yield "is its default."
     yield ""
     each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
+    each += f" (the line of the host in {HOSTS_FILE})" if named else ""
     each = "On the first node, from which it starts the others" if start.starts_all else each
     yield f"{each}{gpus}:"
     yield ""
     yield "```sh"
     given, behind = "".join(f"{name}=… " for name, _ in start.needs), f" {start.follows}".rstrip()
-    rank = "" if nodes == 1 or start.starts_all else "NODE_RANK=0 MASTER_ADDR=host0 "
+    rank = "" if nodes == 1 or start.starts_all else f"NODE_RANK=0 {'' if named else 'MASTER_ADDR=host0 '}"
     yield f"{rank}{given}bash {TORCHRUN_FILE}{behind}"
     yield "```"
     if start.starts_all:

@@ -96,6 +96,10 @@ def scheduled(
     if SLURM_FILE not in bundle.files:
         message = f"{scheduler} starts launch.sh on every node, and this launcher's starts the other nodes"
         raise _refused(where, message, allowed="slurm, which adds no file here")
+    warnings = list(bundle.warnings)
+    if target.ordered_nodes:
+        message = f"{scheduler} does not place node ranks on chosen nodes"
+        warnings.append(f"{message}, and the predicted step depends on their order; slurm does")
     if image is not None and not _IMAGE.fullmatch(image):
         raise InvalidProblemError.of(
             f"{where}image", f"{shown(image)} is not an image", allowed="IMAGE:TAG"
@@ -105,7 +109,7 @@ def scheduled(
     name, text, start = write(_Asked(target=target, files=needed, image=image, where=where))
     if README_FILE in files:
         files[README_FILE] = _started_by(files[README_FILE], scheduler, name, start)
-    return replace(bundle, files={**files, name: text})
+    return replace(bundle, files={**files, name: text}, warnings=warnings)
 
 
 def _started_by(readme: str, scheduler: str, name: str, start: str) -> str:

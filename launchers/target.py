@@ -9,9 +9,9 @@ from meshwright.profiles.cluster import GpuSpec, NodeGroup
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import Problem, Workload, with_changes
+from meshwright.solver.problem import Problem, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,17 @@ class Target:
         return -(-self.config.num_gpus // self.gpus_per_node)
 
     @property
+    def ordered_nodes(self) -> tuple[int, ...]:
+        """Return the node of each node rank, by number; empty where any order is as good."""
+        hosts = self.plan.hosts
+        return () if hosts is None or self.num_nodes == 1 else hosts.order[: self.num_nodes]
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Return the host of each node rank; empty where any order is as good, or hosts have no names."""
+        return self.plan.hosts.hosts if self.plan.hosts is not None and self.ordered_nodes else ()
+
+    @property
     def placed_nodes(self) -> list[tuple[NodeGroup, int]]:
         """Return the node groups that stages are placed on, in their order, with the nodes used."""
         used = dict[str, int]()
@@ -118,19 +129,8 @@ def trained(target: Target) -> list[tuple[str, str]]:
 
 
 def target_of(plan: Plan, problem: Problem) -> Target:
-    """Return the plan with its problem, settled to its own batch, precision, optimizer and switches."""
-    workload = with_changes(problem.workload, plan.workload)
-    if problem.options.batch_sizes:
-        workload = replace(workload, global_batch_size=plan.config.global_batch_size)
-    return Target(plan=plan, problem=replace(problem, workload=workload))
-
-
-def settled_problem(plan: Plan, problem: Problem) -> Problem:
-    """Return the problem as the plan settled it: batch, workload, and for ``any`` the launcher."""
-    settled = target_of(plan, problem).problem
-    if problem.launcher == "any" and plan.launchers:
-        settled = replace(settled, launcher=plan.launchers[0])
-    return settled
+    """Return the plan with its problem, settled to its own batch, switches and order of nodes."""
+    return Target(plan=plan, problem=replace(settled_problem(plan, problem), launcher=problem.launcher))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.links import NodeLinks
 from meshwright.profiles.units import GIB
 
 MAX_NODES = 1_000_000
@@ -100,6 +101,7 @@ class NodeGroup:
     nvme_read_bytes_per_s: float | None = None  # of all drives of a node
     nvme_write_bytes_per_s: float | None = None
     measured: MeasuredLink | None = None  # collectives timed on these very nodes
+    links: NodeLinks | None = None  # between the nodes, where they are not all alike
 
     def __post_init__(self) -> None:
         """Refuse empty groups.
@@ -127,6 +129,17 @@ class NodeGroup:
                 f"{island} neither divides nor is a multiple of gpus_per_node = {node}",
                 nearest=str(node),
             )
+        if self.links is not None and self.links.differ and island > node:
+            raise InvalidProblemError.of(
+                "/cluster/links",
+                f"links between nodes differ, but islands of {island} GPUs join nodes of {node}",
+                allowed="islands of at most one node",
+            )
+
+    @property
+    def differs(self) -> bool:
+        """Return whether the links between the nodes differ, so that their order matters."""
+        return self.links is not None and self.links.differ
 
     @property
     def num_gpus(self) -> int:
@@ -135,12 +148,13 @@ class NodeGroup:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return all fields for names and digests; what was added later only where it is stated."""
-        later = HOST_FIELDS[2:]
-        found = {
-            name: value for name, value in asdict(self).items() if name not in later or value is not None
-        }
+        later = (*HOST_FIELDS[2:], "links")
+        fields = asdict(replace(self, links=None))
+        found = {name: value for name, value in fields.items() if name not in later or value is not None}
         if not self.gpu.nearest:
             del found["gpu"]["nearest"]
+        if self.links is not None:
+            found["links"] = self.links.to_mapping()
         return found
 
 
@@ -163,6 +177,12 @@ class ClusterSpec:
         """
         if not self.groups:
             raise InvalidProblemError.of("/cluster/groups", "a cluster needs at least one node group")
+        if len(self.groups) > 1 and any(group.differs for group in self.groups):
+            raise InvalidProblemError.of(
+                "/cluster/groups",
+                "links between nodes differ in a group, and there are several groups",
+                allowed="links of one node group alone; between_groups is the link between several",
+            )
         if self.num_gpus > MAX_GPUS:
             pointer = "/cluster/num_nodes" if len(self.groups) == 1 else "/cluster/groups"
             raise InvalidProblemError.of(
@@ -172,7 +192,8 @@ class ClusterSpec:
     def to_mapping(self) -> dict[str, Any]:
         """Return all fields for names and digests; fields added later only where they are stated."""
         groups = tuple(group.to_mapping() for group in self.groups)
-        return {**asdict(self), "groups": groups}
+        alike = replace(self, groups=tuple(replace(group, links=None) for group in self.groups))
+        return {**asdict(alike), "groups": groups}
 
     @cached_property
     def num_gpus(self) -> int:
@@ -217,6 +238,25 @@ class ClusterSpec:
     def is_homogeneous(self) -> bool:
         """Return whether all nodes are alike."""
         return len(self.distinct_groups) == 1
+
+    @property
+    def differs(self) -> bool:
+        """Return whether links between nodes differ, so that their order matters."""
+        return len(self.groups) == 1 and self.groups[0].differs
+
+    def in_order(self, order: Sequence[int]) -> ClusterSpec:
+        """Return the cluster with its nodes in that order, where links between them differ."""
+        (group,) = self.groups
+        if group.links is None:
+            return self
+        return replace(self, groups=(replace(group, links=group.links.in_order(order)),))
+
+    def with_even_links(self, slowness: float) -> ClusterSpec:
+        """Return the cluster with one network so many times as slow between all nodes."""
+        (group,) = self.groups
+        link = replace(group.inter_node, bytes_per_s=group.inter_node.bytes_per_s / slowness)
+        links = NodeLinks(rail_only=True) if group.links is not None and group.links.rail_only else None
+        return replace(self, groups=(replace(group, inter_node=link, links=links),))
 
     @cached_property
     def title(self) -> str:

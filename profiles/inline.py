@@ -30,6 +30,7 @@ from meshwright.profiles.gpus import (
     link_words,
 )
 from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
+from meshwright.profiles.links import NodeLinks, links_from
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
 from meshwright.profiles.reading import MAX_TEXT, FieldReader, shown
@@ -101,12 +102,25 @@ def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     name = reader.text("name")
     num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
     measured = measured_from(reader.child("measured"))
+    links = links_from(reader.child("links"))
     reader.refuse_unknown()
     reader.finish()
     cluster = find_cluster(name, num_nodes=num_nodes)
-    if measured is None:
+    if measured is None and links is None:
         return cluster
-    return replace(cluster, groups=tuple(replace(group, measured=measured) for group in cluster.groups))
+    for group in cluster.groups:
+        _require_as_many(links, group.num_nodes, "/cluster")
+    return replace(
+        cluster, groups=tuple(replace(group, measured=measured, links=links) for group in cluster.groups)
+    )
+
+
+def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> None:
+    """Refuse links of another number of nodes than the group has."""
+    stated = None if links is None else links.stated_nodes
+    if stated not in (None, num_nodes):
+        message = f"states {stated} nodes; the group has {num_nodes}"
+        raise InvalidProblemError.of(f"{pointer}/links", message, allowed=f"{num_nodes} nodes")
 
 
 def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
@@ -154,9 +168,11 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
     }
     host = _host(reader)
     measured = measured_from(reader.child("measured"))
+    between = links_from(reader.child("links"))
     reader.refuse_unknown()
     if reader.faults:
         return None
+    _require_as_many(between, num_nodes, reader.pointer)
     at = f"{reader.pointer}/gpu"
     if isinstance(stated, Mapping):
         gpu = gpu_from_mapping(stated, at, warnings)
@@ -173,6 +189,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
             intra_node=links["intra_node"] or gpu.intra_node,
             inter_node=links["inter_node"] or gpu.inter_node,
             measured=measured,
+            links=between,
             **host,
         )
     except InvalidProblemError as error:
@@ -226,4 +243,6 @@ def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
     raw |= {name: value for name, value in stated.items() if value is not None}
     if group.measured is not None:
         raw["measured"] = measured_to_mapping(group.measured)
+    if group.links is not None:
+        raw["links"] = group.links.to_mapping()
     return raw

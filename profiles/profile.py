@@ -24,6 +24,7 @@ from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
+from meshwright.profiles.links import KINDS, LinkPace
 from meshwright.profiles.operators.operators import (
     GpuOperators,
     architectures_log_spread,
@@ -319,6 +320,7 @@ class Profile:
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
+    paces: tuple[LinkPace, ...] = ()  # of each of ``KINDS``, where links differ; empty: all alike
     shares_measured: bool = False  # this GPU's own runs, layers or operators set the shares that it reaches
 
     @property
@@ -335,6 +337,7 @@ class Profile:
             nodes_per_island=max(group.island_gpus / group.gpus_per_node, 1.0),
             fast_bytes_per_s=group.intra_node.bytes_per_s,
             network_bytes_per_s=group.inter_node.bytes_per_s,
+            rail_only=group.links is not None and group.links.rail_only,
         )
         tables = slowdown_tables(self._link_tables, at_line_rate, group.measured)
         reached = replace(
@@ -343,6 +346,14 @@ class Profile:
             network_bytes_per_s=at_line_rate.network_bytes_per_s * constants.network,
         )
         return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s)
+
+    def fabric_of(self, kind: str) -> Fabric:
+        """Return the links that one of ``KINDS`` of groups crosses: at the pace of the slowest."""
+        if not self.paces:
+            return self.fabric
+        pace, lines = self.paces[KINDS.index(kind)], self.fabric.lines
+        slowed = replace(lines, network_bytes_per_s=lines.network_bytes_per_s * pace.share)
+        return replace(self.fabric, lines=slowed, hop_s=pace.hop_s)
 
     @property
     def _link_tables(self) -> str:
@@ -365,6 +376,7 @@ class Profile:
         )
         text += "" if self.layers is None else repr(asdict(self.layers))
         text += "".join(one.version for one in self.by_group)
+        text += repr(self.paces) if self.paces else ""
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from meshwright.launchers.registry import export as export_plan
 from meshwright.launchers.registry import launcher_of
-from meshwright.launchers.target import ExportBundle, settled_problem
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.profile import Profile
@@ -40,7 +40,15 @@ from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
-from meshwright.solver.answer import OBJECTIVE_NAMES, Answer, Comparison, Plan, Prediction, Why
+from meshwright.solver.answer import (
+    OBJECTIVE_NAMES,
+    Answer,
+    Comparison,
+    Plan,
+    Prediction,
+    Why,
+    settled_problem,
+)
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice

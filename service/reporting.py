@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from math import inf, isclose
 
 from meshwright.launchers.registry import export
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.errors import PlannerError, RefusedExportError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report.document import Details, Document, Extras, document_of, prediction_document
 from meshwright.service.report.page import render_prediction_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
-from meshwright.solver.answer import Answer, Plan, Timeline
+from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
 from meshwright.solver.planner.variants import profile_of_variant

@@ -17,6 +17,7 @@ from meshwright.solver.configuration import (
     configuration_from_json,
     mesh_of,
 )
+from meshwright.solver.problem import Problem, with_changes
 
 # --------------------------------------------------------------------------------------------------
 # Explanation of a plan: where its time goes, which limits keep it from going faster, how sure its rank is.
@@ -135,6 +136,18 @@ class ObjectiveClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostOrder:
+    """Node of every node rank of a plan, where links between nodes differ."""
+
+    order: tuple[int, ...]  # the node of each rank, by its number in the cluster
+    hosts: tuple[str, ...]  # their names; empty: the cluster names none
+    listed_step_time_s: float  # in the order in which the cluster lists its nodes
+    bound_step_time_s: float  # in no order is this plan's step shorter
+    gap: float  # between its step and that bound, relative
+    slowest_bytes_per_s: Mapping[str, float]  # link of each kind of group that crosses nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One ranked answer."""
 
@@ -153,10 +166,18 @@ class Plan:
     gap: float | None = None  # between its objective and the best that its rank could have, relative
     needs: tuple[str, ...] = ()  # packages that a stock installation of its launcher lacks
     ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
+    hosts: HostOrder | None = None  # where links between nodes differ
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the API shows it."""
-        return asdict(self)
+        return _shown(asdict(self))
+
+
+def _shown(plan: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the order of hosts where any is as good."""
+    if plan["hosts"] is None:
+        del plan["hosts"]
+    return plan
 
 
 def ranked_plans(plans: Iterable[Plan]) -> tuple[Plan, ...]:
@@ -371,6 +392,9 @@ class Answer:
         """
         shown = asdict(replace(self, floors=RankFloors()))
         del shown["floors"]
+        points = [] if shown["pareto"] is None else shown["pareto"]["points"]
+        for plan in (*shown["plans"], *(point["plan"] for point in points)):
+            _shown(plan)
         if self.status == "optimal" and not self.is_optimal:
             shown["status"] = "feasible"
         return {"certainty": self.certainty, **shown}
@@ -496,7 +520,24 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         gap=raw.get("gap"),
         needs=tuple(raw.get("needs", ())),
         ranked=raw.get("ranked", True),
+        hosts=_hosts_from_json(raw.get("hosts")),
     )
+
+
+def _hosts_from_json(raw: Mapping[str, Any] | None) -> HostOrder | None:
+    if raw is None:
+        return None
+    return HostOrder(**{**raw, "order": tuple(raw["order"]), "hosts": tuple(raw["hosts"])})
+
+
+def settled_problem(plan: Plan, problem: Problem) -> Problem:
+    """Return the problem as the plan settled it: batch, workload, launcher, order of nodes."""
+    workload = with_changes(problem.workload, plan.workload)
+    if problem.options.batch_sizes:
+        workload = replace(workload, global_batch_size=plan.config.global_batch_size)
+    launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
+    cluster = problem.cluster if plan.hosts is None else problem.cluster.in_order(plan.hosts.order)
+    return replace(problem, workload=workload, launcher=launcher, cluster=cluster)
 
 
 # --------------------------------------------------------------------------------------------------

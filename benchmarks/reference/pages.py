@@ -410,6 +410,14 @@ def _cluster() -> list[str]:
         "link, which is a GPU's) matter to offloading;",
         "`measured` holds curves that [`meshwright import`](cli.md#import) adds from nccl-tests.",
         "",
+        "`links` of a group, or next to a catalog name, states that links between nodes differ",
+        "([how-to](../howto/links-that-differ.md)): `bytes_per_s` and `latency_s`, each a list of rows",
+        "with a figure for every pair of nodes (of one GPU, from the row's node to the column's; the",
+        "diagonal is not read); `asymmetric: true` if the directions of a pair differ; `hosts`, the names",
+        "of the nodes; `levels`, each with the `nodes` under a switch and their `oversubscription`;",
+        "`rail_only: true` for a network without a spine; `order`, the node in each place, where the",
+        "listed order is not meant.",
+        "",
     ]
 
 

@@ -7,7 +7,7 @@ Names: FlagScale da4935ec and its patch of Megatron-LM 8479eb35 (0.15); ``flags.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import yaml
@@ -330,10 +330,11 @@ def experiment_values(target: Target) -> dict[str, object]:
     }
 
 
-def hostfile(hosts: list[Hosts]) -> str:
-    """Return the hosts as FlagScale's parse_hostfile reads them, with names to be replaced."""
+def hostfile(hosts: list[Hosts], names: Sequence[str] = ()) -> str:
+    """Return the hosts as FlagScale's parse_hostfile reads them; without names, some to be replaced."""
     lines = [f"slots={count} type={one.device}" for one in hosts for count in one.slots]
-    return "".join(f"host{number} {line}\n" for number, line in enumerate(lines))
+    known = names or [f"host{number}" for number in range(len(lines))]
+    return "".join(f"{name} {line}\n" for name, line in zip(known, lines, strict=True))
 
 
 _START = """\
@@ -390,7 +391,7 @@ def start_script(head: str, target: Target) -> str:
         lines.append(f"#   {where}: {printable(one.gpu[:200])}")
         first = last + 1
     values = {
-        "NEEDS": "\n".join(required(name, f"set it to {hint}") for name, hint in NEEDS),
+        "NEEDS": "\n".join(_needed(name, hint, target.host_names) for name, hint in NEEDS),
         "ORDER": "\n".join(lines),
         "NODES": str(first),
         "HOSTS_FILE": HOSTS_FILE,
@@ -400,6 +401,13 @@ def start_script(head: str, target: Target) -> str:
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return "#!/usr/bin/env bash\n" + head + text
+
+
+def _needed(name: str, hint: str, hosts: Sequence[str]) -> str:
+    """Return the line that asks for a variable; hosts that are in order need not be given."""
+    if name == "HOSTS" and hosts:
+        return f'HOSTS="${{HOSTS:-{" ".join(hosts)}}}"  # in this order: links between them differ'
+    return required(name, f"set it to {hint}")
 
 
 class FlagScale:
@@ -419,7 +427,7 @@ class FlagScale:
         files = {
             EXPERIMENT_FILE: head + _text(experiment_values(target)),
             TRAIN_FILE: head + _text(train_values(target)),
-            HOSTS_FILE: head + hostfile(hosts_of(target)),
+            HOSTS_FILE: head + hostfile(hosts_of(target), target.host_names),
             TORCHRUN_FILE: start_script(head, target),
         }
         takes = (("EXP_DIR", "a folder experiment in this one; all hosts must see it"),)

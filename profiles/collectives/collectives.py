@@ -34,6 +34,7 @@ class Lines:
     nodes_per_island: float  # 1, or more where the fast link spans nodes
     fast_bytes_per_s: FloatArray | float
     network_bytes_per_s: FloatArray | float
+    rail_only: bool = False  # no spine: GPUs of different local ranks meet inside an island alone
 
     def ring_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
         """Return bus bandwidth of a ring through all rails that the group owns in an island.
@@ -47,13 +48,16 @@ class Lines:
     def exchange_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
         """Return bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
 
-        The rest takes the fast link at the same time.
+        The rest takes the fast link at the same time. Without a spine a message to another rail first
+        takes the fast link to the GPU on that rail (Wang et al. 2023, arXiv:2307.12169, section 4.2).
         """
         size = in_island * islands
         leaving, staying = size - in_island, in_island - 1.0
+        if self.rail_only:
+            staying = staying + leaving * (1.0 - 1.0 / in_island)
         slower = np.maximum(leaving / self.network_bytes_per_s, staying / self.fast_bytes_per_s)
         alone = size <= 1
-        return np.asarray(np.where(alone, 1.0, leaving + staying) / np.where(alone, 1.0, slower))
+        return np.asarray(np.where(alone, 1.0, size - 1.0) / np.where(alone, 1.0, slower))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,6 +106,7 @@ class Fabric:
     lines: Lines  # line rates times the level that the software stack reaches
     tables: Mapping[str, SlowdownTable]  # by collective
     launch_s: FloatArray | float  # of any collective
+    hop_s: float = 0.0  # of a message between islands, beyond the latency that the tables count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +168,12 @@ class Group:
 
     @cached_property
     def start_s(self) -> FloatArray:
-        """Return the start-up seconds of any collective; 0 for a rank alone."""
-        return np.where(self.size > 1, self.fabric.launch_s, 0.0)
+        """Return the start-up seconds of any collective; 0 for a rank alone.
+
+        A message of a ring passes every island.
+        """
+        hops_s = (self.islands - 1.0) * self.fabric.hop_s if self.fabric.hop_s else 0.0
+        return np.where(self.size > 1, self.fabric.launch_s + hops_s, 0.0)
 
 
 def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:
@@ -203,5 +212,6 @@ def point_to_point_s(
     table, one = fabric.tables["all_gather"], np.ones_like(sent_bytes)
     fast = table.at(row_of(2.0 * one, one), sent_bytes) / fabric.lines.fast_bytes_per_s
     network = table.at(row_of(one, 2.0 * one), sent_bytes) / fabric.lines.network_bytes_per_s
+    network = network + fabric.hop_s
     seconds = (1.0 - crossing) * fast + crossing * network + fabric.launch_s
     return np.asarray(np.where(size > 1, seconds, 0.0))

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
@@ -31,6 +30,7 @@ from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import seconds, wrapped
 from meshwright.service.requests.launch_files import ramp_notes
+from meshwright.solver.answer import settled_problem
 from meshwright.solver.configuration import SHORT_NAMES
 
 

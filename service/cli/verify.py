@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from meshwright.launchers.registry import launcher_of
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.export import chosen_plan
@@ -27,6 +26,7 @@ from meshwright.service.cli.terminal import (
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S, make
 from meshwright.service.verify.verify import BUILDERS, Verification, VerifiedQuantity, verify
+from meshwright.solver.answer import settled_problem
 
 _EXIT = {"verified": FOUND, "partly verified": FOUND, "differs": NO_PLAN, "not built": NO_PLAN}
 

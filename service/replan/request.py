@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from meshwright.launchers.megatron_lm.flags import reshards_states
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -18,7 +17,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.requests.fields import Option
 from meshwright.service.requests.parts import Part
 from meshwright.service.requests.schema import field_errors
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.configuration import SIZES
 from meshwright.solver.problem import Problem
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
 from meshwright.profiles.units import GIB, TERA
-from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.answer import HostOrder, Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
 
 
@@ -234,6 +234,23 @@ def placement(configuration: Configuration) -> str:
         f"{length} × {stage.group}, {nodes(stage)}, tp {stage.tensor_parallel_size}"
         for stage, length in runs
     )
+
+
+_SHOWN_HOSTS = 32
+
+
+def host_order(hosts: HostOrder) -> str:
+    """Return ``node-3 node-1 …``: the host of every node rank, or its number in the cluster."""
+    names = hosts.hosts or hosts.order
+    rest = f" … ({len(names)} in all)" if len(names) > _SHOWN_HOSTS else ""
+    return " ".join(map(str, names[:_SHOWN_HOSTS])) + rest
+
+
+def order_gain(hosts: HostOrder, step_s: float) -> str:
+    """Return ``16.8 s as listed │ 13.7 s in this order │ in no order under 13.6 s``."""
+    steps = (hosts.listed_step_time_s, step_s, hosts.bound_step_time_s)
+    listed, here, bound = map(seconds, steps)
+    return f"{listed} as listed │ {here} in this order │ in no order under {bound}"
 
 
 def kind_of_replica(configuration: Configuration) -> str:

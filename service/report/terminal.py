@@ -146,6 +146,9 @@ def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list
         rows["node group of stages"] = figures.placement(configuration)
     for number, one in enumerate(configuration.replicas):
         rows[f"replicas of kind {number}"] = figures.kind_of_replica(one)
+    if plan.hosts is not None:
+        rows["order of nodes"] = figures.host_order(plan.hosts)
+        rows["step by order"] = figures.order_gain(plan.hosts, prediction.step_time_s)
     label = max(map(len, rows)) + 3
     lines = {name: f"{name:<{label}}" for name in rows}
     return [

@@ -28,6 +28,7 @@ from meshwright.solver.configuration import (
     WORDS,
 )
 from meshwright.solver.cost.context import linear_precision
+from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
 from meshwright.solver.space.launcher_rules import workload_faults
@@ -87,6 +88,17 @@ def check_launcher(name: str, *, at: str = "/launcher") -> None:
         raise UnknownNameError.among(at, name, LAUNCHERS)
 
 
+def _unlike_links(problem: Problem) -> Iterator[FieldError]:
+    """Check that plans on links that differ are ranked by their step."""
+    if problem.cluster.differs and not is_plain(problem):
+        message = "where links between nodes differ, plans are ranked by their step, of one batch"
+        at = pointer("search", "objective")
+        yield FieldError(pointer=at, message=message, allowed="step_time", nearest="step_time")
+    if problem.cluster.differs and problem.options.pareto:
+        message = "where links between nodes differ, there is no front of time and memory"
+        yield FieldError(pointer=pointer("search", "pareto"), message=message, allowed="false")
+
+
 def check_limits(problem: Problem) -> None:
     """Refuse pins, bounds and forbidden values that are meaningless or contradict each other.
 
@@ -107,6 +119,7 @@ def check_limits(problem: Problem) -> None:
         _lengths,
         _switches,
         _ranks,
+        _unlike_links,
         run_limits,
         model_sizes,
         gpu_count,

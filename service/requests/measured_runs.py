@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.measurements import MeasuredRun
@@ -18,7 +17,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.units import GIB
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.calibration.observations import require_equal_nodes
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.problem import Problem

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile, framework_of
@@ -23,7 +22,7 @@ from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
-from meshwright.solver.answer import Prediction, plan_from_json
+from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
 from meshwright.solver.calibration.calibrate import (
     calibrate,
     default_profile_of,

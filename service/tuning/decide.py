@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
 from meshwright.service.tuning.runs import LOG_FILE, OUT, RunResult, end_leftovers
-from meshwright.solver.answer import Odds, Plan, ranked_plans
+from meshwright.solver.answer import Odds, Plan, ranked_plans, settled_problem
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation

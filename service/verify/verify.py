@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.launchers.registry import export, launcher_of
-from meshwright.launchers.target import Target, settled_problem, target_of
+from meshwright.launchers.target import Target, target_of
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
@@ -44,7 +44,7 @@ from meshwright.service.verify.priced import (
     rank_matrices,
     rank_weights,
 )
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.problem import Problem
 
 

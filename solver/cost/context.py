@@ -14,6 +14,7 @@ from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
+from meshwright.profiles.links import KINDS
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
@@ -208,7 +209,7 @@ class Context:
     facts: FrameworkFacts
     constants: Constants
     operators: GpuOperators
-    fabric: Fabric
+    fabric: Fabric  # between pipeline stages
     layers: MeasuredLayers | None
     columns: Columns
     placement: Placement
@@ -520,7 +521,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         precision = "bf16"
     precision = precision or linear_precision(problem, facts, profile.group.gpu)
     low_precision = precision in ("fp8", "fp4")
-    gpu, fabric = profile.group.gpu, profile.fabric
+    gpu = profile.group.gpu
+    tensor, context, expert, data, stages = map(profile.fabric_of, KINDS)
     optimizer = optimizer_named(workload.optimizer)
     # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
     own_dtypes = optimizer.short_states or (
@@ -539,18 +541,18 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     expert_data = np.maximum(t * c * d / (e * et), 1.0)
     place = placement_of(columns)
     ranks = columns.exchanging.astype(np.float64)
-    exchange = ring = Group(c, place.context_stride, fabric, place.blocks)  # of one of them each row is
+    exchange = ring = Group(c, place.context_stride, context, place.blocks)  # of one of them each row is
     if (columns.context_parallel_mode > ALL_TO_ALL).any():
         # neighbours exchange (create_hierarchical_groups)
-        exchange = Group(ranks, place.context_stride, fabric, place.blocks)
-        ring = Group(c / ranks, place.context_stride * ranks, fabric, place.blocks)
+        exchange = Group(ranks, place.context_stride, context, place.blocks)
+        ring = Group(c / ranks, place.context_stride * ranks, context, place.blocks)
     return Context(
         model=problem.model,
         gpu=gpu,
         facts=facts,
         constants=profile.constants,
         operators=profile.gpu_operators,
-        fabric=fabric,
+        fabric=stages,
         layers=None if lengths else profile.layers,  # which were timed on whole sequences
         columns=columns,
         placement=place,
@@ -577,15 +579,15 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         sequence_parallel=sequence_parallel,
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
-        tensor_group=Group(t, np.ones_like(t), fabric),
+        tensor_group=Group(t, np.ones_like(t), tensor),
         exchanging=ranks,
         exchange_group=exchange,
         ring_group=ring,
-        expert_group=Group(e, et, fabric, place.blocks),  # the innermost ranks after expert tp
-        expert_tensor_group=Group(et, np.ones_like(et), fabric),
-        data_group=Group(c * d, t, fabric, place.blocks),
-        shard_group=Group(shard, t, fabric, place.blocks),
-        expert_data_group=Group(expert_data, e * et, fabric, place.blocks),
+        expert_group=Group(e, et, expert, place.blocks),  # the innermost ranks after expert tp
+        expert_tensor_group=Group(et, np.ones_like(et), tensor),
+        data_group=Group(c * d, t, data, place.blocks),
+        shard_group=Group(shard, t, data, place.blocks),
+        expert_data_group=Group(expert_data, e * et, data, place.blocks),
     )  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from functools import cache, cached_property
 import numpy as np
 
 from meshwright.profiles.cluster import power_of
+from meshwright.profiles.links import LinkPace
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
+from meshwright.solver.cost.links import paced, paces_of
 from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.problem import Problem
@@ -205,9 +207,25 @@ def evaluate(
         configs: the configurations; they need not be legal, but every chunk has its layers.
         with_spread: whether the spread of their step times is computed as well.
 
+    Where links between nodes differ, a mesh lies on them in the order that they state.
+
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
+    alike = dict[tuple[LinkPace, ...], list[int]]()
+    for at, config in enumerate(configs):
+        alike.setdefault(paces_of(problem, config), []).append(at)
+    found = dict[int, Evaluation]()
+    for paces, some in alike.items():
+        own = [configs[at] for at in some]
+        priced = _evaluate(problem, paced(profile, paces), own, with_spread=with_spread)
+        found |= dict(zip(some, priced, strict=True))
+    return [found[at] for at in range(len(configs))]
+
+
+def _evaluate(
+    problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
+) -> list[Evaluation]:
     nodes = NodeGroups.of(problem, profile)
     classes = [one for config in configs for one in config.classes]
     pipelines = _pipelines(nodes, profile, classes, with_spread=with_spread)

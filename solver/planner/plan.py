@@ -9,11 +9,12 @@ from math import inf
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import Profile, framework_of
-from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
+from meshwright.profiles.profile import Profile, default_profile, framework_of
+from meshwright.solver.answer import Answer, Plan, RankFloors, Status, settled_problem, with_gaps
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import Configuration, plan_id_of
+from meshwright.solver.configuration import Configuration, mesh_of, plan_id_of
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import (
     claim_of,
     is_asked_for,
@@ -44,6 +45,7 @@ from meshwright.solver.planner.variants import (
     with_needs,
     workload_of,
 )
+from meshwright.solver.predict import predicted
 from meshwright.solver.problem import (
     STANDALONE_STAGES,
     OnProgress,
@@ -165,10 +167,106 @@ def ask(
     ``known``: configurations that an interrupted search had found; placed stages begin anew.
     """
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    if problem.cluster.differs:
+        return _ask_ordered(problem, profile, watch, on_progress, known)
     if problem.places_stages:
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     with kept_child():
         return _of_variants(problem, profile, watch, on_progress, known)
+
+
+# --------------------------------------------------------------------------------------------------
+# A request with links between nodes that differ: plans on one network for all, then an order for each.
+
+
+_SHARES = (0.3, 0.7)  # of the time that is left: of each search
+_FIRST_EFFORT = 0.2  # of the order of a plan that may yet be left out
+
+
+def _ask_ordered(
+    problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
+    known: Sequence[Configuration],
+) -> Answer:  # fmt: skip
+    """Return the plans of two searches, each on its best order of nodes.
+
+    The first search has a pace for all links that an order finds, the second one that no order beats, so
+    that its bound holds for every plan on every order.
+    """
+    from meshwright.solver.planner.host_order import even_clusters  # noqa: PLC0415 - asked for by few
+
+    plans, answer = dict[str, Plan](), None
+    for cluster, share, report in zip(
+        even_clusters(problem.cluster), _SHARES, (None, on_progress), strict=True
+    ):
+        options = replace(
+            problem.options, certify="none", pareto=False, baseline=None,
+            time_limit_s=max(share * watch.left_s, _LEAST_S),
+        )  # fmt: skip
+        even = replace(problem, cluster=cluster, options=options)
+        own = replace(profile, group=cluster.groups[0])
+        answer = ask(even, own, on_progress=report, should_stop=watch.should_stop, known=known)
+        answer = replace(answer, versions={**answer.versions, "profile": profile.version})
+        for plan in answer.ranking:
+            plans.setdefault(plan_id_of(problem_digest(problem) + str(plan.workload), plan.config), plan)
+    if answer is None or not plans:
+        return answer or ask(problem, profile)
+    ordered = _ordered(problem, profile, list(plans.values()), watch)
+    return _of_orders(problem, profile, answer, ordered, watch)
+
+
+def _ordered(problem: Problem, profile: Profile, plans: Sequence[Plan], watch: Watch) -> list[Plan]:
+    """Return the plans on their orders, best first; as many as are asked for, one of each mesh."""
+    found = [_on_nodes(problem, profile, plan, watch, _FIRST_EFFORT) for plan in plans]
+    found.sort(key=lambda plan: plan.prediction.step_time_s)
+    if problem.options.diverse:
+        found = list({mesh_of(plan.config): plan for plan in found[::-1]}.values())
+        found.sort(key=lambda plan: plan.prediction.step_time_s)
+    best = [_on_nodes(problem, profile, plan, watch, 1.0) for plan in found[: problem.options.top_k]]
+    best.sort(key=lambda plan: plan.prediction.step_time_s)
+    return [replace(plan, rank=rank) for rank, plan in enumerate(best, 1)]
+
+
+def _on_nodes(problem: Problem, profile: Profile, plan: Plan, watch: Watch, effort: float) -> Plan:
+    """Return a plan on the best order of nodes that is found, with its prediction there."""
+    from meshwright.solver.planner.host_order import OrderProblem, best_order  # noqa: PLC0415 - the same
+
+    settled = settled_problem(replace(plan, hosts=None), problem)
+    own = _costs_of(settled, profile)
+    asked = OrderProblem(problem=settled, profile=own, config=plan.config)
+    hosts = best_order(asked, seed=problem.options.seed, effort=0.0 if watch.interrupted() else effort)
+    placed = replace(plan, hosts=hosts, odds=None, bound_step_time_s=None, gap=None)
+    settled = settled_problem(placed, problem)
+    (evaluation,) = evaluate(settled, own, [plan.config], with_spread=True)
+    return replace(
+        placed, plan_id=plan_id_of(problem_digest(problem), plan.config), certified_by=(),
+        prediction=predicted(settled, evaluation), objective_s=evaluation.objective_s,
+    )  # fmt: skip
+
+
+def _costs_of(settled: Problem, profile: Profile) -> Profile:
+    """Return the profile of a settled problem: of any launcher, its own framework's."""
+    if framework_of(settled.priced_as) == profile.framework.name:
+        return profile
+    return default_profile(settled.cluster, settled.priced_as)
+
+
+def _of_orders(
+    problem: Problem, profile: Profile, answer: Answer, plans: Sequence[Plan], watch: Watch
+) -> Answer:
+    """Return the answer of a search on one network with plans on their orders."""
+    explained = list[Plan]()
+    for plan in plans:
+        settled = settled_problem(plan, problem)
+        explained += with_reasons(settled, _costs_of(settled, profile), [plan], watch.closing())
+    steps, bound_s = [plan.prediction.step_time_s for plan in plans], answer.bound_step_time_s
+    bound_s = None if bound_s is None else min(bound_s, steps[0])
+    found = replace(
+        answer, plans=with_gaps(explained, steps, RankFloors(), bound_s, of_steps=True), certified_by=(),
+        bound_step_time_s=bound_s, gap=relative_gap(steps[0], bound_s), objective=None, objective_gap=None,
+        objective_excess=None, floors=RankFloors(), elapsed_s=watch.elapsed_s,
+        num_gpus_used=plans[0].config.num_gpus,
+    )  # fmt: skip
+    return with_baseline(problem, profile, found)
 
 
 def _while_time(switched: Iterable[Switched], watch: Watch) -> Iterator[Switched]:

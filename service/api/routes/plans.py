@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 
 from meshwright.launchers.registry import export, launcher_of
 from meshwright.launchers.schedulers import SCHEDULERS, scheduled
-from meshwright.launchers.target import ExportBundle, settled_problem
+from meshwright.launchers.target import ExportBundle
 from meshwright.service.api.deps import (
     NO_FIELDS,
     READS,
@@ -41,7 +41,7 @@ from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import builder_of
-from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.answer import Plan, plan_from_json, settled_problem
 from meshwright.solver.problem import Problem
 
 LauncherQuery = Annotated[str | None, Query(max_length=64, description="default: the problem's")]

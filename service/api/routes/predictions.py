@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter
 
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.profile import Profile
@@ -23,7 +22,7 @@ from meshwright.service.requests.launch_files import (
     ramp_notes,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Prediction, plan_from_json
+from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of

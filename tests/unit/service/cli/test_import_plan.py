@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from meshwright.launchers.registry import export
-from meshwright.launchers.target import settled_problem
 from meshwright.profiles.calibration import read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli import saved_plans as kept
@@ -26,7 +25,7 @@ from meshwright.service.report.measured import measured_lines
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import problem_to_mapping
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import read_runs
