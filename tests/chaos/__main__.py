@@ -156,6 +156,7 @@ def _figures(storm: Storm, verdict: Verdict, weather: Weather, seconds: float) -
         "jobs": storm.jobs,
         "sweeps_among_them": verdict.sweeps,
         "points_of_sweeps": verdict.points,
+        "fleets_among_them": verdict.fleets,
         "kills": weather.done["kills"],
         "freezes": weather.done["freeze"],
         "database_crashes": weather.done["database"],

@@ -104,13 +104,13 @@ class Submitter:
                 self._over.wait(LOOK_S)
 
     def _post(self, number: int) -> bool:
-        key = f"key-{number}"
+        key, body = f"key-{number}", self._problem_of(number)
         try:
             answer = httpx.post(
-                f"{self._url}/v1/jobs",
+                f"{self._url}/v1/{'fleets' if 'jobs' in body else 'jobs'}",
                 params={"fresh": "true"},
                 headers={"Idempotency-Key": key},
-                json=self._problem_of(number),
+                json=body,
                 timeout=10,
             )
         except httpx.HTTPError:  # the API was killed, or is not up yet

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.service.db.database import Database
 from tests.chaos.fleet import API, LOOK_S, WORKER, NodeGroups, Submitter, patiently
-from tests.chaos.witness import Verdict, Witness
+from tests.chaos.witness import FLEET_JOBS, Verdict, Witness
 from tests.processes.servers import Settings
 from tests.served.job_records import TINY_PROBLEM
 
@@ -19,7 +19,16 @@ AHEAD_JOBS = 5  # submitted beyond the number that brings about the next fault
 LAST_FAULT = 0.85  # of the jobs have ended by then
 NUM_WORKERS = 3
 AFTERMATH_S = 90.0  # for the last jobs to end
-SWEEP_EVERY = 8  # every so many jobs one is a sweep
+SWEEP_EVERY = 8  # every so many jobs one is a sweep, and another one a fleet
+_JOB = {
+    "problem": {name: part for name, part in TINY_PROBLEM.items() if name != "cluster"},
+    "steps": 100,
+    "nodes": 1,
+}
+FLEET: dict[str, object] = {
+    "cluster": TINY_PROBLEM["cluster"],
+    "jobs": [{**_JOB, "name": f"job-{number}"} for number in range(FLEET_JOBS)],
+}
 SWEEP: dict[str, object] = {**TINY_PROBLEM, "sweep": {"global_batch_size": [8, 16, 32]}}
 
 
@@ -127,7 +136,7 @@ def rage(
 
 def _problem_of(number: int) -> dict[str, object]:
     """What the job of that number asks."""
-    return SWEEP if number % SWEEP_EVERY == SWEEP_EVERY // 2 else TINY_PROBLEM
+    return {SWEEP_EVERY // 2: SWEEP, SWEEP_EVERY - 1: FLEET}.get(number % SWEEP_EVERY, TINY_PROBLEM)
 
 
 def _last(storm: Storm, witness: Witness, weather: Weather, submitter: Submitter) -> None:

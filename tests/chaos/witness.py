@@ -9,6 +9,7 @@ from meshwright.service.db.database import Database
 
 TERMINAL = "('succeeded', 'infeasible', 'failed', 'cancelled', 'expired')"
 
+FLEET_JOBS = 2  # of each fleet
 _SQLITE = (
     "CREATE TABLE endings (job_id TEXT, state TEXT)",
     f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs WHEN NEW.state IN {TERMINAL}
@@ -33,6 +34,8 @@ _POSTGRESQL = (
 _ENDED = """SELECT 'all', count(DISTINCT job_id) FROM endings
             WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NULL)"""
 _BUSY = "SELECT worker, attempts FROM jobs WHERE state = 'running' AND num_children IS NULL"
+_FLEETS = """SELECT whole.id, whole.state FROM jobs AS whole JOIN jobs AS part ON part.parent_id = whole.id
+             WHERE whole.num_children IS NULL"""
 _ANSWERS = """SELECT CAST(request AS VARCHAR), count(DISTINCT plan_id)
               FROM jobs JOIN plans ON plans.job_id = jobs.id GROUP BY CAST(request AS VARCHAR)"""
 
@@ -41,13 +44,14 @@ _ANSWERS = """SELECT CAST(request AS VARCHAR), count(DISTINCT plan_id)
 class Verdict:
     """What became of the jobs that were acknowledged."""
 
-    lost: int  # acknowledged, or a point of a sweep that was, but not succeeded with its plan
+    lost: int  # acknowledged, or a part of a sweep or fleet that was, but not succeeded with its plan
     double: int  # ended twice, stored twice, or made twice of one idempotency key
     stuck: int  # neither queued for a reason nor ended
     losses: tuple[str, ...]  # how the lost ones ended
     answers: int  # different answers to one question; 1
     most_attempts: int
     sweeps: int
+    fleets: int
     points: int
 
     @property
@@ -85,9 +89,13 @@ class Witness:
         ours = set(acknowledged.values())
         points = self._words("SELECT id, parent_id FROM jobs WHERE parent_id IS NOT NULL")
         due = self._count("SELECT id, num_children FROM jobs WHERE num_children IS NOT NULL")
+        fleets = dict.fromkeys(self._words(_FLEETS), FLEET_JOBS)
+        due |= fleets
         there = self._count("SELECT parent_id, count(*) FROM jobs GROUP BY parent_id")
         wanted = ours | {job for job, parent in points.items() if parent in ours}
-        lost = sorted(job for job in wanted if states.get(job) != "succeeded" or not plans.get(job))
+        lost = sorted(
+            job for job in wanted if states.get(job) != "succeeded" or not (plans.get(job) or job in fleets)
+        )
         lost += [job for job, number in due.items() if there.get(job) != number]
         ends = self._words("SELECT id, state || coalesce(CAST(problem AS VARCHAR), '') FROM jobs")
         twice = sum(endings.get(job, 0) > 1 or plans.get(job, 0) > 1 for job in states)
@@ -99,8 +107,9 @@ class Witness:
             stuck=sum(state in {"queued", "running"} for state in states.values()),
             answers=max(self._count(_ANSWERS).values()),
             most_attempts=max(self._count("SELECT id, attempts FROM jobs").values()),
-            sweeps=len(due),
-            points=len(points),
+            sweeps=len(due) - len(fleets),
+            fleets=len(fleets),
+            points=sum(parent not in fleets for parent in points.values()),
         )
 
     def _words(self, query: str) -> dict[str, str]:
