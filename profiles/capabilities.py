@@ -74,6 +74,7 @@ class Capabilities:
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
+    towers: bool = False  # models with a vision tower
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given
     batching_note: str = ""  # what it does instead
     # What the tokens of each packed document are filled up to a multiple of (``packing_multiple``).
@@ -217,11 +218,16 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         raise ProfileError(f"catalog/frameworks/capabilities.yaml, {launcher}: {error}") from error
 
 
+TOWER = "vision tower"
+
+
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
+    lacks_tower = model.tower is not None and not able.towers
     if "any" in able.model_facts:
-        return ()
+        return (TOWER,) if lacks_tower else ()
     own = model_facts(model)
+    own = own if lacks_tower else own - {TOWER}
     families = able.model_families or (able.model_facts,)
     return min((tuple(sorted(own.difference(facts))) for facts in families), key=len)
 
@@ -255,6 +261,8 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
     """
     attending = [one for one in model.attentions() if not one.mixes]
     found = {
+        TOWER: model.tower is not None,
+        "attention to later tokens": not model.causal,
         "multi-token prediction": model.num_mtp_layers > 0,
         "tied embeddings": model.tied_embeddings,
         "bias of the output head": model.head_bias,

@@ -10,7 +10,7 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -29,6 +29,7 @@ from meshwright.profiles.model_parts import (
     refuse_out_of_range,
 )
 from meshwright.profiles.sequences import Documents
+from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
 
 LayerKind = Literal["dense", "moe"]
 # Blocks of a layer: attention (or a mixer) and an MLP (or experts), or one of the two alone.
@@ -97,6 +98,7 @@ class ModelSpec:
     indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     mixer: MixerSpec | None = None  # what some layers have instead of attention
+    tower: TowerSpec | None = None  # of images, whose tokens precede the first layer
     layer_pattern: str = ""  # layers of one block each: M mixer, * attention, - MLP, E experts
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
@@ -104,6 +106,7 @@ class ModelSpec:
     global_layers: tuple[int, ...] = ()  # global ones, counted from 0, where they are not every n-th
     chunked_attention: bool = False  # local layers attend within chunks as long as the window
     local_attention: LocalAttention | None = None  # of local layers, where it is another one
+    causal: bool = True  # tokens attend to earlier ones alone
     learned_position_embeddings: bool = False
     max_position_embeddings: int | None = None
     learned_position_offset: int = 0  # rows of the position table before the first position's
@@ -275,6 +278,18 @@ class ModelSpec:
     def head_counts(self) -> tuple[int, ...]:
         """Return the numbers of attention heads that layers have."""
         return tuple(dict.fromkeys(model.num_attention_heads for model in self.attentions()))
+
+    @cached_property
+    def split_heads(self) -> tuple[int, ...]:
+        """Return the numbers of heads that tensor-parallel ranks split, a vision tower's among them."""
+        tower = (self.tower.num_attention_heads,) if self.tower else ()
+        return tuple(dict.fromkeys((*self.head_counts, *tower)))
+
+    @cached_property
+    def split_widths(self) -> tuple[int, ...]:
+        """Return the widths of MLPs that tensor-parallel ranks split, a vision tower's among them."""
+        tower = (self.tower.ffn_hidden_size,) if self.tower else ()
+        return tuple(dict.fromkeys((*(one.ffn_hidden_size for one in self.attentions()), *tower)))
 
     @cached_property
     def kv_head_counts(self) -> tuple[int, ...]:
@@ -554,7 +569,61 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Return all weights, multi-token-prediction layers not counted (as model cards do)."""
         ends = self.final_norm_parameters + self.embedding_parameters + self.head_parameters()
-        return sum(self.parameters_by_layer()) + ends
+        return sum(self.parameters_by_layer()) + ends + self.tower_parameters()
+
+    @cached_property
+    def tower_layers(self) -> ModelSpec:
+        """Return the tower's layers as a model of their own, with one token in its vocabulary.
+
+        Raises:
+            InvalidProblemError: the model has no tower.
+        """
+        tower = self.tower
+        if tower is None:
+            raise InvalidProblemError.of("/model/tower", "is missing")
+        return ModelSpec(
+            name=f"{self.name} (vision)",
+            num_layers=tower.num_layers,
+            hidden_size=tower.hidden_size,
+            ffn_hidden_size=tower.ffn_hidden_size,
+            num_attention_heads=tower.num_attention_heads,
+            num_kv_heads=tower.num_attention_heads,
+            head_dim=tower.hidden_size // tower.num_attention_heads,
+            vocab_size=1,
+            gated_mlp=tower.gated_mlp,
+            causal=False,
+            normalization=tower.normalization,
+            query_key_norm="each_head" if tower.query_key_norm else "none",
+            qkv_bias=tower.qkv_bias,
+            attention_output_bias=tower.attention_output_bias,
+            mlp_bias=tower.mlp_bias,
+            sliding_window=tower.window_patches or None,
+            global_layers=tower.global_layers,
+        )
+
+    def tower_parameters(self, frozen: Sequence[FrozenPart] = ()) -> int:
+        """Return the weights of tower and projector, those of ``frozen`` parts left out."""
+        if (tower := self.tower) is None:
+            return 0
+        layer = self.tower_layers.layer_parameters("dense") + tower.layer_vectors
+        whole = tower.num_layers * layer + tower.end_parameters()
+        projector = tower.projector_parameters()
+        return whole * ("vision" not in frozen) + projector * ("projector" not in frozen)
+
+    def image_flops(self, images: ImageLoad, frozen: Sequence[FrozenPart] = ()) -> float:
+        """Return the FLOPs of images' forward and backward passes through tower and projector.
+
+        ``frozen`` parts have no gradients of their own; behind a frozen tower nothing needs the
+        projector's input gradient, and pixels have none.
+        """
+        if (tower := self.tower) is None:
+            return 0.0
+        trains = "vision" not in frozen
+        layer = self.tower_layers.forward_flops_of(LayerShape("dense"), round(images.attended))
+        layers = images.rows * tower.num_layers * layer * (3.0 if trains else 1.0)
+        first = 2.0 * tower.hidden_size * tower.patch_inputs * (1.0 + trains)
+        products = 1.0 + ("projector" not in frozen) + trains
+        return layers + images.patches * first + images.tokens * 2.0 * tower.projector_matrices * products
 
     def figures(self) -> dict[str, str | int]:
         """Return the name and the exact counts of parameters, as answers state them."""
@@ -572,18 +641,21 @@ class ModelSpec:
         return self.num_parameters() - idle * each * self.layer_kinds().count("moe")
 
     def attended_tokens(self, seq_length: float | Documents) -> float:
-        """Return the mean number of keys per query under a causal mask, over layers, documents, tokens."""
+        """Return the mean number of keys per query, over layers, documents and tokens."""
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
         if not self.mixes_tokens:
             return 0.0
         if self.mixer is not None and self.mixes:
             return self.mixer.chunk
-        whole = (seq_length + 1) / 2
+        whole = (seq_length + 1) / 2 if self.causal else float(seq_length)
         window = self.indexer.top_k if self.indexer else self.sliding_window
         if window is None or window >= seq_length:
             return whole
-        if self.chunked_attention:
+        local: float
+        if not self.causal:  # windows that do not overlap
+            local = window
+        elif self.chunked_attention:
             chunks, rest = divmod(seq_length, window)
             local = (chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq_length)
         else:

@@ -28,6 +28,7 @@ from meshwright.profiles.model_parts import (
     StreamsSpec,
 )
 from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
@@ -39,6 +40,7 @@ _PARTS: Mapping[type, Limits] = {
     StreamsSpec: STREAMS_LIMITS,
     LocalAttention: LOCAL_ATTENTION_LIMITS,
     MixerSpec: MIXER_LIMITS,
+    TowerSpec: TOWER_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _MAY_BE_EMPTY = ("source", "display_name", "layer_pattern")

@@ -28,6 +28,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
+from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
 # --------------------------------------------------------------------------------------------------
@@ -123,6 +124,20 @@ class Workload:
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
+    images_per_sample: float = 0.0  # images in one sequence, on the mean
+    image_tokens: SequenceLengths | None = None  # of the language model that an image becomes
+    frozen: tuple[FrozenPart, ...] = ()  # parts that are not trained
+
+    @property
+    def language_frozen(self) -> bool:
+        """Return whether the language model's own weights are frozen, with adapters next to them or not."""
+        return self.lora_rank > 0 or "language" in self.frozen
+
+    def images(self, tower: TowerSpec | None) -> ImageLoad:
+        """Return the images of one sequence as a tower reads them."""
+        if tower is None or self.image_tokens is None:
+            return ImageLoad()
+        return tower.load(self.images_per_sample, self.image_tokens)
 
     @cached_property
     def filled(self) -> FilledSequences | None:
@@ -140,6 +155,11 @@ class Workload:
         """Return lengths that tokens attend within: one, or several with their shares of all tokens."""
         found = self.filled
         return self.seq_length if found is None else found.documents
+
+
+def trains(workload: Workload, part: FrozenPart) -> bool:
+    """Return whether a part of the tower is trained; next to adapters it is not."""
+    return not workload.lora_rank and part not in workload.frozen
 
 
 def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
@@ -211,8 +231,17 @@ class Problem:
     def model_flops_per_token(self) -> float:
         """Return forward and backward FLOPs per token; of frozen weights only a trained head's count."""
         work, model = self.workload, self.model
-        flops = model.model_flops_per_token(work.documents, frozen=work.lora_rank > 0)
-        return flops + (model.head_forward_flops_per_token() if HEAD in work.trained_modules else 0.0)
+        flops = model.model_flops_per_token(work.documents, frozen=work.language_frozen)
+        flops += model.head_forward_flops_per_token() if HEAD in work.trained_modules else 0.0
+        if model.tower is None:
+            return flops
+        images = model.image_flops(work.images(model.tower), self.frozen_parts)
+        return flops + images / work.tokens_per_sequence
+
+    @cached_property
+    def frozen_parts(self) -> tuple[FrozenPart, ...]:
+        """Return the parts that are not trained: the whole tower next to adapters."""
+        return TOWER_PARTS if self.workload.lora_rank else self.workload.frozen
 
     def tokens_per_sequence(self, tensor: int, context: int, *, sequence_parallel: bool) -> float:
         """Return the real tokens of a sequence on such ranks, for which packed documents are filled up."""
@@ -234,7 +263,11 @@ class Problem:
     def model_figures(self) -> dict[str, str | int]:
         """Return the model's name and exact counts, and its trained weights, adapters included."""
         figures, work = self.model.figures(), self.workload
-        trained = figures["num_parameters"]
+        trained: str | int = figures["num_parameters"]
+        if work.frozen:
+            tower = self.model.tower_parameters()
+            language = 0 if work.language_frozen else self.model.num_parameters() - tower
+            trained = language + self.model.tower_parameters(work.frozen)
         if work.lora_rank:
             trained = adapter_parameters(self.model, work.lora_rank, work.lora_targets)
             trained += sum(copied_parameters(self.model, name) for name in work.trained_modules)
@@ -307,6 +340,9 @@ def lacking_gpus(problem: Problem, config: Configuration) -> dict[str, tuple[int
     return {name: (count, have[name]) for name, count in used.items() if count > have[name]}
 
 
+_OF_IMAGES = ("images_per_sample", "image_tokens", "frozen")
+
+
 def problem_digest(problem: Problem) -> str:
     """Return SHA-256, in hex, of model, cluster, workload and launcher, without the search's limits.
 
@@ -322,6 +358,8 @@ def problem_digest(problem: Problem) -> str:
         del workload["trained_modules"]
     if problem.workload.lengths is None:
         del workload["lengths"]
+    if problem.model.tower is None:
+        workload = {name: value for name, value in workload.items() if name not in _OF_IMAGES}
     parts = {
         "model": model_to_mapping(problem.model),
         "cluster": problem.cluster.to_mapping(),

@@ -10,7 +10,13 @@ from typing import Any
 
 from benchmarks.reference.models import STATED
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
-from meshwright.profiles.capabilities import fact_sources, launchers_of, model_facts
+from meshwright.profiles.capabilities import (
+    TOWER,
+    fact_sources,
+    launcher_capabilities,
+    launchers_of,
+    model_facts,
+)
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families
@@ -46,6 +52,7 @@ _SWITCHED: tuple[dict[str, object], ...] = (
      "top_k_experts": 2, "moe_intermediate_size": 512},
     {"model_type": "gemma4_text", "num_hidden_layers": 24, "num_kv_shared_layers": 6,
      "use_double_wide_mlp": True, "vocab_size_per_layer_input": 1024},
+    {"model_type": "internvl", "text_config": {"model_type": "qwen2"}, "vision_config": {}},
 )  # fmt: skip
 # What goes with a fact and cannot stay without it.
 TOGETHER: Mapping[str, Mapping[str, object]] = {
@@ -56,7 +63,7 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }
-_NOT_FACTS = ("name", "source", "display_name", "mla")
+_NOT_FACTS = ("name", "source", "display_name", "mla", "causal")  # causal: of a tower's layers alone
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),
@@ -113,6 +120,8 @@ def facts_page() -> str:
     ):
         if name != "any":
             cells = [_cell(sources[launcher], name) for launcher in launchers]
+            if name == TOWER:
+                cells = ["✓" if launcher_capabilities(one).towers else "**refused**" for one in launchers]
             table.append(f"| {name} | " + " | ".join(cells) + " |")
     return _HEAD + "\n".join(lines) + "\n" + _LAUNCHERS + "\n".join(table) + "\n"
 

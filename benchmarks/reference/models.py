@@ -12,6 +12,7 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
+from meshwright.profiles.importers.huggingface_towers import whole_types
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
@@ -56,7 +57,7 @@ def models_page() -> str:
         model = model_from_config({"model_type": model_type, **STATED.get(model_type, {})}, name=model_type)
         cells = [_cell(able, model_type, model) for able in launchers]
         lines.append(f"| `{model_type}` | " + " | ".join(cells) + " |")
-    return _HEAD + "\n".join(lines) + "\n\n" + _refused()
+    return _HEAD + "\n".join(lines) + "\n\n" + _towers() + _refused()
 
 
 def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
@@ -65,6 +66,29 @@ def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
     if lacking:
         return "; ".join(lacking)
     return "**exact**" if model_type in exact_types(able.launcher) else "priced"
+
+
+_TOWERS = """\
+## Types with a vision tower
+
+The config of such a type has its language model in `text_config` and its tower in `vision_config`; both
+are counted as `transformers` builds them ([images](../howto/images.md)). `--launcher none` plans all of
+them, and so do the launchers that stand with each.
+
+| model type | language model | launchers |
+|---|---|---|
+"""
+
+
+def _towers() -> str:
+    """Types with a vision tower, and the launchers that train them."""
+    able = [name for name in launchers_of("any") if launcher_capabilities(name).towers]
+    words = ", ".join(able) or "–"
+    rows = (
+        f"| `{name}` | {f'`{one.text}`' if one.text else 'any planned one'} | {words} |\n"
+        for name, one in sorted(whole_types().items())
+    )
+    return _TOWERS + "".join(rows) + "\n"
 
 
 def _refused() -> str:

@@ -32,6 +32,7 @@ from meshwright.profiles.importers.huggingface_layers import (
     layers_without_rotary,
     moe_placement,
 )
+from meshwright.profiles.importers.huggingface_towers import model_from_whole, whole_types
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
@@ -74,6 +75,9 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     reader = FieldReader(config, "/model")
     model_type = type_of(reader)
     reader.finish()
+    if (towered := whole_types().get(model_type)) is not None and reader.has("vision_config"):
+        raw = cast("Mapping[str, object]", config)
+        return model_from_whole(raw, towered, lambda text: model_from_config(text, name=name))
     if model_type not in families():
         if model_type not in config_keys().refused_types or reader.has("text_config"):
             refuse_unsupported(reader, instead=nearest_words(model_type, tuple(families())))

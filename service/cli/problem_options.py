@@ -95,19 +95,29 @@ def _append(request: Request, path: str, value: object) -> None:
     _put(request, path, [*given, *cast("list[object]", value)])
 
 
-def _lengths_of(_option: str, given: str) -> dict[str, object]:
+def _percentiles_of(option: str, given: str) -> dict[str, object]:
+    percentiles = dict[str, object]()
+    for part in given.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if not value.isdecimal() or len(value) > MAX_DIGITS:
+            raise InvalidProblemError.of(
+                option, f"{shown(part)} is not a percentile", allowed="p0 to p100, as in p50=900"
+            )
+        if name in percentiles:
+            raise InvalidProblemError.of(option, f"{shown(name)} is given more than once")
+        percentiles[name] = int(value)
+    return percentiles
+
+
+def _image_tokens_of(option: str, given: str) -> object:
+    if given.isdecimal() and len(given) <= MAX_DIGITS:
+        return int(given)
+    return _percentiles_of(option, given)
+
+
+def _lengths_of(option: str, given: str) -> dict[str, object]:
     if "=" in given:
-        percentiles = dict[str, object]()
-        for part in given.split(","):
-            name, _, value = (word.strip() for word in part.partition("="))
-            if not value.isdecimal() or len(value) > MAX_DIGITS:
-                raise InvalidProblemError.of(
-                    "--lengths", f"{shown(part)} is not a percentile", allowed="p0 to p100, as in p50=900"
-                )
-            if name in percentiles:
-                raise InvalidProblemError.of("--lengths", f"{shown(name)} is given more than once")
-            percentiles[name] = int(value)
-        return {"percentiles": percentiles}
+        return {"percentiles": _percentiles_of(option, given)}
     try:
         return dict(read_lengths_file(Path(given)))
     except InvalidProblemError as fault:  # of the whole file: what was given may be meant for percentiles
@@ -212,6 +222,7 @@ _READERS: Mapping[str, Callable[[str, Any], object]] = {
     "cluster.groups": lambda _, given: [{"gpu": gpu_part(given)}],
     "cluster.num_nodes": counts_of,
     "workload.global_batch_size": counts_of,
+    "workload.image_tokens": _image_tokens_of,
     "workload.lengths": _lengths_of,
     "workload.total_tokens": lambda _, given: round(given) if math.isfinite(given) else given,
     "search.baseline": lambda _, given: _own_configuration(given),

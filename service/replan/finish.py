@@ -417,7 +417,7 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     pin, batch = problem.options.pin, problem.workload.global_batch_size
     counts = np.arange(max(1, floor(nodes * _FEWEST), nodes + 1 - _MOST_COUNTED), nodes + 1)
     gpus = (counts * group.gpus_per_node)[:, None, None]
-    sizes = [one for one in divisors(gcd(*problem.model.head_counts)) if one <= group.island_gpus]
+    sizes = [one for one in divisors(gcd(*problem.model.split_heads)) if one <= group.island_gpus]
     tensor = np.array([pin.get("tensor_parallel_size", 0)] if "tensor_parallel_size" in pin else sizes)
     inner = np.unique(np.concatenate([tensor, tensor * context]))
     stages = np.arange(1, layers + 1)

@@ -196,7 +196,8 @@ def _parameters(model: ModelSpec) -> tuple[FloatArray, FloatArray]:
     )  # fmt: skip
     experts = np.array([routed if kind == "moe" else 0 for kind in kinds] + [0, 0], dtype=np.float64)
     layers = np.array(model.parameters_by_layer(), dtype=np.float64)
-    ends = [model.embedding_parameters, model.head_parameters() + model.final_norm_parameters]
+    first = model.embedding_parameters + model.tower_parameters()
+    ends = [first, model.head_parameters() + model.final_norm_parameters]
     return np.append(layers, ends) - experts, experts
 
 

@@ -27,10 +27,13 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     if workload.lora_rank:
         parts = " and ".join(("LoRA", *workload.trained_modules))
         trained = f" frozen in {workload.base_precision}, {number} of {parts} trained"
+    elif workload.frozen:
+        trained = f", {number} trained: frozen {' and '.join(workload.frozen)}"
+    tokens = lengths_words(workload) + images_words(problem)
     return (
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",
         clean(problem.cluster.title),
-        f"batch {' or '.join(map(str, batches))} × {workload.seq_length} tokens{lengths_words(workload)}",
+        f"batch {' or '.join(map(str, batches))} × {workload.seq_length} tokens{tokens}",
         str(recipe) if recipe in FORMATS else workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     )
@@ -46,6 +49,15 @@ def lengths_words(workload: Workload) -> str:
         return f" at most, padded to the longest document of a micro-batch: {mean:.0f} on average"
     verb = "packed" if lengths.batching == "packing" else "padded"
     return f", {verb} with documents of {mean:.0f} on average: {100 * found.real_share:.1f} % of them real"
+
+
+def images_words(problem: Problem) -> str:
+    """Return how many images a sequence has, and of how many tokens; empty without a vision tower."""
+    load, number = problem.workload.images(problem.model.tower), problem.workload.images_per_sample
+    if not load.rows:
+        return ""
+    what = "image" if number == 1 else "images"
+    return f", {number:g} {what} of {load.tokens / number:.0f} tokens each"
 
 
 def clean(text: str) -> str:

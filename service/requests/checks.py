@@ -18,6 +18,8 @@ from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
+from meshwright.profiles.towers import FROZEN_PARTS
+from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
 from meshwright.solver.configuration import (
@@ -117,6 +119,7 @@ def check_limits(problem: Problem) -> None:
         _precision,
         _framework_options,
         _lengths,
+        _images,
         _switches,
         _ranks,
         _unlike_links,
@@ -140,6 +143,39 @@ def _lengths(problem: Problem) -> Iterator[FieldError]:
     if positions is not None and positions < workload.seq_length:
         what = f"the {positions} positions of {problem.model.title}"
         yield from beyond(workload.lengths, positions, what, at)
+
+
+def _images(problem: Problem) -> Iterator[FieldError]:
+    """Check that a model with a tower has images and something to train, and that others have neither."""
+    work, model = problem.workload, problem.model
+    images, frozen = pointer("workload", "images_per_sample"), pointer("workload", "frozen")
+    if model.tower is None:
+        for at, there, nearest in ((images, work.images_per_sample, "0"), (frozen, work.frozen, "[]")):
+            if there:
+                message = f"{model.title} has no vision tower"
+                yield FieldError(pointer=at, message=message, allowed=nearest, nearest=nearest)
+        return
+    if not work.images_per_sample:
+        message = f"{model.title} has a vision tower, and no sequence has an image"
+        allowed = f"above 0 to {MAX_IMAGES}, or the language model's config alone (text_config)"
+        yield FieldError(pointer=images, message=message, allowed=allowed, nearest="1")
+    elif work.image_tokens is None:
+        pixels = f"pixels / {model.tower.pixels_per_token}"
+        message = "is required: the tower takes images of any size"
+        yield FieldError(pointer="/workload/image_tokens", message=message, allowed=f"1 or more: {pixels}")
+    else:
+        tokens = work.images(model.tower).tokens
+        if tokens > work.seq_length:
+            most = f"{work.seq_length / tokens * work.images_per_sample:.4g}"
+            message = f"{work.images_per_sample:g} images take {tokens:.0f} of {work.seq_length} tokens"
+            yield FieldError(pointer=images, message=message, allowed=f"0 to {most}", nearest=most)
+    if set(work.frozen) == {*FROZEN_PARTS}:
+        message, nearest = "nothing is trained: every part is frozen", '["vision", "projector"]'
+        allowed = f"at most {len(FROZEN_PARTS) - 1} of {', '.join(FROZEN_PARTS)}"
+        yield FieldError(pointer=frozen, message=message, allowed=allowed, nearest=nearest)
+    if work.frozen and work.lora_rank:
+        message = "next to adapters all three parts are frozen anyway"
+        yield FieldError(pointer=frozen, message=message, allowed="[]", nearest="[]")
 
 
 def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:

@@ -17,6 +17,7 @@ from meshwright.profiles.optimizers import OPTIMIZERS
 
 MAX_RANK = 65_536  # no hidden size so far exceeds it
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
+MAX_IMAGES = 10_000  # of one sequence
 MAX_TOP_K = 10_000
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewer variables
@@ -343,6 +344,50 @@ FIELDS = (
                 ("padding", "padding"),
                 ("padding_to_longest", "padding_to_longest"),
             ),
+        ),
+    ),
+    RequestField(
+        path="workload.images_per_sample",
+        type=float,
+        default=0.0,
+        sparse=True,
+        limits={"ge": 0, "le": MAX_IMAGES, "allow_inf_nan": False},
+        about="images in one sequence, on the mean, of a model with a vision tower; their tokens are "
+        "part of seq_length",
+        option=Option(
+            group=MODEL,
+            help="Images in one sequence, on the mean, e.g. 1.5 (models with a vision tower).",
+            kind=float,
+        ),
+    ),
+    RequestField(
+        path="workload.image_tokens",
+        type="ImageTokens",
+        default=None,
+        sparse=True,
+        about="tokens of the language model that one image becomes: a number, or percentiles "
+        '({"p50": 256, "p100": 1024}); null: those of one tile, where the tower has tiles of one size',
+        option=Option(
+            group=MODEL,
+            help="Tokens that one image becomes: 256, or percentiles (p50=256,p100=1024).",
+            default="one tile's",
+            metavar="N|pN=N,…",
+        ),
+    ),
+    RequestField(
+        path="workload.frozen",
+        type="FrozenParts",
+        default=[],
+        sparse=True,
+        about="parts of a model with a vision tower that are not trained: vision (the tower), projector, "
+        "language; next to adapters none is",
+        option=Option(
+            group=MODEL,
+            name="freeze",
+            help="Part that is not trained: vision (the tower), projector or language.",
+            default="none",
+            repeats=True,
+            metavar="PART",
         ),
     ),
     RequestField(

@@ -24,7 +24,8 @@ from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping,
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
-from meshwright.profiles.sequences import lengths_from_mapping
+from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
+from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.service.requests.checks import check_launcher, check_limits
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.fields import FIELDS, RequestField
@@ -228,10 +229,41 @@ def _framework_options(stated: Mapping[str, object], asked: Asked) -> dict[str, 
 
 
 def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object]:
+    if "language" in asked.request.workload.frozen and not asked.request.workload.lora_rank:
+        return {"lora_targets": ()}
     if named is None:
         adapters = asked.able.adapters if asked.request.workload.lora_rank else ()
         return {"lora_targets": usual_targets(asked.model, adapters)}
     return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
+
+
+_WHOLE = 100.0  # percent
+
+
+def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[str, object]:
+    """Return the tokens of images as a distribution: of one size, or as stated."""
+    tower, images = asked.model.tower, asked.request.workload.images_per_sample
+    if given is None:
+        given = tower.tile_tokens if tower and images else 0
+    if isinstance(given, Mapping):
+        try:
+            sizes = lengths_from_mapping({"percentiles": given}, ("workload", "image_tokens"))
+        except InvalidProblemError as fault:
+            errors = [
+                replace(one, pointer=one.pointer.replace("/percentiles", "", 1)) for one in fault.errors
+            ]
+            raise InvalidProblemError(errors) from None
+        return {"image_tokens": sizes}
+    alike = ((0.0, given), (_WHOLE, given))
+    return {"image_tokens": SequenceLengths(percentiles=alike) if given else None}
+
+
+def _image_tokens_to_json(problem: Problem) -> object:
+    tokens = problem.workload.image_tokens
+    if tokens is None:
+        return None
+    sizes = {size for _, size in tokens.percentiles}
+    return sizes.pop() if len(sizes) == 1 else tokens.to_mapping()["percentiles"]
 
 
 def _pin(given: Mapping[str, object], _asked: Asked) -> dict[str, object]:
@@ -273,6 +305,10 @@ MEANINGS: Mapping[str, Meaning] = {
             "lengths": None if given is None else lengths_from_mapping(given, ("workload", "lengths"))
         },
         lambda problem: problem.workload.lengths and problem.workload.lengths.to_mapping(),
+    ),
+    "workload.image_tokens": Meaning(_image_tokens, _image_tokens_to_json),
+    "workload.frozen": Meaning(
+        lambda given, _: {"frozen": tuple(part for part in FROZEN_PARTS if part in given)}
     ),
     "workload.framework_options": Meaning(
         _framework_options, lambda problem: dict(sorted(problem.workload.framework_options.items()))

@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision, TrainedModule
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
-from meshwright.service.requests.fields import FIELDS, RequestField
+from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
+from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
 from meshwright.solver.problem import Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
@@ -52,6 +53,9 @@ TYPES: dict[str, object] = {
     "Optimizer": Optimizer,
     "LoraTargets": Annotated[list[LoraTarget], Field(min_length=1, max_length=len(LORA_TARGETS))],
     "BasePrecision": BasePrecision,
+    "ImageTokens": Annotated[int, Field(ge=1, le=MAX_SEQ_LENGTH)]
+    | Annotated[dict[str, int], Field(min_length=1, max_length=MAX_NAMES)],
+    "FrozenParts": Annotated[list[FrozenPart], Field(max_length=len(FROZEN_PARTS))],
     "TrainedModules": Annotated[list[TrainedModule], Field(max_length=len(TRAINED_MODULES))],
     "Certify": Certify,
     "Objective": Objective,

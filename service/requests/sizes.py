@@ -31,7 +31,7 @@ MAX_TRIED = 256  # values of one size that are tried against the batch
 def model_sizes(problem: Problem) -> Iterator[FieldError]:
     """Check that pinned sizes divide what they share out."""
     model = problem.model
-    yield from _divides(problem, "tensor_parallel_size", model.head_counts, "num_attention_heads")
+    yield from _divides(problem, "tensor_parallel_size", model.split_heads, "num_attention_heads")
     yield from _chunks(problem)
     yield from _split(problem)
     if model.moe:

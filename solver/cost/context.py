@@ -220,7 +220,7 @@ class Context:
     sharding: Sharding
     linear_precision: str  # bf16, fp16, fp8, fp4
     low_precision: bool  # linear layers multiply in 8 or 4 bits
-    frozen: bool  # the model's own weights are frozen and adapters are trained
+    frozen: bool  # the language model's own weights are frozen, with adapters or without
     trained_modules: tuple[str, ...]  # of ``TRAINED_MODULES``: those next to adapters, or all
     packs: bool  # documents are packed, so that attention's kernel skips what lies between them
     pads_to_longest: bool  # a micro-batch is as long as its longest document
@@ -360,6 +360,11 @@ class Context:
             (share, replace(self, seq_length=length, tokens=self.tokens * (length / self.seq_length)))
             for share, length in zip(shares[of_row.ravel()].T, grid, strict=True)
         ]
+
+    @property
+    def adapts(self) -> bool:
+        """Return whether adapters are trained next to frozen weights."""
+        return self.workload.lora_rank > 0
 
     @cached_property
     def small_copies(self) -> BoolArray:
@@ -563,8 +568,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         sharding=Sharding(columns=columns, facts=facts, low_precision=low_precision),
         linear_precision=precision,
         low_precision=low_precision,
-        frozen=workload.lora_rank > 0,
-        trained_modules=workload.trained_modules if workload.lora_rank > 0 else TRAINED_MODULES,
+        frozen=workload.language_frozen,
+        trained_modules=workload.trained_modules if workload.language_frozen else TRAINED_MODULES,
         packs=lengths is not None and lengths.batching == "packing" and facts.flash,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
         adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,

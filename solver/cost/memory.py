@@ -33,7 +33,8 @@ from meshwright.solver.cost.parameters import (
 from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
-from meshwright.solver.problem import Problem
+from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
+from meshwright.solver.problem import Problem, trains
 from meshwright.solver.schedules.schedule import in_flight, splits_backward
 
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
@@ -124,7 +125,7 @@ def _bytes_of(
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
     held = (count - ends) * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
-    plain = ends + (trained if ctx.frozen else 0.0)  # adapters come on top of the weights
+    plain = ends + (trained if ctx.adapts else 0.0)  # adapters come on top of the weights
     held = held + plain * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
     return StateBytes(
         weights=held,
@@ -139,7 +140,7 @@ def _without_copy(
 ) -> StateBytes:
     """Return bf16 weights and gradients with the optimizer's moments alone, by ZeRO stage."""
     stage = ctx.columns.zero_stage
-    held = 2.0 * (count + (trained if ctx.frozen else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
+    held = 2.0 * (count + (trained if ctx.adapts else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
     gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, ctx.copies_of_gradients)
     gradients = gradients / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     return StateBytes(
@@ -520,8 +521,25 @@ def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
     """Return one micro-batch's activations by part; multi-token-prediction layers belong to the head."""
     layers = [layer_activation_bytes(ctx.of(one), one.kind) for one in layout.kinds]
     masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)
+    masks = masks + tower_bytes(ctx)
     extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
     return [*layers, masks, extra]
+
+
+def tower_bytes(ctx: Context) -> FloatArray:
+    """Return what a vision tower and its projector keep of one micro-batch; a frozen tower: nothing."""
+    tower = ctx.model.tower
+    if tower is None or not images_of(ctx).rows:
+        return np.zeros_like(ctx.t)
+    kept = projector_bytes(ctx, tower)
+    if not trains(ctx.workload, "vision"):
+        return kept
+    its = tower_context(ctx)
+    # rotated queries and keys next to the product that yields them with values; inputs of a sum's scales
+    further = its.tokens * 2.0 * (2.0 * tower.rotary * tower.hidden_size + tower.layer_vectors) / its.t
+    layer = np.where(its.full, checkpoint_bytes(its), layer_activation_bytes(its, LAYER.kind) + further)
+    pixels = 2.0 * ctx.micro_batch * images_of(ctx).patches / ctx.c * tower.patch_inputs
+    return np.asarray(kept + pixels + tower.num_layers * layer)
 
 
 def memory_prices(

@@ -24,10 +24,12 @@ from meshwright.profiles.adapters import (
     quantized_layers,
 )
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
+from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
+from meshwright.solver.problem import trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,32 @@ def embedding_weights(ctx: Context) -> Weights:
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
 
 
+def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> Weights:
+    """Count the weights of a vision tower and its projector, or of one of these; 0 without a tower.
+
+    Tensor-parallel ranks split matrices of layers and of the projector; both ends of the tower are whole.
+    """
+    dense, tower = np.zeros_like(ctx.t), ctx.model.tower
+    if tower is not None and "vision" in parts:
+        split, whole = _split_and_whole(ctx.model.tower_layers, "dense")
+        dense = tower.num_layers * (split / ctx.t + whole + tower.layer_vectors) + tower.end_parameters()
+    if tower is not None and "projector" in parts:
+        dense = dense + tower.projector_matrices / ctx.t + tower.projector_vectors
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t))
+
+
+def first_weights(ctx: Context) -> Weights:
+    """Count what precedes the first layer: the embedding, and a vision tower with its projector."""
+    return embedding_weights(ctx) + tower_weights(ctx)
+
+
+def trained_first(ctx: Context) -> Weights:
+    """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
+    embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
+    trained = [part for part in TOWER_PARTS if trains(ctx.workload, part)]
+    return embedding + tower_weights(ctx, trained)
+
+
 def copied_embedding(ctx: Context) -> FloatArray:
     """Count weights of the last stage that also exist on the first one, shape (n,); none without stages.
 
@@ -146,10 +174,10 @@ def prediction_copies(ctx: Context) -> FloatArray:
 
 
 def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
-    """Return the weights of every part in order: layer kinds, embedding, head."""
+    """Return the weights of every part in order: layer kinds, what precedes them, head."""
     return [
         *(layer_weights(ctx.of(one), one.kind) for one in kinds),
-        embedding_weights(ctx),
+        first_weights(ctx),
         head_weights(ctx),
     ]
 
@@ -416,5 +444,4 @@ def trained_parts(ctx: Context, kinds: Sequence[LayerShape], weights: Sequence[W
     """Count the trained weights of every part in order: layer kinds, embedding, head."""
     of_layers = zip(kinds, weights, strict=False)
     layers = [trained_weights(ctx.of(one), own, one.kind) for one, own in of_layers]
-    first, last = weights[len(kinds) :]
-    return [*layers, trained_weights(ctx, first, "embedding"), trained_weights(ctx, last, "head")]
+    return [*layers, trained_first(ctx), trained_weights(ctx, weights[-1], "head")]

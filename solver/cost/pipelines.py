@@ -31,9 +31,9 @@ from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.parameters import (
     Weights,
-    embedding_weights,
     head_weights,
     layer_weights,
+    trained_first,
     trained_weights,
 )
 from meshwright.solver.cost.price import price
@@ -191,7 +191,7 @@ class NodeGroups:
         kinds = self.problem.model.layer_kinds()
         total = sum(_count(trained_weights(ctx, layer_weights(ctx, kind), kind)) for kind in kinds)
         ends = (
-            trained_weights(ctx, embedding_weights(ctx), "embedding"),
+            trained_first(ctx),
             trained_weights(ctx, head_weights(ctx), "head"),
         )
         return total + sum(map(_count, ends))

@@ -72,7 +72,13 @@ from meshwright.solver.cost.step_end import (
     tail_of,
 )
 from meshwright.solver.cost.timed_layers import beyond_price, shared_out, timed_together
-from meshwright.solver.problem import Problem
+from meshwright.solver.cost.towers import (
+    LAYER,
+    end_seconds,
+    images_of,
+    tower_context,
+)
+from meshwright.solver.problem import Problem, trains
 from meshwright.solver.schedules.schedule import splits_backward
 
 # --------------------------------------------------------------------------------------------------
@@ -414,11 +420,37 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
-    first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[], part="embedding")
+    first = _end_price(
+        ctx, compute, tensor, own=embedding_weights(ctx), layers=_tower_prices(ctx), part="embedding"
+    )
     layers = {one: _layer_price(ctx.of(one), one.kind) for one in layout.kinds}
     further, own = ctx.model.mtp_shape, ctx.of_prediction  # of layers that predict further tokens
     known = layers.get(further) if own is ctx.of(further) else None
     return [*layers.values(), first, _head_price(ctx, known or _layer_price(own, further.kind))]
+
+
+def _tower_prices(ctx: Context) -> list[PartPrice]:
+    """Price the tower's layers, and its ends with the projector; nothing without images."""
+    tower = ctx.model.tower
+    if tower is None or not images_of(ctx).rows:
+        return []
+    none = dict.fromkeys(_causes(ctx), np.zeros_like(ctx.t))
+    layer = _layer_price(tower_context(ctx), LAYER.kind)
+    count, trained = float(tower.num_layers), float(trains(ctx.workload, "vision"))
+    own = (layer.passes.forward, trained * (layer.passes.backward + layer.replay))
+    ends = end_seconds(ctx, tower)
+    return [
+        PartPrice(
+            passes=PassSeconds(forward=count * own[0], backward=count * own[1]),
+            replay=np.zeros_like(ctx.t),
+            causes=none | shared_out(layer.causes, count * (own[0] + own[1])),
+        ),
+        PartPrice(
+            passes=ends,
+            replay=np.zeros_like(ctx.t),
+            causes=none | {"compute": ends.forward + ends.backward},
+        ),
+    ]
 
 
 def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:

@@ -116,7 +116,7 @@ def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
         tp
         for tp in range(1, island + 1)
         if island % tp == 0
-        and all(heads % tp == 0 for heads in model.head_counts)
+        and all(heads % tp == 0 for heads in model.split_heads)
         and model.ffn_hidden_size % tp == 0
         and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
     )

@@ -239,15 +239,15 @@ def _all_of(counts: tuple[int, ...]) -> str:
 
 def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     model = problem.model
-    heads, kv_heads = gcd(*model.head_counts), model.kv_head_counts
+    heads, kv_heads = gcd(*model.split_heads), model.kv_head_counts
     island = common_island(problem)
     shared = model.moe.shared_ffn_hidden_size if model.moe else 0
-    mlps = tuple(dict.fromkeys(one.ffn_hidden_size for one in model.attentions()))
+    mlps = model.split_widths
     widths = f"ffn_hidden_size = {_all_of(mlps)}"
     widths += f", and {shared} of the shared experts," if shared else ""
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
-        reason=f"{_all_of(model.head_counts)} heads are split over the tensor-parallel ranks",
+        reason=f"{_all_of(model.split_heads)} heads are split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
         violated=lambda c: heads % c.tensor_parallel_size != 0,
     )

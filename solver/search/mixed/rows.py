@@ -68,7 +68,7 @@ class StageOption:
 
 def options_of(fleet: NodeGroups) -> tuple[StageOption, ...]:
     """Return every group with each tensor-parallel size that divides the heads and its islands."""
-    heads = divisors(gcd(*fleet.problem.model.head_counts))
+    heads = divisors(gcd(*fleet.problem.model.split_heads))
     return tuple(
         StageOption(group=at, tensor_parallel_size=size)
         for at, group in enumerate(fleet.groups)

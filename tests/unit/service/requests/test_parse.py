@@ -614,3 +614,58 @@ def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -
 def test_the_web_pages_and_files_may_search_no_switch() -> None:
     assert parse_problem(request(search={"allow": ["none"]})).options.allow == ("none",)
     assert parse_problem(request()).options.allow == ()
+
+
+_TOWER = {
+    "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "patch_size": 16,
+    "patch_inputs": 1536, "merged_patches": 4, "projector_matrices": 256 * 512,
+}  # fmt: skip
+
+
+def _with_images(**workload: object) -> dict[str, object]:
+    shape = {
+        "num_layers": 2, "hidden_size": 512, "ffn_hidden_size": 1024, "num_attention_heads": 8,
+        "vocab_size": 1000, "tower": _TOWER,
+    }  # fmt: skip
+    work = {"global_batch_size": 8, "seq_length": 4096, "images_per_sample": 2, "image_tokens": 1024}
+    return {
+        "model": shape, "cluster": {"name": "dgx-h100"}, "workload": {**work, **workload},
+        "launcher": "none",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1024, {"p50": 256, "p100": 1024}])
+def test_images_are_read_back_as_they_were_written(tokens: object) -> None:
+    problem = parse_problem(_with_images(image_tokens=tokens, frozen=["projector", "vision"]))
+    assert problem.workload.frozen == ("vision", "projector")
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"images_per_sample": 0}, "images_per_sample", "no sequence has an image"),
+        ({"images_per_sample": 5}, "images_per_sample", "5 images take 5120 of 4096 tokens"),
+        ({"image_tokens": None}, "image_tokens", "images of any size"),
+        ({"image_tokens": {"p50": 9}}, "image_tokens/p100", "is required"),
+        ({"frozen": ["vision", "projector", "language"]}, "frozen", "nothing is trained"),
+        ({"frozen": ["vision"], "lora_rank": 8}, "frozen", "next to adapters all three parts are frozen"),
+        ({"frozen": ["audio"]}, "frozen/0", "is not supported"),
+    ],
+)
+def test_images_that_cannot_be_are_refused_by_field(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        parse_problem(_with_images(**changes))
+    assert caught.value.errors[0].pointer == f"/workload/{field}"
+
+
+def test_a_model_without_a_tower_has_neither_images_nor_frozen_parts() -> None:
+    raw = _with_images(frozen=["vision"], image_tokens=None)
+    raw["model"] = {"name": "llama-3.1-8b"}
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    assert {one.pointer for one in caught.value.errors} == {
+        "/workload/images_per_sample", "/workload/frozen",
+    }  # fmt: skip

@@ -1,0 +1,334 @@
+"""Models of images and text: a Hugging Face config with a language model and a vision tower inside.
+
+The language model is read as a config of its own (``huggingface``), the tower here, by the rule that the
+type's row in ``catalog/model_towers.yaml`` names. The classes are those of ``transformers`` 5.23
+(``modeling_*.py`` of each type's folder).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal, cast
+
+import yaml
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.importers.huggingface_keys import harmless_reason
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.reading import FieldReader, shown
+from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
+
+_TEXT, _VISION, _TIED = "text_config", "vision_config", "tie_word_embeddings"
+_OF_BOTH = (_TEXT, _VISION, "model_type", "architectures", "transformers_version", "name", "_name_or_path")
+_MOST = 2**24  # of sizes without a limit of their own
+
+# Readers of the tower's config and of the whole one, and the language model: the tower.
+TowerRule = Callable[[FieldReader, FieldReader, ModelSpec], TowerSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeType:
+    """How the config of one type is read."""
+
+    text: str  # the language model's type; empty: as text_config states
+    tower: str  # a name of ``_RULES``
+    tied: bool = False  # where the config does not state it
+    # Whose word it is whether the head is tied: the whole config's, that of either part, or of none.
+    ties: Literal["whole", "either", "none"] = "whole"
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of the tower's configuration class
+    fixed: Mapping[str, object] = field(
+        default_factory=dict
+    )  # of the tower: the values that a key may have
+    whole: Mapping[str, object] = field(default_factory=dict)  # of the whole config: defaults that are read
+    unused: tuple[str, ...] = ()  # keys of either that change nothing that is planned
+
+
+@cache
+def whole_types() -> Mapping[str, WholeType]:
+    """Return the types with a tower, by name."""
+    raw = yaml.load((CATALOG / "model_towers.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
+    unused = tuple(raw["unused"])
+    return {
+        name: WholeType(**{**row, "unused": (*unused, *row.get("unused", ()))})
+        for name, row in raw["types"].items()
+    }
+
+
+def model_from_whole(
+    config: Mapping[str, object], whole: WholeType, read: Callable[[Mapping[str, object]], ModelSpec]
+) -> ModelSpec:
+    """Return the language model of a config with its tower.
+
+    Args:
+        config: the whole config.
+        whole: how its type is read.
+        read: reads the language model's own config.
+
+    Raises:
+        UnsupportedModelError: a part that is not planned, or a key that nothing reads.
+        InvalidProblemError: a field is missing, garbled or out of range.
+    """
+    vision = config.get(_VISION)
+    if not isinstance(vision, Mapping):
+        why = f"{shown(vision)} is not an object with the tower's fields"
+        raise InvalidProblemError.of(f"/model/{_VISION}", why, allowed="the tower's config")
+    try:
+        model = read(_text_of(config, whole))
+    except InvalidProblemError as fault:
+        raise _inside(fault, _TEXT) if _TEXT in config else fault from None
+    inner = FieldReader({**whole.defaults, **vision}, f"/model/{_VISION}")
+    outer = FieldReader({**whole.whole, **_beside(config)}, "/model")
+    for name in _OF_BOTH:
+        inner.value(name), outer.value(name)
+    outer.value(_TIED), inner.value(_TIED)
+    tower = _RULES[whole.tower](inner, outer, model)
+    for reader in (inner, outer):
+        reader.finish()
+        _refuse_unread(reader, whole)
+    return replace(model, tower=tower, source=f"{model.source}, and its vision_config"[:200])
+
+
+def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object]:
+    """Return the language model's config; older ones have its keys next to ``vision_config``."""
+    inside = config.get(_TEXT)
+    text = dict(inside) if isinstance(inside, Mapping) else {**_alone(config)}
+    stated = text.get("model_type", whole.text)
+    text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
+    if whole.text and text["model_type"] != whole.text:
+        why = f"{shown(text['model_type'])}: the class builds {whole.text}"
+        raise UnsupportedModelError.field("model_type", why)
+    tied = bool(config.get(_TIED, whole.tied)) or (whole.ties == "either" and bool(text.get(_TIED)))
+    return {**text, _TIED: tied and whole.ties != "none"}
+
+
+def _alone(config: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in config.items() if key != _VISION and not key.startswith("vision_")}
+
+
+def _beside(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the keys of a whole config that are not the language model's."""
+    if isinstance(config.get(_TEXT), Mapping):
+        return config
+    return {key: value for key, value in config.items() if key.startswith("vision_")}
+
+
+def _inside(fault: InvalidProblemError, name: str) -> InvalidProblemError:
+    """Return a fault of a part with pointers into the whole config."""
+    errors = [
+        replace(one, pointer=one.pointer.replace("/model", f"/model/{name}", 1)) for one in fault.errors
+    ]
+    return type(fault)(errors)
+
+
+def _refuse_unread(reader: FieldReader, whole: WholeType) -> None:
+    for key in reader.unread():
+        if key in whole.fixed:
+            allowed = whole.fixed[key]
+            values = allowed if isinstance(allowed, list) else [allowed]
+            if reader.value(key) not in values:
+                words = ", ".join(map(str, values))
+                raise _at(reader, key, f"{shown(reader.value(key))} is not planned", allowed=words)
+        elif key not in whole.unused and not harmless_reason(key):
+            raise _at(reader, key, "unsupported: no part of the plan reads this key")
+
+
+def _at(reader: FieldReader, key: str, why: str, *, allowed: str | None = None) -> UnsupportedModelError:
+    fault = InvalidProblemError.of(f"{reader.pointer}/{key[:60]}", why, allowed=allowed)
+    return UnsupportedModelError(fault.errors)
+
+
+# --------------------------------------------------------------------------------------------------
+# Towers, one rule for each family of classes.
+
+
+def _size(reader: FieldReader, key: str, name: str) -> int:
+    low, high = TOWER_LIMITS[name]
+    return reader.integer(key, low=int(low), high=int(high))
+
+
+def _side(reader: FieldReader, key: str) -> int:
+    """Return the side of a square that a config states as one number or as two equal ones."""
+    value = reader.value(key)
+    if isinstance(value, list | tuple):
+        if len(value) != 2 or value[0] != value[1]:  # noqa: PLR2004 - height and width
+            reader.fault(key, "must be one number, or two equal ones")
+            return 1
+        reader = FieldReader({key: value[0]}, reader.pointer, reader.faults)
+    return reader.integer(key, low=1, high=65_536)
+
+
+def _listed(reader: FieldReader, key: str, layers: int) -> tuple[int, ...]:
+    value = reader.value(key)
+    whole = isinstance(value, list | tuple) and all(type(one) is int and one >= 0 for one in value)
+    if not whole:
+        reader.fault(key, "must be a list of layers", allowed=f"0 to {layers - 1}")
+        return ()
+    return tuple(sorted({one for one in cast("list[int]", value) if one < layers}))
+
+
+def _blocks(reader: FieldReader) -> dict[str, Any]:
+    """Return layers, heads and patches as Qwen and GLM name them."""
+    patch = _side(reader, "patch_size")
+    return {
+        "num_layers": _size(reader, reader.first(("num_hidden_layers", "depth")), "num_layers"),
+        "num_attention_heads": _size(
+            reader, reader.first(("num_attention_heads", "num_heads")), "num_attention_heads"
+        ),
+        "patch_size": patch,
+        "patch_inputs": _size(reader, "in_channels", "patch_size")
+        * _side(reader, "temporal_patch_size")
+        * patch**2,
+        "merged_patches": _side(reader, "spatial_merge_size") ** 2,
+        "rotary": True,
+    }
+
+
+def _output(reader: FieldReader, key: str, model: ModelSpec) -> int:
+    """Return the width of the tower's output, which the language model reads."""
+    width = reader.integer(key, high=2**20)
+    if width != model.hidden_size:
+        own = str(model.hidden_size)
+        reader.fault(key, f"{width} is not the language model's hidden_size", allowed=own, nearest=own)
+    return width
+
+
+def _merger(hidden: int, merged: int, out: int) -> tuple[int, int]:
+    """Return matrices and biases of Qwen's merger: two products of all patches that become one token."""
+    wide = hidden * merged
+    return wide * wide + wide * out, wide + out
+
+
+def _qwen2_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    sizes, hidden = _blocks(reader), _size(reader, "embed_dim", "hidden_size")
+    ratio = reader.number("mlp_ratio", low=1e-3, high=1e3)
+    matrices, biases = _merger(hidden, sizes["merged_patches"], _output(reader, "hidden_size", model))
+    return TowerSpec(
+        **sizes, hidden_size=hidden, ffn_hidden_size=int(hidden * ratio),
+        projector_matrices=matrices, projector_vectors=biases + 2 * hidden,
+    )  # fmt: skip
+
+
+def _qwen2_5_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Qwen2.5-VL: most layers attend within windows."""
+    sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
+    matrices, biases = _merger(hidden, sizes["merged_patches"], _output(reader, "out_hidden_size", model))
+    side = max(1, reader.integer("window_size", high=65_536) // sizes["patch_size"])
+    return TowerSpec(
+        **sizes, hidden_size=hidden, ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
+        projector_matrices=matrices, projector_vectors=biases + hidden,
+        gated_mlp=True, normalization="rmsnorm", window_patches=side**2,
+        global_layers=_listed(reader, "fullatt_block_indexes", sizes["num_layers"]),
+    )  # fmt: skip
+
+
+def _qwen3_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Qwen3-VL: further mergers yield what the model's first layers add (DeepStack)."""
+    sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
+    merged = sizes["merged_patches"]
+    matrices, biases = _merger(hidden, merged, _output(reader, "out_hidden_size", model))
+    stated = reader.value("deepstack_visual_indexes") is not None
+    further = len(_listed(reader, "deepstack_visual_indexes", 1000)) if stated else 0
+    return TowerSpec(
+        **sizes, hidden_size=hidden, ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
+        projector_matrices=(1 + further) * matrices,
+        projector_vectors=(1 + further) * biases + 2 * hidden * (1 + further * merged),
+        position_rows=_size(reader, "num_position_embeddings", "position_rows"), further_parameters=hidden,
+    )  # fmt: skip
+
+
+def _glm4v(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of GLM-4.1V and 4.5V: its MLPs are as wide as its output."""
+    sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
+    out = _output(reader, "out_hidden_size", model)
+    width = _size(reader, "intermediate_size", "ffn_hidden_size")  # of the merger's own MLP
+    side = _side(reader, "image_size") // sizes["patch_size"]
+    return TowerSpec(
+        **sizes, hidden_size=hidden, ffn_hidden_size=out,
+        projector_matrices=hidden * sizes["merged_patches"] * out + out * out + 3 * out * width,
+        projector_vectors=3 * out, position_rows=side**2, further_parameters=3 * hidden,
+        gated_mlp=True, normalization="rmsnorm", mlp_bias=False, attention_output_bias=False,
+        qkv_bias=reader.flag("attention_bias", default=False),
+    )  # fmt: skip
+
+
+def _plain_blocks(reader: FieldReader, channels: str = "num_channels") -> tuple[dict[str, Any], int]:
+    """Return layers of a tower with tiles of one size, and the patches of a tile."""
+    patch, side = _side(reader, "patch_size"), _side(reader, "image_size")
+    found = {
+        "num_layers": _size(reader, "num_hidden_layers", "num_layers"),
+        "num_attention_heads": _size(reader, "num_attention_heads", "num_attention_heads"),
+        "hidden_size": _size(reader, "hidden_size", "hidden_size"),
+        "ffn_hidden_size": _size(reader, "intermediate_size", "ffn_hidden_size"),
+        "patch_size": patch,
+        "patch_inputs": _size(reader, channels, "patch_size") * patch**2,
+    }
+    return found, max(1, side // patch) ** 2
+
+
+def _siglip(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Gemma 3: SigLIP, with patches averaged before they are projected."""
+    sizes, patches = _plain_blocks(reader)
+    hidden, width = sizes["hidden_size"], sizes["ffn_hidden_size"]
+    tokens = whole.integer("mm_tokens_per_image", high=2**20)
+    if patches % tokens:
+        why = f"{tokens} does not divide the {patches} patches of an image"
+        whole.fault("mm_tokens_per_image", why, allowed=f"a divisor of {patches}")
+    # SiglipMultiheadAttentionPoolingHead, which nothing reads: a probe, attention, a norm and an MLP.
+    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width
+    return TowerSpec(
+        **sizes, merged_patches=max(1, patches // tokens), tile_patches=patches, position_rows=patches,
+        further_parameters=3 * hidden + head * reader.flag("vision_use_head", default=True),
+        projector_matrices=hidden * model.hidden_size, projector_vectors=hidden,
+    )  # fmt: skip
+
+
+def _shuffled(reader: FieldReader, key: str) -> int:
+    """Return how many patches a pixel shuffle of such a ratio merges."""
+    return max(1, round(1.0 / reader.number(key, low=1e-3, high=1.0) ** 2))
+
+
+def _internvl(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    sizes, patches = _plain_blocks(reader)
+    hidden, merged = sizes["hidden_size"], _shuffled(whole, "downsample_ratio")
+    wide, out = hidden * merged, model.hidden_size
+    rms = reader.choice("norm_type", ("layer_norm", "rms_norm"), default="layer_norm") == "rms_norm"
+    mask = reader.flag("use_mask_token", default=False)
+    pooled = reader.flag("use_mean_pooling", default=True)  # else a norm follows the last layer
+    positions = reader.flag("use_absolute_position_embeddings", default=True)
+    return TowerSpec(
+        **sizes, merged_patches=merged, tile_patches=patches, further_tokens=1,
+        position_rows=(patches + 1) * positions, layer_vectors=2 * hidden,
+        further_parameters=hidden * (2 + mask + 2 * (not pooled)),
+        projector_matrices=wide * out + out * out, projector_vectors=2 * wide + 2 * out,
+        normalization="rmsnorm" if rms else "layernorm",
+        query_key_norm=reader.flag("use_qk_norm", default=False),
+        qkv_bias=reader.flag("attention_bias", default=False),
+    )  # fmt: skip
+
+
+def _llama4(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    sizes, patches = _plain_blocks(reader)
+    hidden, merged = sizes["hidden_size"], _shuffled(reader, "pixel_shuffle_ratio")
+    first, second, out = (
+        _size(reader, key, "hidden_size")
+        for key in ("projector_input_dim", "projector_output_dim", "vision_output_dim")
+    )
+    return TowerSpec(
+        **sizes, merged_patches=merged, tile_patches=patches, further_tokens=1, position_rows=patches + 1,
+        further_parameters=5 * hidden,
+        projector_matrices=sizes["ffn_hidden_size"] * first + second * second + out * model.hidden_size,
+    )  # fmt: skip
+
+
+_RULES: Mapping[str, TowerRule] = {
+    "glm4v": _glm4v,
+    "internvl": _internvl,
+    "llama4": _llama4,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": _qwen2_vl,
+    "qwen3_vl": _qwen3_vl,
+    "siglip": _siglip,
+}

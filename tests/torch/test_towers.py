@@ -1,0 +1,113 @@
+"""Vision towers beside those of transformers: parameters, FLOPs, and what is kept for a backward pass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_towers import whole_types
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import tower_bytes
+from meshwright.solver.problem import Problem, Workload
+from tests.torch.drawn_towers import cases, small
+
+PATCHES, SIDE = 256, 16
+RUN = ("gemma3", "glm4v", "internvl", "llama4", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize("model_type", sorted(whole_types()))
+def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_builds(
+    model_type: str,
+) -> None:
+    for config, count in cases(model_type, 2):
+        assert model_from_config(config, name="x").num_parameters() == count, config
+
+
+def _run(config: dict[str, Any], attention: str) -> Any:  # noqa: ANN401 - what the tower yields
+    """Return what the tower and the projector of a model yield for one image of 16 by 16 patches."""
+    own = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
+    built = CONFIG_MAPPING[config["model_type"]](**own)
+    model = AutoModelForImageTextToText.from_config(built, attn_implementation=attention).train()
+    vision = config["vision_config"]
+    if "spatial_merge_size" in vision:
+        inputs = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+        return lambda: model.model.visual(
+            torch.randn(PATCHES, inputs), grid_thw=torch.tensor([[1, SIDE, SIDE]])
+        ), model
+    sees = model if config["model_type"] == "llama4" else model.model
+    layer = {} if config["model_type"] == "gemma3" else {
+        "vision_feature_layer": -1, "vision_feature_select_strategy": "default"
+    }  # fmt: skip
+    return lambda: sees.get_image_features(pixel_values=torch.randn(1, 3, 224, 224), **layer), model
+
+
+def _trained(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - an output of a model
+    if torch.is_tensor(value):
+        return [value] if value.requires_grad else []
+    parts = value.to_tuple() if hasattr(value, "to_tuple") else value
+    return [one for part in parts for one in _trained(part)] if isinstance(parts, list | tuple) else []
+
+
+def _load(config: dict[str, Any]) -> Workload:
+    tower = model_from_config(config, name="x").tower
+    assert tower is not None
+    tokens = PATCHES // tower.merged_patches
+    sizes = SequenceLengths(percentiles=((0.0, tokens), (100.0, tokens)))
+    return Workload(global_batch_size=8, seq_length=1024, images_per_sample=1.0, image_tokens=sizes)
+
+
+@pytest.mark.parametrize("model_type", RUN)
+def test_flops_of_an_image_are_those_that_torch_counts(model_type: str) -> None:
+    config = small(model_type)
+    run, _ = _run(config, "eager")  # torch does not count a CPU's flash attention
+    with FlopCounterMode(display=False) as forward:
+        found = _trained(run())
+    with FlopCounterMode(display=False) as backward:
+        sum(one.sum() for one in found).backward()
+    model = model_from_config(config, name="x")
+    images = _load(config).images(model.tower)
+    assert model.image_flops(images, ("vision", "projector")) == pytest.approx(
+        forward.get_total_flops(), rel=0.003
+    )
+    whole = forward.get_total_flops() + backward.get_total_flops()
+    assert model.image_flops(images) == pytest.approx(whole, rel=0.003)
+
+
+@pytest.mark.parametrize("model_type", RUN)
+def test_what_is_kept_of_a_tower_is_what_autograd_saves(model_type: str) -> None:
+    config = small(model_type)
+    run, model = _run(config, "sdpa")
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept = dict[int, int]()
+
+    def pack(one: torch.Tensor) -> torch.Tensor:
+        storage = one.untyped_storage()
+        if storage.data_ptr() not in own and one.dtype.is_floating_point:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return one
+
+    with saved_tensors_hooks(pack, lambda one: one):
+        found = run()
+    assert _trained(found)
+    launcher = "llama-factory-accelerate"
+    problem = Problem(
+        model=model_from_config(config, name="x"), cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=_load(config), launcher=launcher,
+    )  # fmt: skip
+    rows = Columns.of([Configuration(data_parallel_size=8, stage_layers=(2,))])
+    ctx = context_of(problem, rows, default_profile(problem.cluster, launcher))
+    # The CPU runs it in 4 bytes an element. quick_gelu of Qwen2-VL is three kernels, each with its own.
+    expected = sum(kept.values()) / 2.0
+    assert tower_bytes(ctx)[0] == pytest.approx(expected, rel=0.22 if model_type == "qwen2_vl" else 0.1)

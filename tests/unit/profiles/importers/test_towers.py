@@ -1,0 +1,124 @@
+"""Configs with a vision tower: counts as transformers builds them, and what is refused by its field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_towers import whole_types
+from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
+from meshwright.profiles.sequences import SequenceLengths
+
+DRAWN = json.loads((Path(__file__).parents[1] / "fixtures" / "drawn-towers.json").read_text("utf-8"))
+TEXT: dict[str, Any] = {
+    "model_type": "qwen3_vl_text", "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 512,
+    "num_position_embeddings": 64, "deepstack_visual_indexes": [1],
+}  # fmt: skip
+WHOLE: dict[str, Any] = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION}
+
+
+@pytest.mark.parametrize("row", DRAWN["configs"], ids=lambda row: row["config"]["model_type"])
+def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_builds(
+    row: dict[str, Any],
+) -> None:
+    assert model_from_config(row["config"], name="x").num_parameters() == row["parameters"]
+
+
+def test_every_type_with_a_tower_is_among_the_drawn_ones() -> None:
+    assert {row["config"]["model_type"] for row in DRAWN["configs"]} == set(whole_types())
+
+
+def test_a_tower_has_layers_ends_and_a_merger_for_each_depth() -> None:
+    model = model_from_config(WHOLE, name="x")
+    # A layer: two LayerNorms, four square products and two of the MLP, each with its bias.
+    layer = 4 * 128 + 4 * 128 * 128 + 4 * 128 + 2 * 128 * 256 + 256 + 128
+    ends = 128 * (3 * 2 * 16 * 16) + 128 + 64 * 128  # pixels of two frames, their bias, positions
+    # Four patches become one token; a norm of a patch, or of all four for what an early layer adds.
+    merger = 512 * 512 + 512 + 512 * 512 + 512
+    assert model.tower_parameters() == 3 * layer + ends + 2 * merger + 2 * 128 + 2 * 512
+    assert model.tower_parameters(("vision",)) == 2 * merger + 2 * 128 + 2 * 512
+    language = model_from_config({**TEXT, "tie_word_embeddings": False}, name="x")
+    assert model.num_parameters() == language.num_parameters() + model.tower_parameters()
+
+
+def test_a_tower_is_read_back_as_it_was_written() -> None:
+    model = model_from_config(WHOLE, name="x")
+    assert model_from_shape(model_to_mapping(model)) == model
+
+
+def test_older_configs_have_the_language_model_s_keys_next_to_the_tower() -> None:
+    text = {**TEXT, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
+    vision = {
+        "depth": 2,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_heads": 4,
+        "out_hidden_size": 512,
+    }
+    older = model_from_config({**text, "vision_config": vision, "vision_start_token_id": 1}, name="x")
+    inside = {"model_type": "qwen2_5_vl", "vision_config": vision}
+    newer = model_from_config(
+        {**inside, "text_config": {**text, "model_type": "qwen2_5_vl_text"}}, name="x"
+    )
+    assert older.num_parameters() == newer.num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("vision", "field", "words"),
+    [
+        ({"out_hidden_size": 768}, "vision_config/out_hidden_size", "768 is not the language model's"),
+        ({"num_heads": 5}, "tower/num_attention_heads", "5 does not divide hidden_size = 128"),
+        ({"patch_size": [14, 16]}, "vision_config/patch_size", "two equal ones"),
+        ({"hidden_act": "relu"}, "vision_config/hidden_act", "is not planned"),
+        ({"registers": 4}, "vision_config/registers", "no part of the plan reads this key"),
+        ({"depth": "many"}, "vision_config/depth", "is not a whole number"),
+    ],
+)
+def test_what_a_tower_cannot_have_is_refused_by_field(
+    vision: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        model_from_config({**WHOLE, "vision_config": {**VISION, **vision}}, name="x")
+    assert caught.value.errors[0].pointer == f"/model/{field}"
+
+
+def test_faults_of_the_language_model_point_into_its_part() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_config({**WHOLE, "text_config": {**TEXT, "hidden_size": 0}}, name="x")
+    assert caught.value.errors[0].pointer == "/model/text_config/hidden_size"
+    with pytest.raises(UnsupportedModelError, match="the class builds qwen3_vl_text"):
+        model_from_config({**WHOLE, "text_config": {**TEXT, "model_type": "llama"}}, name="x")
+
+
+def _alike(tokens: int) -> SequenceLengths:
+    return SequenceLengths(percentiles=((0.0, tokens), (100.0, tokens)))
+
+
+def test_an_image_attends_to_itself_and_a_tile_to_its_tile() -> None:
+    tower = model_from_config(WHOLE, name="x").tower
+    assert tower is not None
+    load = tower.load(2.0, _alike(64))
+    assert (load.tokens, load.patches, load.rows, load.attended) == (128, 512, 512, 256)
+    tiles = next(row["config"] for row in DRAWN["configs"] if row["config"]["model_type"] == "internvl")
+    tower = model_from_config(tiles, name="x").tower
+    assert tower is not None
+    # Three tiles of 32 x 32 patches and a token of its own each.
+    load = tower.load(1.0, _alike(3 * 256))
+    assert (load.tokens, load.patches, load.rows, load.attended) == (768, 3072, 3 * 1025, 1025)
+
+
+def test_unequal_images_attend_to_more_than_their_mean() -> None:
+    tower = model_from_config(WHOLE, name="x").tower
+    assert tower is not None
+    load = tower.load(1.0, SequenceLengths(histogram=((64, 0.5), (192, 0.5))))
+    assert load.tokens == pytest.approx(128)
+    assert load.attended == pytest.approx(4 * (64**2 + 192**2) / (64 + 192))

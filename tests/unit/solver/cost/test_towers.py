@@ -1,0 +1,124 @@
+"""A vision tower is priced in the first stage; frozen parts have a forward pass alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.towers import FrozenPart, TowerSpec
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.parameters import first_weights, trained_first
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.cost.towers import tower_context
+from meshwright.solver.problem import Problem, Workload
+
+TOWER = TowerSpec(
+    num_layers=24, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=16, patch_size=16,
+    patch_inputs=1536, merged_patches=4, projector_matrices=4096 * 8192, projector_vectors=8192,
+)  # fmt: skip
+MODEL = replace(find_model("llama-3.1-8b"), tower=TOWER)
+TOKENS = SequenceLengths(percentiles=((0.0, 1024), (100.0, 1024)))
+
+
+def _problem(model: ModelSpec = MODEL, images: float = 2.0, frozen: tuple[FrozenPart, ...] = ()) -> Problem:
+    return Problem(
+        model=model,
+        cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=Workload(
+            global_batch_size=8,
+            seq_length=4096,
+            images_per_sample=images,
+            image_tokens=TOKENS,
+            frozen=frozen,
+        ),
+        launcher="none",
+    )
+
+
+def _prices(problem: Problem) -> RowPrices:
+    config = Configuration(data_parallel_size=8, stage_layers=(32,))
+    return price(problem, Columns.of([config]), default_profile(problem.cluster, "none"))
+
+
+def test_the_tower_is_priced_with_the_embedding_and_changes_no_other_part() -> None:
+    plain = _prices(_problem(replace(MODEL, tower=None), images=0.0))
+    whole = _prices(_problem())
+    for name in ("forward_s", "backward_s", "weights_bytes", "optimizer_bytes", "activation_bytes"):
+        before, after = getattr(plain, name), getattr(whole, name)
+        assert after[0, -2] > before[0, -2], name
+        np.testing.assert_array_equal(np.delete(after, -2, axis=1), np.delete(before, -2, axis=1))
+    gained = whole.weights_bytes[0, -2] - plain.weights_bytes[0, -2]
+    assert gained == pytest.approx(2.0 * MODEL.tower_parameters())
+
+
+def test_each_further_image_takes_as_long_as_the_one_before() -> None:
+    two, three, four = (_prices(_problem(images=n)).forward_s[0, -2] for n in (2.0, 3.0, 4.0))
+    assert (four - three) / (three - two) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_frozen_tower_has_a_forward_pass_and_weights_alone() -> None:
+    plain = _prices(_problem(replace(MODEL, tower=None), images=0.0))
+    whole, frozen = _prices(_problem()), _prices(_problem(frozen=("vision", "projector")))
+    for name in ("forward_s", "weights_bytes"):
+        np.testing.assert_array_equal(getattr(frozen, name), getattr(whole, name))
+    for name in ("backward_s", "optimizer_bytes", "gradients_bytes", "activation_bytes"):
+        np.testing.assert_array_equal(getattr(frozen, name), getattr(plain, name))
+
+
+def test_a_trained_projector_behind_a_frozen_tower_keeps_its_own_tensors() -> None:
+    problem = _problem(frozen=("vision",))
+    config = Columns.of([Configuration(data_parallel_size=8, stage_layers=(32,))])
+    ctx = context_of(problem, config, default_profile(problem.cluster, "none"))
+    tower = MODEL.tower_parameters()
+    trained = trained_first(ctx).dense[0]
+    assert first_weights(ctx).dense[0] - trained == tower - 4096 * 8192 - 8192
+    none, whole = (_prices(_problem(frozen=one)) for one in (("vision", "projector"), ()))
+    some = _prices(problem)
+    for name in ("backward_s", "activation_bytes"):
+        values = [getattr(prices, name)[0, -2] for prices in (none, some, whole)]
+        assert values == sorted(set(values)), name
+
+
+def test_a_frozen_language_model_has_neither_weight_gradients_nor_states() -> None:
+    whole, frozen = _prices(_problem()), _prices(_problem(frozen=("language",)))
+    assert not frozen.optimizer_bytes[0, [0, -1]].any()
+    assert not frozen.gradients_bytes[0, [0, -1]].any()
+    assert frozen.weights_bytes[0, -2] == whole.weights_bytes[0, -2]
+    assert frozen.backward_s[0, 0] < 0.7 * whole.backward_s[0, 0]
+    tower = whole.optimizer_bytes[0, -2] * MODEL.tower_parameters()
+    own = MODEL.tower_parameters() + MODEL.embedding_parameters
+    assert frozen.optimizer_bytes[0, -2] == pytest.approx(tower / own)
+
+
+def test_ranks_of_a_split_sequence_share_the_images_and_tensor_ranks_split_layers() -> None:
+    problem = _problem()
+    profile = default_profile(problem.cluster, "none")
+    rows = [
+        Configuration(data_parallel_size=8, stage_layers=(32,)),
+        Configuration(data_parallel_size=4, context_parallel_size=2, stage_layers=(32,)),
+        Configuration(data_parallel_size=4, tensor_parallel_size=2, stage_layers=(32,)),
+    ]
+    its = tower_context(context_of(problem, Columns.of(rows), profile))
+    np.testing.assert_array_equal(its.tokens, [8192.0, 4096.0, 8192.0])
+    prices = price(problem, Columns.of(rows), profile)
+    assert prices.forward_s[1, -2] < 0.7 * prices.forward_s[0, -2]
+    assert prices.weights_bytes[2, -2] < 0.6 * prices.weights_bytes[0, -2]
+
+
+def test_flops_of_images_count_once_where_the_tower_is_frozen() -> None:
+    forward = _problem(frozen=("vision", "projector")).model_flops_per_token
+    language = _problem(replace(MODEL, tower=None), images=0.0).model_flops_per_token
+    # 2 images of 4,096 patches: 24 layers of 12 h^2 weights and 4 h scores a patch, 1,536 h of pixels.
+    patches, h = 2 * 4096, 1024
+    layers = 24 * (2 * 12 * h * h + 4 * h * 4096)
+    expected = patches * (layers + 2 * 1536 * h) + 2048 * 2 * 4096 * 8192
+    assert (forward - language) * 4096 == pytest.approx(expected)
+    assert _problem().model_flops_per_token - language > 2.9 * (forward - language)
