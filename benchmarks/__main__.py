@@ -39,6 +39,9 @@ BENCHMARKS = {
         "benchmarks.fit_stacks",
     ),
     "cost": Benchmark("configurations priced a second beside published tools", "benchmarks.cost"),
+    "weight-shards": Benchmark(
+        "weak scaling with weights that ranks share beside the published one", "benchmarks.weight_shards"
+    ),
     "recipes": Benchmark("published recipes beside our plans, docs/recipes.md", "benchmarks.recipes"),
     "verify": Benchmark(
         "measured peaks beside priced and traced ones, a minute a run; --every 9: some of them",

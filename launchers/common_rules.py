@@ -26,6 +26,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     parallel_rules.recompute_fits_a_chunk,
     parallel_rules.zero_stage_is_known,
     parallel_rules.shards_divide_the_replicas,
+    parallel_rules.weight_shards_divide_the_replicas,
     model_rules.heads_divide_over_ranks,
     model_rules.kv_groups_divide_over_ranks,
     model_rules.ffn_divides_over_ranks,

@@ -27,6 +27,7 @@ from meshwright.solver.space.launcher_rules import (
     option_faults,
     problem_faults,
     switch_rules,
+    weight_shard_obstacle,
 )
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.splits import divisors, launcher_split
@@ -88,6 +89,7 @@ def within_capabilities(launcher: str) -> Rule:
         yield from _broken_switches(able, target)
         yield from _word_faults(able, target)
         yield from _axis_faults(able, target)
+        yield from shares_weights(launcher)(target)
         if able.data_parallel_alike:
             yield from grouped_alike(target)
         yield from _stage_faults(able, target)
@@ -126,6 +128,27 @@ def model_is_stated(launcher: str) -> Rule:
     """Return the rule that the launch file can state every fact of the model."""
     able = launcher_capabilities(launcher)
     return lambda target: model_faults(target.model, able)
+
+
+def shares_weights(launcher: str) -> Rule:
+    """Return the rule that ``launcher`` lets data-parallel ranks share weights in this plan."""
+    able = launcher_capabilities(launcher)
+
+    def shared(target: Target) -> Iterator[FieldError]:
+        """Yield a fault where it shares none, or not next to the plan's other values."""
+        sizes = {
+            name: size
+            for name in ("weight_shard_size", "expert_weight_shard_size")
+            if (size := getattr(target.config, name)) > 1
+        }
+        if not sizes:
+            return
+        if why := weight_shard_obstacle(target.problem, able):
+            for name, size in sizes.items():
+                yield fault(name, f"{size} with {able.launcher}: {why}", allowed="1", nearest=1)
+        yield from constraint_faults(able, target, able.weight_shard_constraints)
+
+    return shared
 
 
 def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:

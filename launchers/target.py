@@ -93,8 +93,8 @@ class Target:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks over which Megatron-style optimizers shard when nothing limits them: dp * cp."""
-        return self.config.data_parallel_size * self.config.context_parallel_size
+        """Return the ranks over which Megatron-style optimizers shard when nothing limits them."""
+        return self.config.replicating_ranks
 
 
 def pads(target: Target) -> bool:

@@ -42,6 +42,10 @@ class Capabilities:
     placed_ends_alike: bool = False  # first and last stage split tied embeddings or prediction layers alike
     unlike_replicas: bool = False  # and data-parallel replicas of unlike sizes
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
+    weight_shards: bool = False  # matrices shared by data-parallel ranks, each gathered for its products
+    weight_shard_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such shards
+    # Facts of a model that the pinned release cannot shard, each with what fails.
+    weight_shards_without: tuple[str, ...] = ()
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     offloads_modules: bool = False  # ``offload_modules`` names the modules that offload activations
@@ -162,7 +166,8 @@ _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_o
              "unlike_replicas")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
-                   "stage_recompute_constraints", "placed_constraints")  # fmt: skip
+                   "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
+                   "weight_shards_without")  # fmt: skip
 _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 

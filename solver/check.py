@@ -62,7 +62,7 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     able = launcher_capabilities(problem.launcher)
-    ranks = config.data_parallel_size * config.context_parallel_size
+    ranks = config.data_parallel_size * config.context_parallel_size // config.weight_shard_size
     if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
         yield f"{able.launcher} shards over all data-parallel ranks or none"
     if config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel:
@@ -79,6 +79,33 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if able.rings_are_plain and special and not exchanged:
         yield f"{able.launcher} passes no windows and no attention sinks round a ring"
     yield from _offload_faults(problem, config)
+    if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
+        yield from _weight_shard_faults(problem, config)
+
+
+def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check ranks that share weights: their numbers, and what Megatron-Core refuses next to them."""
+    able, model, work = launcher_capabilities(problem.launcher), problem.model, problem.workload
+    dense, expert = config.weight_shard_size, config.expert_weight_shard_size
+    stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+    if config.data_parallel_size % dense:
+        yield f"weight_shard_size = {dense} does not divide data_parallel_size"
+    replicas = stage // max(config.expert_ranks, 1)
+    if expert > 1 and (model.moe is None or replicas % expert):
+        yield f"expert_weight_shard_size = {expert} does not divide the {replicas} replicas of an expert"
+    if not able.weight_shards:
+        yield f"{able.launcher} has no ranks that share weights"
+    if config.zero_stage > 1 or work.lora_rank or work.precision == "fp32":
+        yield "ranks that share weights go with ZeRO 0 and 1, without adapters, in bf16, fp16 or fp8"
+    if problem.launcher not in ("megatron-lm", "megatron-bridge"):
+        return
+    if model.tied_embeddings or model.qkv_bias or (model.mlp_bias and model.attention_output_bias):
+        yield f"{able.launcher} cannot share the weights of a model with biases or tied embeddings"
+    if "optimizer" in config.offload:
+        yield f"{able.launcher} does not offload the optimizer of shared weights"
+    sets = config.zero_shard_size * dense
+    if config.zero_stage and sets != config.data_parallel_size * config.context_parallel_size:
+        yield f"{able.launcher} has one set of shards where ranks share weights"
 
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -108,7 +135,7 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     work = problem.workload
     if work.optimizer != "adamw" or work.lora_rank or config.zero_stage == 0:
         return
-    copies = config.data_parallel_size * config.context_parallel_size // config.zero_shard_size
+    copies = config.replicating_ranks // config.zero_shard_size
     share = float(work.framework_options.get("optimizer_offload_fraction", 1.0))
     costs = default_profile(problem.cluster, problem.priced_as)
     states = min(12.0, costs.framework.optimizer_bytes)
@@ -406,7 +433,11 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
 
 
 def _step_faults(config: Configuration) -> Iterator[str]:
-    ranks, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
+    every, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
+    ranks, experts = (
+        every // config.weight_shard_size,
+        config.expert_ranks * config.expert_weight_shard_size,
+    )
     if not 0 <= config.zero_stage <= _LARGEST_STAGE:
         yield "zero_stage must be 0 to 3"
     if config.zero_stage and ranks == 1:
@@ -416,9 +447,7 @@ def _step_faults(config: Configuration) -> Iterator[str]:
     if config.zero_stage and config.zero_shard_size == 1:
         yield "zero_shard_size = 1 shards nothing"
     replicas = max(ranks // config.zero_shard_size, 1)
-    if config.zero_stage and (
-        ranks % config.zero_shard_size or ranks * tensor // config.expert_ranks % replicas
-    ):
+    if config.zero_stage and (ranks % config.zero_shard_size or every * tensor // experts % replicas):
         yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
 
 

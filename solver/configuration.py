@@ -197,6 +197,28 @@ class Configuration:
     zero_shard_size: Annotated[
         int, Variable("Ranks that share one set of shards; 1 for ZeRO stage 0", follows=True, scope="run")
     ] = 1
+    weight_shard_size: Annotated[
+        int,
+        Variable(
+            "Weight shard size: data-parallel ranks that store a part of every dense matrix each, "
+            "and gather it for every product",
+            short="ws",
+            needs="weight_shards",
+            uniform_only=True,
+            scope="layout",
+        ),
+    ] = 1
+    expert_weight_shard_size: Annotated[
+        int,
+        Variable(
+            "Expert weight shard size: ranks that store a part of every expert each, "
+            "and gather it for every product",
+            short="ews",
+            needs="weight_shards",
+            uniform_only=True,
+            scope="layout",
+        ),
+    ] = 1
     micro_batch_size: Annotated[
         int,
         Variable(
@@ -306,6 +328,11 @@ class Configuration:
         """Return the ranks that hold the experts of a layer once: ep * etp."""
         return self.expert_parallel_size * self.expert_tensor_parallel_size
 
+    @cached_property
+    def replicating_ranks(self) -> int:
+        """Return the ranks that hold the same dense weights: dp * cp, without those that share each."""
+        return self.data_parallel_size * self.context_parallel_size // self.weight_shard_size
+
     def layers_of_rank(self, stage: int) -> tuple[int, ...]:
         """Return layers of each chunk of rank ``stage``; chunk c is on rank c mod pp, or in a V."""
         pp = self.pipeline_parallel_size
@@ -381,6 +408,9 @@ def mesh_of(config: Configuration) -> tuple[object, ...]:
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
     """Return a stable name: 12 hex digits of SHA-256 over problem and configuration."""
     values = {name: v for name, v in asdict(config).items() if name in _NAMED or v != _DEFAULTS[name]}
+    for one in values.get("replicas", ()):
+        for name in _SINCE_REPLICAS:
+            del one[name]  # 1 on node groups
     text = problem_digest + json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -392,6 +422,7 @@ _NAMED = (
     "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "pipeline_schedule",
     "recompute_granularity", "recompute_layers", "offload", "stage_layers", "stage_recompute_layers",
 )  # fmt: skip
+_SINCE_REPLICAS = ("weight_shard_size", "expert_weight_shard_size")  # added after replicas had names
 _DEFAULTS = asdict(Configuration())
 
 
@@ -508,6 +539,8 @@ class Columns:
     data_parallel_size: IntArray
     zero_stage: IntArray
     zero_shard_size: IntArray
+    weight_shard_size: IntArray
+    expert_weight_shard_size: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
     pipeline_schedule: IntArray
@@ -539,6 +572,12 @@ class Columns:
     def expert_ranks(self) -> IntArray:
         """Return the ranks that hold the experts of a layer once: ep * etp, shape (n,)."""
         return self.expert_parallel_size * self.expert_tensor_parallel_size
+
+    @property
+    def replicating_ranks(self) -> IntArray:
+        """Return the ranks that hold the same dense weights: dp * cp / weight_shard_size, shape (n,)."""
+        ranks = self.data_parallel_size * self.context_parallel_size
+        return np.asarray(np.maximum(ranks // self.weight_shard_size, 1))
 
     @property
     def global_batch_size(self) -> IntArray:

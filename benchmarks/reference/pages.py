@@ -509,7 +509,13 @@ some before the launchers' own parsers.
 def switches_page() -> str:
     """The page."""
     own = [_switch_section(switch) for switch in switches().values()]
-    sections = [*own, _context_section(), _standalone_section(), _offload_section()]
+    sections = [
+        *own,
+        _context_section(),
+        _weight_shards_section(),
+        _standalone_section(),
+        _offload_section(),
+    ]
     return _SWITCHES_HEAD + "\n".join(sections)
 
 
@@ -537,6 +543,27 @@ def _who_can(can: Mapping[str, Collection[str]], words: Sequence[str]) -> list[s
             for word in words
         ),
     ]
+
+
+def _weight_shards_section() -> str:
+    """Weights that data-parallel ranks share: two variables of the plan."""
+    able = {name: launcher_capabilities(name) for name in launcher_names()}
+    conditions = [
+        f"- {name}: {', '.join(f'`{rule}`' for rule in one.weight_shard_constraints)}"
+        + (f"; no {', no '.join(one.weight_shards_without)}" if one.weight_shards_without else "")
+        for name, one in able.items()
+        if one.weight_shards
+    ]
+    return "\n".join([
+        "## `weight_shards` {#weight-shards}", "",
+        "Data-parallel ranks may share weights: each stores a part of every matrix and gathers the whole",
+        "for its products (`weight_shard_size` ranks for dense matrices, `expert_weight_shard_size` for",
+        "experts). Searched where `weight_shards` is allowed (`switches` does not mean it).",
+        "Conditions of the launchers that have it:", "",
+        *conditions, "",
+        "Files for Megatron-Bridge state it from release 0.7 on (`--launcher-version 0.7`), whose pull",
+        "request 5569 hands it on to Megatron-Core.", "",
+    ])  # fmt: skip
 
 
 def _standalone_section() -> str:

@@ -36,6 +36,8 @@ class Configuration:
     data_parallel_size: int = 1
     zero_stage: int = 0
     zero_shard_size: int = 1
+    weight_shard_size: int = 1
+    expert_weight_shard_size: int = 1
     micro_batch_size: int = 1
     num_microbatches: int = 1
     pipeline_schedule: str = "none"

@@ -37,6 +37,7 @@ from meshwright.launchers.megatron_core.names import (
     parallel_values,
     recompute_values,
     split_values,
+    weight_shard_values,
 )
 from meshwright.launchers.megatron_lm.flags import (
     expert_layers,
@@ -49,7 +50,9 @@ from meshwright.launchers.megatron_lm.model_rules import (
     prediction_layers_need_rotary,
 )
 from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
+from meshwright.launchers.rules import fault
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.space.launcher_rules import overlap_notes
@@ -182,8 +185,9 @@ def _model_keys(values: Values) -> Values:
 
 
 def _parallel(target: Target) -> Values:
-    values = _model_keys(parallel_values(target) | context_values(target.config))
-    if target.config.rank_order == STAGES_BEFORE_DATA:
+    config = target.config
+    values = _model_keys(parallel_values(target) | context_values(config) | weight_shard_values(config))
+    if config.rank_order == STAGES_BEFORE_DATA:
         values["dist.use_tp_pp_dp_mapping"] = True
     values["comm_overlap"] = None  # otherwise it would rewrite the overlaps
     overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
@@ -405,7 +409,24 @@ RUN = """\
 run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
     "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")"""
 NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)
+_WITH_WEIGHT_SHARDS = "0.7"  # the first release that may wire them in: its pull request 5569
+
+
+def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
+    """Require a release that hands weight shards on to Megatron-Core's process groups."""
+    for name in ("weight_shard_size", "expert_weight_shard_size"):
+        size = getattr(target.config, name)
+        if size > 1 and target.version != _WITH_WEIGHT_SHARDS:
+            yield fault(
+                name,
+                f"{size}, which files for Megatron-Bridge {target.version or '0.3'} do not start",
+                allowed=f"1; launcher_version {_WITH_WEIGHT_SHARDS} with its pull request 5569",
+                nearest=1,
+            )
+
+
 OWN_RULES = (
+    weight_shards_are_wired_in,
     interleaving_needs_a_pipeline,
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,

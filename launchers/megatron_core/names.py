@@ -147,6 +147,18 @@ def parallel_values(target: Target) -> Values:
     return values
 
 
+def weight_shard_values(config: Configuration) -> Values:
+    """Return the parts that each matrix is stored in: tensor-parallel ranks times those that gather it."""
+    shards = {
+        "tensor_parallel_num_weight_shards": (config.weight_shard_size, config.tensor_parallel_size),
+        "expert_tensor_parallel_num_weight_shards": (
+            config.expert_weight_shard_size,
+            config.expert_tensor_parallel_size,
+        ),
+    }
+    return {name: size * split for name, (size, split) in shards.items() if size > 1}
+
+
 def split_values(target: Target) -> Values:
     """Return virtual stages, and the layout of a split that is not even."""
     config = target.config

@@ -28,6 +28,7 @@ from meshwright.launchers.megatron_core.names import (
     moment_values,
     offload_values,
     overlapped,
+    weight_shard_values,
 )
 from meshwright.launchers.target import Target
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -227,7 +228,7 @@ def _parallel(target: Target) -> list[MegatronFlag]:
     flags += flags_of(context_values(config))
     if config.rank_order == STAGES_BEFORE_DATA:
         flags.append(flag("use-tp-pp-dp-mapping"))
-    return flags
+    return flags + flags_of(weight_shard_values(config))
 
 
 def _split(target: Target) -> list[MegatronFlag]:

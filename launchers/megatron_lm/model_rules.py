@@ -17,6 +17,7 @@ from meshwright.launchers.rules import (
     near_divisors,
     near_multiples,
     options_hold,
+    shares_weights,
 )
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -259,6 +260,7 @@ def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
 
 
 options_go_together = options_hold("megatron-lm")
+weights_are_shared = shares_weights("megatron-lm")
 MODEL_RULES: tuple[Rule, ...] = (
     heads_divide_over_ranks,
     kv_groups_divide_over_ranks,
@@ -276,5 +278,6 @@ MODEL_RULES: tuple[Rule, ...] = (
     states_alone_are_offloaded,
     fp8_recipe_is_known,
     options_go_together,
+    weights_are_shared,
     prediction_layers_need_rotary,
 )

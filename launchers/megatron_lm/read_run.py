@@ -447,6 +447,8 @@ TOLD_FLAGS = {
     "context_parallel_size": "--context-parallel-size",
     "expert_parallel_size": "--expert-model-parallel-size",
     "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+    "weight_shard_size": "--tensor-parallel-num-weight-shards",
+    "expert_weight_shard_size": "--expert-tensor-parallel-num-weight-shards",
     "virtual_pipeline_size": "--num-virtual-stages-per-pipeline-rank",
     "micro_batch_size": "--micro-batch-size",
     "global_batch_size": "--global-batch-size",
@@ -476,7 +478,8 @@ def configuration_of(
     vpp = max(len(split) // pp, 1)
     _check_interleaving(given, pp, vpp, count)
     _check_experts(given, model, tp, cp * dp)
-    zero, shard = _sharding(given, dp * cp)
+    shared, experts_shared = _weight_shards(given, model, tp, dp, tp * cp * dp)
+    zero, shard = _sharding(given, dp * cp // shared)
     sequence = given.has("sequence-parallel")
     if sequence and tp == 1:
         given.note("--sequence-parallel does nothing at tp 1")
@@ -493,6 +496,8 @@ def configuration_of(
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=shard,
+        weight_shard_size=shared,
+        expert_weight_shard_size=experts_shared,
         micro_batch_size=micro,
         num_microbatches=count,
         pipeline_schedule="none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
@@ -588,6 +593,30 @@ def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
             allowed=f"divisors of {tp * rest}",
             nearest=near_divisors(ranks, tp * rest),
         )
+
+
+def _weight_shards(given: Given, model: ModelSpec, tp: int, dp: int, stage: int) -> tuple[int, int]:
+    """Return the ranks that share each dense matrix, and each expert: parts over tensor-parallel ranks.
+
+    (Megatron-Core ``resolve_tensor_parallel_weight_shards``.) Sizes that replicas cannot share are raised.
+    """
+    etp = _expert_tensor(given, model, tp)
+    expert_ranks = given.integer("expert-model-parallel-size", 1) * etp
+    found = []
+    for name, split, replicas in (
+        ("tensor-parallel-num-weight-shards", tp, dp),
+        ("expert-tensor-parallel-num-weight-shards", etp, max(stage // expert_ranks, 1)),
+    ):
+        parts = given.integer(name, split)
+        if parts % split or replicas % (parts // split or 1):
+            given.fault(
+                name,
+                f"{parts} parts of each matrix are not tp = {split} times a divisor of {replicas} replicas",
+                allowed=f"{split} times a divisor of {replicas}",
+                nearest=str(split),
+            )
+        found.append(max(parts // split, 1))
+    return found[0], found[1] if model.moe is not None else 1
 
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:

@@ -233,6 +233,28 @@ def shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
         )
 
 
+def weight_shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
+    """Require equal sets of ranks that share weights (Megatron-Core ``initialize_model_parallel``).
+
+    world_size % (tp * pp * cp * gtp_remat_size) = 0, and that of expert ranks.
+    """
+    config = target.config
+    dense, expert, dp = config.weight_shard_size, config.expert_weight_shard_size, config.data_parallel_size
+    stage = config.tensor_parallel_size * config.context_parallel_size * dp
+    replicas = max(stage // config.expert_ranks, 1) if target.model.moe else 1
+    for field, size, ranks, words in (
+        ("weight_shard_size", dense, dp, f"data_parallel_size = {dp}"),
+        ("expert_weight_shard_size", expert, replicas, f"the {replicas} replicas of an expert"),
+    ):
+        if ranks % size:
+            yield fault(
+                field,
+                f"{size} does not divide {words}",
+                allowed=f"divisors of {ranks}",
+                nearest=near_divisors(size, ranks),
+            )
+
+
 def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
     """Require one mesh for all nodes: stages and replicas have no node group or size of their own."""
     for name in ("stage_groups", "replicas"):
@@ -273,4 +295,5 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     zero_stage_is_known,
     fsdp_has_no_pipeline,
     shards_divide_the_replicas,
+    weight_shards_divide_the_replicas,
 )

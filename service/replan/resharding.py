@@ -62,22 +62,27 @@ class Moved:
 def held_by(config: Configuration) -> HeldSlices:
     """Return the bytes that every rank holds under a layout that is one mesh."""
     c, ranks = config, np.arange(config.num_gpus)
+    near, beyond = c.weight_shard_size, c.expert_weight_shard_size
     sizes = {
-        "tp": c.tensor_parallel_size, "cp": c.context_parallel_size,
-        "dp": c.data_parallel_size, "pp": c.pipeline_parallel_size,
+        "tp": c.tensor_parallel_size, "shared": near, "cp": c.context_parallel_size,
+        "dp": c.data_parallel_size // near, "pp": c.pipeline_parallel_size,
     }  # fmt: skip
     place, width = dict[str, IntArray](), 1
-    for axis in c.rank_order.split("-"):  # fastest first
+    for axis in c.rank_order.replace("tp", "tp-shared", 1).split("-"):  # fastest first
         place[axis], width = ranks // width % sizes[axis], width * sizes[axis]
     replica = place["cp"] + sizes["cp"] * place["dp"]
     shards = c.zero_shard_size if c.zero_stage >= _SHARDS_STATES else 1
-    dense = _slices(place["tp"], sizes["tp"], replica % shards, shards, c.zero_stage)
-    inner = place["tp"] + sizes["tp"] * replica  # experts' ranks number the ranks of a stage anew
-    group = sizes["tp"] * sizes["cp"] * sizes["dp"]
-    copies = group // c.expert_ranks if c.zero_stage >= _SHARDS_STATES else 1
+    part = place["tp"] * near + place["shared"]
+    dense = _slices(part, sizes["tp"] * near, replica % shards, shards, c.zero_stage)
+    # experts' ranks number the ranks of a stage anew
+    inner = place["tp"] + sizes["tp"] * (place["shared"] + near * replica)
+    group = sizes["tp"] * near * sizes["cp"] * sizes["dp"]
+    replicas = inner // c.expert_ranks
+    copies = group // (c.expert_ranks * beyond) if c.zero_stage >= _SHARDS_STATES else 1
     experts = _slices(
-        inner % c.expert_ranks, c.expert_ranks, inner // c.expert_ranks % copies, copies, c.zero_stage
-    )
+        inner % c.expert_ranks * beyond + replicas % beyond, c.expert_ranks * beyond,
+        replicas // beyond % copies, copies, c.zero_stage,
+    )  # fmt: skip
     return HeldSlices(stage=place["pp"], parts=_parts(config), dense=dense, experts=experts)
 
 

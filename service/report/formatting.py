@@ -178,7 +178,7 @@ def inner_words(configuration: Configuration) -> list[str]:
     """Return the unusual choices of a plan: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
     split = configuration.context_parallel_size
     shards, order = configuration.zero_shard_size, _order_words(configuration)
-    hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
+    hybrid = configuration.zero_stage > 0 and shards < configuration.replicating_ranks
     found = {
         configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
         _context_words(configuration): configuration.context_parallel_mode != "ring" and split > 1,

@@ -122,10 +122,11 @@ class _Mesh:
     @property
     def strides(self) -> dict[str, int]:
         """Return GPUs between neighbours of every axis of the mesh."""
-        found, stride = dict[str, int](), 1
+        found, stride, shared = dict[str, int](), 1, self.config.weight_shard_size
         for axis in self.config.rank_order.split("-"):
             found[axis] = stride
-            stride *= self.sizes[axis]
+            stride *= self.sizes[axis] // (shared if axis == "dp" else 1)
+            stride *= shared if axis == "tp" else 1  # data-parallel ranks that share weights
         return found
 
     @property
@@ -135,6 +136,10 @@ class _Mesh:
 
     def rank(self, axis: str, gpu: int) -> int:
         """Return the rank of a GPU on an axis."""
+        if axis == "dp":
+            shared = self.config.weight_shard_size
+            beyond = gpu // self.strides["dp"] % (self.sizes["dp"] // shared)
+            return beyond * shared + gpu // self.sizes["tp"] % shared
         if axis in self.strides:
             return gpu // self.strides[axis] % self.sizes[axis]
         stride, stages = self.strides["pp"], self.sizes["pp"]
@@ -143,6 +148,10 @@ class _Mesh:
 
     def group_of_first(self, axis: str) -> list[int]:
         """Return the GPUs of GPU 0's group on an axis."""
+        if axis == "dp":
+            near, shared = self.sizes["tp"], self.config.weight_shard_size
+            beyond = range(self.sizes["dp"] // shared)
+            return [at * self.strides["dp"] + one * near for at in beyond for one in range(shared)]
         if axis in self.strides:
             return [number * self.strides[axis] for number in range(self.sizes[axis])]
         stride, stages = self.strides["pp"], self.sizes["pp"]

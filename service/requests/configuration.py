@@ -287,7 +287,7 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
         "data_parallel_size": dp,
         "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
         "pipeline_schedule": schedule,
-        "zero_shard_size": dp * cp if given.zero_stage else 1,
+        "zero_shard_size": max(dp * cp // given.weight_shard_size, 1) if given.zero_stage else 1,
         "recompute_layers": _recomputed(given, split),
         "stage_layers": list(split),
     }

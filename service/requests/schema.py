@@ -32,7 +32,7 @@ LoraTarget = Literal[
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate", "w1", "w2", "w3",
 ]  # fmt: skip
 Allowed = Literal[
-    "offload", "fp8", "standalone_stages", "context_parallel_mode",
+    "offload", "fp8", "standalone_stages", "context_parallel_mode", "weight_shards",
     "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
     "sgd-momentum", "switches", "none", "moe_dispatcher", "overlap_experts", "cuda_graph",
     "recompute_modules", "gradient_dtype", "overlap_tensor", "optimizer_offload_fraction",

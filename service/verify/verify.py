@@ -182,7 +182,7 @@ def distinct_ranks(target: Target) -> tuple[int, ...]:
     config = target.config
     step = config.num_gpus // config.pipeline_parallel_size
     if config.rank_order == "tp-cp-pp-dp":
-        step = config.tensor_parallel_size * config.context_parallel_size
+        step = config.tensor_parallel_size * config.weight_shard_size * config.context_parallel_size
     firsts = [stage * step for stage in range(config.pipeline_parallel_size)]
     return tuple(dict.fromkeys((*firsts, config.num_gpus - 1)))
 

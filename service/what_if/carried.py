@@ -120,9 +120,11 @@ def _with_replicas(config: Configuration, replicas: int, batch: Fraction) -> Con
     if own.denominator > 1:
         return None
     micro_batch = gcd(config.micro_batch_size, int(own))  # smaller where a replica has less to do
-    shards = config.zero_shard_size
-    if config.zero_stage and shards == config.data_parallel_size * config.context_parallel_size:
-        shards = replicas * config.context_parallel_size
+    shards, shared = config.zero_shard_size, config.weight_shard_size
+    if replicas % shared:
+        return None
+    if config.zero_stage and shards == config.replicating_ranks:
+        shards = replicas * config.context_parallel_size // shared
     return replace(
         config,
         data_parallel_size=replicas,

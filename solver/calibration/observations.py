@@ -98,8 +98,7 @@ def memory_configuration(one: Observation, prediction: Prediction) -> Configurat
         every = sum(known.stage_layers)
         known = replace(known, recompute_granularity="full", recompute_layers=every)
     if not one.sharding_known and known.zero_stage == 0:
-        replicas = known.data_parallel_size * known.context_parallel_size
-        known = replace(known, zero_stage=1, zero_shard_size=replicas)
+        known = replace(known, zero_stage=1, zero_shard_size=known.replicating_ranks)
     return known
 
 

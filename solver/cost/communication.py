@@ -264,6 +264,72 @@ def weight_gathers(
     )
 
 
+# Bytes of an element that weight shards gather in the products' format, with the scales of its blocks; of
+# other recipes they gather bf16 (Megatron-LM d98e8a64 ``docs/api-guide/core/
+# generalized_tensor_parallel.md``, section 1.3, "Communication volume breakdown").
+SHARDED_BYTES: Mapping[str, float] = {"mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+
+
+def shard_gathers(
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, matrices: float = 0.0
+) -> PassSeconds:
+    """Return the seconds that ranks which share weights gather them and scatter gradients' sums.
+
+    Every pass gathers each matrix by itself, and each backward pass reduces and scatters its gradient, in
+    the dtype that gradients add up in. One matrix is fetched ahead of the products, an expert layer's a
+    layer ahead, so that passes hide all but a least share (section 1.1 of that guide).
+
+    Args:
+        ctx: the rows.
+        weights: of a layer, or an end of the model; on a rank, (n,).
+        trained: those of them with gradients.
+        passes: seconds of the part.
+        matrices: dense ones of a layer; 0: an end's, which travels in bf16.
+    """
+    if not _shares_weights(ctx):
+        nothing = np.zeros_like(ctx.t)
+        return PassSeconds(forward=nothing, backward=nothing)
+    gather = _shards_gathered_s(ctx, weights, matrices)
+    reduce = _divided_s(ctx, trained, ctx.facts.gradient_bytes, matrices or 1.0)
+    return PassSeconds(
+        forward=exposed_s(gather, passes.forward, ctx.constants.gather_exposed),
+        backward=exposed_s(gather + reduce, passes.backward, ctx.constants.gather_exposed),
+    )
+
+
+def replayed_shard_gathers(
+    ctx: Context, weights: Weights, replay: FloatArray, *, matrices: float
+) -> FloatArray:
+    """Return the gathers that recomputing a layer repeats, hidden under it (section 3.1 of that guide)."""
+    if not _shares_weights(ctx):
+        return np.zeros_like(ctx.t)
+    gather = _shards_gathered_s(ctx, weights, matrices)
+    return exposed_s(gather, replay, ctx.constants.gather_exposed)
+
+
+def _shares_weights(ctx: Context) -> bool:
+    return bool((ctx.g > 1).any() or (ctx.ge > 1).any())
+
+
+def _shards_gathered_s(ctx: Context, weights: Weights, matrices: float) -> FloatArray:
+    each = SHARDED_BYTES.get(ctx.facts.precision_recipe, 2.0) if matrices else 2.0
+    return _divided_s(ctx, weights, each, matrices or 1.0)
+
+
+_EXPERT_GATHERS = 2.0  # of all experts' first matrices together, and of their second ones
+
+
+def _divided_s(ctx: Context, weights: Weights, element_bytes: float, matrices: float) -> FloatArray:
+    """Return gathers (or scattered sums) of a part's matrices over the ranks that share each."""
+    dense = (weights.dense - weights.whole) * ctx.g * (element_bytes / matrices)
+    seconds = np.where(ctx.g > 1, matrices * all_gather_s(dense, ctx.weight_group), 0.0)
+    if not weights.routed.any():
+        return seconds
+    routed = weights.routed * ctx.ge * (element_bytes / _EXPERT_GATHERS)
+    experts = _EXPERT_GATHERS * all_gather_s(routed, ctx.expert_weight_group)
+    return seconds + np.where(ctx.ge > 1, experts, 0.0)
+
+
 def _shard(ctx: Context, weights: Weights) -> FloatArray:
     dense, routed = ctx.dense_replicas.sharing, ctx.expert_replicas.sharing
     return weights.dense / dense + weights.routed / routed

@@ -64,7 +64,9 @@ def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
 # Ranks are numbered along one axis after the other (Megatron-Core ``RankGenerator``: ``tp-cp-ep-dp-pp``).
 # The ranks of one stage keep the order of their own axes; where pp does not come last, the axes behind it
 # are one block of ranks for each step along them, and as many blocks of other stages lie in between.
-# Experts are split over the innermost ranks of a stage.
+# Experts are split over the innermost ranks of a stage. Data-parallel ranks that share dense weights come
+# right behind the tensor-parallel ones, those that share experts behind the expert-parallel ones
+# (``parallel_state.py _inject_gtp_remat_axis``).
 
 
 def _before(first: str, second: str) -> BoolArray:
@@ -103,10 +105,11 @@ def placement_of(columns: Columns) -> Placement:
 def _distances(columns: Columns, order: IntArray | int) -> tuple[IntArray, IntArray]:
     """Return the distance between stages, and between context-parallel ranks of a stage, in ranks."""
     tp, cp, dp = columns.tensor_parallel_size, columns.context_parallel_size, columns.data_parallel_size
+    near = columns.weight_shard_size  # of dp: these follow the tensor-parallel ranks in every order
     block = (
-        tp * np.where(_CONTEXT_BEFORE_STAGES[order], cp, 1) * np.where(_DATA_BEFORE_STAGES[order], dp, 1)
+        tp * np.where(_CONTEXT_BEFORE_STAGES[order], cp, 1) * np.where(_DATA_BEFORE_STAGES[order], dp, near)
     )
-    return block, tp * np.where(_DATA_BEFORE_CONTEXT[order], dp, 1)
+    return block, tp * np.where(_DATA_BEFORE_CONTEXT[order], dp, near)
 
 
 def same_ranks(columns: Columns, order: IntArray | int, other: IntArray | int) -> BoolArray:
@@ -239,6 +242,8 @@ class Context:
     et: FloatArray  # expert_tensor_parallel_size
     d: FloatArray  # data_parallel_size
     p: FloatArray  # pipeline_parallel_size
+    g: FloatArray  # weight_shard_size
+    ge: FloatArray  # expert_weight_shard_size
     micro_batch: FloatArray
     tokens: FloatArray  # of one micro-batch on one rank: b s / c
     row_share: FloatArray  # share of a sequence that norms and residuals see: 1 / t with SP, else 1
@@ -251,9 +256,11 @@ class Context:
     ring_group: Group  # c / exchanging of them, as far apart as so many lie
     expert_group: Group
     expert_tensor_group: Group  # ranks that share one expert
-    data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
+    data_group: Group  # dp * cp / g ranks that reduce the gradients of dense weights
     shard_group: Group  # those among them that share one shard set
     expert_data_group: Group  # ranks that reduce the gradients of one expert
+    weight_group: Group  # those that share each dense matrix
+    expert_weight_group: Group  # those that share each expert
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
@@ -540,10 +547,14 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         getattr(columns, f"{axis}_parallel_size").astype(np.float64)
         for axis in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
     )
+    g, ge = (
+        getattr(columns, name).astype(np.float64)
+        for name in ("weight_shard_size", "expert_weight_shard_size")
+    )
     b = columns.micro_batch_size.astype(np.float64)
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
-    shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d)
-    expert_data = np.maximum(t * c * d / (e * et), 1.0)
+    shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d / g)
+    expert_data = np.maximum(t * c * d / (e * et * ge), 1.0)
     place = placement_of(columns)
     ranks = columns.exchanging.astype(np.float64)
     exchange = ring = Group(c, place.context_stride, context, place.blocks)  # of one of them each row is
@@ -577,7 +588,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         remainder_bytes=remainder_bytes,
         moved_share=(optimizer.moved_bytes - remainder_bytes) / ADAMW_MOVED_BYTES,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
-        t=t, c=c, e=e, et=et, d=d, p=p,
+        t=t, c=c, e=e, et=et, d=d, p=p, g=g, ge=ge,
         micro_batch=b,
         tokens=b * workload.seq_length / c,
         row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
@@ -590,9 +601,11 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         ring_group=ring,
         expert_group=Group(e, et, expert, place.blocks),  # the innermost ranks after expert tp
         expert_tensor_group=Group(et, np.ones_like(et), tensor),
-        data_group=Group(c * d, t, data, place.blocks),
-        shard_group=Group(shard, t, data, place.blocks),
-        expert_data_group=Group(expert_data, e * et, data, place.blocks),
+        data_group=Group(c * d / g, t * g, data, place.blocks),
+        shard_group=Group(shard, t * g, data, place.blocks),
+        expert_data_group=Group(expert_data, e * et * ge, data, place.blocks),
+        weight_group=Group(g, t, data, place.blocks),
+        expert_weight_group=Group(ge, e * et, data, place.blocks),
     )  # fmt: skip
 
 

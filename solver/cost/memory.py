@@ -21,6 +21,7 @@ from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray
+from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -408,6 +409,22 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 
 
+def shard_buffer_bytes(ctx: Context, part: Weights, *, layer: bool) -> FloatArray:
+    """Return buffers of gathered matrices and of their whole gradients where ranks share weights, (n,).
+
+    Layers share one of each shape for weights in bf16, and one for either pass of those in 8 or 4 bits;
+    experts, which are fetched a layer ahead, have two; a replay has one of its own. Gradients have the
+    dtype that they add up in (Megatron-LM d98e8a64 ``core/tensor_parallel/
+    generalized_tensor_parallelism.py _get_cache_key, get_wgrad_tensor``).
+    """
+    dense = np.where(ctx.g > 1, (part.dense - part.whole) * ctx.g, 0.0)
+    routed = np.where(ctx.ge > 1, part.routed * ctx.ge, 0.0)
+    quantised = SHARDED_BYTES.get(ctx.facts.precision_recipe) if layer else None
+    each, copies = (quantised, 2.0) if quantised else (2.0, 1.0)
+    gathered = dense * (copies + ctx.full * layer) + routed * (2.0 * copies + ctx.full)
+    return np.asarray(gathered * each + (dense + routed) * ctx.facts.gradient_bytes)
+
+
 def reducing_bytes(
     ctx: Context, head: FloatArray | float, layer: FloatArray, replayed: FloatArray, freed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -563,6 +580,8 @@ def memory_prices(
         for term in fields(StateBytes)
     }
     held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
+    for part in (last, last + 1):
+        held["weights_bytes"][:, part] += shard_buffer_bytes(ctx, weights[part], layer=False)
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
@@ -589,7 +608,8 @@ def memory_prices(
         "checkpoint_bytes": np.stack([*kept, zero, zero], axis=1),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
         "replay_workspace_bytes": np.maximum(waiting, of_layer),
-        "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1]),
+        "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
+        + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }
     return {
         **ctx.sharding.turns,

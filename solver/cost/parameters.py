@@ -44,12 +44,14 @@ class Weights:
     dense: FloatArray  # replicated over dp * cp
     routed: FloatArray  # routed experts, replicated over the expert data group
     ends: FloatArray | float = 0.0  # of the dense ones, embedding and output; of trained ones, copies
+    whole: FloatArray | float = 0.0  # of the dense ones, those that weight shards do not divide
 
     def __add__(self, other: Weights) -> Weights:
         """Add both parts."""
         return Weights(
-            dense=self.dense + other.dense, routed=self.routed + other.routed, ends=self.ends + other.ends
-        )
+            dense=self.dense + other.dense, routed=self.routed + other.routed,
+            ends=self.ends + other.ends, whole=self.whole + other.whole,
+        )  # fmt: skip
 
     def dense_bytes(self, each: float) -> FloatArray:
         """Return the bytes of the dense weights if a layer's take ``each``; those of the ends take 2."""
@@ -62,30 +64,33 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     So are biases of what is summed over tp ranks: of the output of attention, MLP and experts
     (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"), and latent attention's
     down-projections (``MLASelfAttention``: Transformer Engine's are ``parallel_mode = "duplicated"``).
+    Weight shards divide matrices that are split; biases, norms and what is duplicated they leave whole
+    (Megatron-LM d98e8a64 ``docs/api-guide/core/generalized_tensor_parallel.md``, sections 1.4 and 1.5).
     Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``). An indexer is
     whole (``experimental_attention_variant/dsa.py``, ``DSAIndexer``: ``parallel_mode="duplicated"``).
     """
     model, moe, routed = ctx.model, ctx.model.moe, np.zeros_like(ctx.t)
-    split, whole = _split_and_whole(model, kind)
+    split, single, whole = _split_and_whole(model, kind)
     if kind == "moe" and moe is not None:
         summed = model.expert_width if model.expert_bias_parameters() else 0
         divided = model.expert_parameters() + model.expert_bias_parameters() - summed
-        routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
-    return Weights(dense=split / ctx.t + whole, routed=routed)
+        routed = moe.num_experts * (divided / ctx.et + summed) / (ctx.e * ctx.ge)
+    kept = single / ctx.t + whole
+    return Weights(dense=split / (ctx.t * ctx.g) + kept, routed=routed, whole=kept)
 
 
 @lru_cache(maxsize=64)
-def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, float]:
+def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, int, float]:
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.undivided_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla and model.mixes_tokens else 0
     whole += down
     split = model.attention_parameters() - down
-    split += model.split_bias_parameters(kind) + model.sink_parameters()
+    single = model.split_bias_parameters(kind) + model.sink_parameters()
     if kind == "moe" and model.moe is not None:
         whole += model.router_parameters() + model.expert_latent_parameters()
-        return split + model.shared_expert_parameters(), whole
-    return split + model.dense_mlp_parameters(), whole
+        return split + model.shared_expert_parameters(), single, whole
+    return split + model.dense_mlp_parameters(), single, whole
 
 
 def embedding_weights(ctx: Context) -> Weights:
@@ -93,22 +98,26 @@ def embedding_weights(ctx: Context) -> Weights:
     model = ctx.model
     positions = float(model.embedding_parameters - model.vocab_size * model.embedding_width)
     split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
-    dense = ctx.padded_vocabulary * model.embedding_width / split + positions
-    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
+    dense = ctx.padded_vocabulary * model.embedding_width / (split * ctx.g) + positions
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=positions)
 
 
 def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> Weights:
     """Count the weights of a vision tower and its projector, or of one of these; 0 without a tower.
 
     Tensor-parallel ranks split matrices of layers and of the projector; both ends of the tower are whole.
+    Weight shards leave a tower whole.
     """
     dense, tower = np.zeros_like(ctx.t), ctx.model.tower
     if tower is not None and "vision" in parts:
-        split, whole = _split_and_whole(ctx.model.tower_layers, "dense")
-        dense = tower.num_layers * (split / ctx.t + whole + tower.layer_vectors) + tower.end_parameters()
+        split, single, whole = _split_and_whole(ctx.model.tower_layers, "dense")
+        dense = (
+            tower.num_layers * ((split + single) / ctx.t + whole + tower.layer_vectors)
+            + tower.end_parameters()
+        )
     if tower is not None and "projector" in parts:
         dense = dense + tower.projector_matrices / ctx.t + tower.projector_vectors
-    return Weights(dense=dense, routed=np.zeros_like(ctx.t))
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t), whole=dense)
 
 
 def first_weights(ctx: Context) -> Weights:
@@ -132,17 +141,18 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    return np.where(ctx.p > 1, copies * ctx.padded_vocabulary * model.embedding_width / ctx.t, 0.0)
+    own = ctx.padded_vocabulary * model.embedding_width / (ctx.t * ctx.g)
+    return np.where(ctx.p > 1, copies * own, 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
-    own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / ctx.t
-    own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
-    output = copied_embedding(ctx) + own + model.before_head_parameters
-    dense = output + model.final_norm_parameters
-    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
+    own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / (ctx.t * ctx.g)
+    whole = ctx.padded_vocabulary / ctx.t * int(model.head_bias) + model.before_head_parameters
+    whole = whole + model.final_norm_parameters
+    dense = copied_embedding(ctx) + own + whole
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)
 
 
 def normalized_head_weights(ctx: Context) -> FloatArray:
@@ -163,9 +173,13 @@ def prediction_weights(ctx: Context) -> Weights:
     layer = layer_weights(ctx.of(model.mtp_shape), model.mtp_shape.kind)
     matrix = 2.0 * model.hidden_size**2
     split = ctx.t if ctx.facts.prediction_sharded else np.ones_like(ctx.t)
-    project = matrix / split + (model.mtp_extra_parameters() - matrix)  # norms are whole
+    norms = model.mtp_extra_parameters() - matrix
+    project = matrix / (split * ctx.g) + norms
     depth = float(model.num_mtp_layers)
-    return Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
+    return Weights(
+        dense=depth * (layer.dense + project), routed=depth * layer.routed,
+        whole=depth * (layer.whole + norms),
+    )  # fmt: skip
 
 
 def prediction_copies(ctx: Context) -> FloatArray:

@@ -23,6 +23,8 @@ from meshwright.solver.cost.communication import (
     context_parallel,
     expert_parallel,
     replayed_gathers,
+    replayed_shard_gathers,
+    shard_gathers,
     tensor_parallel,
     transfer,
     unequal_attention,
@@ -33,6 +35,7 @@ from meshwright.solver.cost.compute import (
     Gemm,
     core_attention,
     gemm_seconds,
+    layer_gemms,
     linear_seconds,
     memory_bound,
     replayed_s,
@@ -159,6 +162,9 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
     gathers = weight_gathers(ctx, weights, trained, passes)
+    gathers = gathers + shard_gathers(
+        ctx, weights, trained, passes, matrices=(each := _matrices(ctx, kind))
+    )
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -172,11 +178,18 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
     replay = passes.forward - _unreplayed_s(ctx, kind, busy, tensor)
+    again_s = replayed_gathers(ctx, weights, replay)
+    again_s = again_s + replayed_shard_gathers(ctx, weights, replay, matrices=each)
     return PartPrice(
         passes=whole,
-        replay=np.where(ctx.full, replay + replayed_gathers(ctx, weights, replay), 0.0),
+        replay=np.where(ctx.full, replay + again_s, 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
+
+
+def _matrices(ctx: Context, kind: LayerKind) -> float:
+    """Count the dense products of a layer's forward pass; gates and what they gate are one."""
+    return float(sum(np.max(gemm.count) for gemm in layer_gemms(ctx, kind) if not gemm.grouped))
 
 
 def _unreplayed_s(
@@ -253,6 +266,7 @@ def _end_price(
     busy = compute + tensor
     passes = launched(ctx, "dense", busy, zero + floor_s) if np.any(floor_s) else busy
     gathers = weight_gathers(ctx, own, trained, passes, again=False)
+    gathers = gathers + shard_gathers(ctx, own, trained, passes)
     causes = dict.fromkeys(_causes(ctx), zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
@@ -547,9 +561,10 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     }
     c = replace(c, **{name: np.where(plain, value, getattr(c, name)) for name, value in read.items()})
     rings = [] if ctx.ring_group is ctx.exchange_group else [ctx.ring_group]  # mostly the same
+    shards = (ctx.weight_group, ctx.expert_weight_group)
     links = [
         one
-        for group in (*rings, ctx.exchange_group, ctx.expert_group)
+        for group in (*rings, ctx.exchange_group, ctx.expert_group, *shards)
         for one in (group.in_island, group.islands)
     ]
     compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
@@ -559,7 +574,8 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     few = replace(
         few, exchange_group=ctx.exchange_group.take(first), ring_group=ctx.ring_group.take(first),
         expert_group=ctx.expert_group.take(first), data_group=alone, shard_group=alone,
-        expert_data_group=alone,
+        expert_data_group=alone, weight_group=ctx.weight_group.take(first),
+        expert_weight_group=ctx.expert_weight_group.take(first),
     )  # fmt: skip
     return few, of_row
 

@@ -134,6 +134,7 @@ def tail_of(
         dense=np.array([own.dense for own in trained]),
         routed=np.array([own.routed for own in trained]),
         ends=np.array([own.ends + np.zeros_like(ctx.t) for own in trained]),
+        whole=np.array([own.whole + np.zeros_like(ctx.t) for own in trained]),
     )
     each = ctx.sharding.gathered_bytes
     under = PassSeconds(
@@ -152,6 +153,7 @@ def tail_of(
     exchange = np.where(ctx.sharding.hides_reductions, hidden, apart) + _copied_back_s(
         ctx, weights, tensors
     )
+    exchange = exchange + _left_whole_s(ctx, weights)
     dense = weights.dense / ctx.dense_replicas.sharing
     routed = weights.routed / ctx.expert_replicas.sharing
     updated = dense + routed
@@ -165,6 +167,19 @@ def tail_of(
     share = ctx.share_offloaded
     seconds = np.maximum((1.0 - share) * seconds, share * _offloaded_s(ctx, updated))
     return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray | float:
+    """Return seconds that ranks which share matrices add up gradients of what each has whole, (P, n).
+
+    One all-reduce of the rank's, under nothing (Megatron-LM d98e8a64 ``core/distributed/
+    finalize_model_grads.py _allreduce_replicated_grads_over_gtp_remat_group``).
+    """
+    if not (ctx.g > 1).any():
+        return 0.0
+    layers = np.maximum(ctx.model.num_layers / ctx.p, 1.0)
+    sent = weights.whole * ctx.facts.gradient_bytes
+    return np.where(ctx.g > 1, all_reduce_s(sent * layers, ctx.weight_group) / layers, 0.0)
 
 
 def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> FloatArray | float:

@@ -23,7 +23,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.explain.waterfall import waterfalls
-from meshwright.solver.problem import Problem, lacking_gpus
+from meshwright.solver.problem import WEIGHT_SHARDS, Problem, lacking_gpus
 from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
 from meshwright.solver.splits import even_split, launcher_split
@@ -75,9 +75,11 @@ def settle(problem: Problem, changed: Configuration, batch: int | None = None) -
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
     if chunks > layers or min(c.data_parallel_size, c.micro_batch_size, c.pipeline_parallel_size) < 1:
         return None
-    ranks = c.data_parallel_size * c.context_parallel_size
-    if ranks * c.tensor_parallel_size % c.expert_ranks:
+    every = c.data_parallel_size * c.context_parallel_size
+    experts = c.expert_ranks * c.expert_weight_shard_size
+    if every * c.tensor_parallel_size % experts or c.data_parallel_size % c.weight_shard_size:
         return None
+    ranks = c.replicating_ranks
     own = launcher_split(problem, c)
     if own is None:
         return None
@@ -137,6 +139,10 @@ def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, 
             yield _set(c, "virtual_pipeline_size", vpp)
     if problem.model.moe is not None:
         yield from _doubled_and_halved(c, "expert_parallel_size")
+    if WEIGHT_SHARDS in problem.options.allow or c.weight_shard_size * c.expert_weight_shard_size > 1:
+        yield from _doubled_and_halved(c, "weight_shard_size")
+        if problem.model.moe is not None:
+            yield from _doubled_and_halved(c, "expert_weight_shard_size")
     most = max(c.stage_layers)
     now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
     for layers in (layers for layers in sorted(_near(now)) if layers < most):

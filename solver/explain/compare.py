@@ -162,9 +162,9 @@ def _split(
 
 def _sharded(first: Configuration, second: Configuration, found: Configuration) -> Configuration:
     """Return shard sets as large as those of a configuration with the same ranks, else all ranks."""
-    ranks = found.data_parallel_size * found.context_parallel_size
+    ranks = found.replicating_ranks
     for owner in (second, first):
-        same = ranks == owner.data_parallel_size * owner.context_parallel_size
+        same = ranks == owner.replicating_ranks
         if found.zero_stage and same and owner.zero_stage == found.zero_stage:
             return replace(found, zero_shard_size=owner.zero_shard_size)
     return found

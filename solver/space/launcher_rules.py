@@ -549,13 +549,18 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the shard sets",
         reason="sharding inside groups, replicas across them, where the launcher has that",
-        reads=("context_parallel_size", "data_parallel_size", "zero_stage", "zero_shard_size"),
+        reads=(
+            "context_parallel_size",
+            "data_parallel_size",
+            "weight_shard_size",
+            "zero_stage",
+            "zero_shard_size",
+        ),
         violated=lambda c: (
-            (c.zero_stage > 0)
-            & (c.zero_shard_size != c.data_parallel_size * c.context_parallel_size)
-            & (not able.hybrid_sharding)
+            (c.zero_stage > 0) & (c.zero_shard_size != c.replicating_ranks) & (not able.hybrid_sharding)
         ),
     )
+    yield from _weight_shard_rules(problem, able)
     yield Rule(
         name=f"{name} has the split of experts and sequences",
         reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
@@ -571,6 +576,44 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reads=("offload",),
         violated=lambda c: ~is_one_of(c.offload, offload),
     )
+
+
+def _weight_shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    obstacle = weight_shard_obstacle(problem, able)
+    allowed = able.weight_shard_constraints
+    broken = [_needed(able.launcher, text, problem.model.num_layers) for text in allowed]
+    reads = {name for rule in broken for name in rule.reads}
+    yield Rule(
+        name=f"{able.launcher} shares weights among data-parallel ranks",
+        reason=obstacle or "; ".join(allowed) or "matrices are gathered for each product",
+        reads=tuple(sorted({"weight_shard_size", "expert_weight_shard_size", *reads})),
+        violated=lambda c: (
+            (c.weight_shard_size * c.expert_weight_shard_size > 1)
+            & np.logical_or.reduce(
+                [np.full(len(c), bool(obstacle)), *(rule.violated(c) for rule in broken)]
+            )
+        ),
+    )
+
+
+def weight_shard_obstacle(problem: Problem, able: Capabilities) -> str:
+    """Return why no plan of a problem may share weights among data-parallel ranks; empty if one may.
+
+    MXFP8 needs weights that are held in 8 bits alone, NVFP4 weights in 4, which no exporter writes
+    (Megatron-LM 0.19.2 ``arguments.py validate_args``: "GTP + mxfp8 requires --fp8-param-gather").
+    """
+    facts, work = _facts(problem, able), problem.workload
+    recipe = facts.precision_recipe if facts is not None else "none"
+    lacking = [fact for fact in able.weight_shards_without if fact in model_facts(problem.model)]
+    if not able.weight_shards:
+        return "the launcher has no shards of single weights"
+    if work.lora_rank:
+        return "adapters are not planned with it"
+    if recipe == "nvfp4" or work.precision == "fp32":
+        return f"{recipe if recipe == 'nvfp4' else 'fp32'} is not planned with it"
+    if recipe == "mxfp8" and facts is not None and not facts.low_precision_weights:
+        return "mxfp8 needs low_precision_weights (--fp8-param-gather)"
+    return f"its release cannot shard {', '.join(lacking)}" if lacking else ""
 
 
 def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -429,6 +430,7 @@ def _order_rules() -> Iterator[Rule]:
             "tensor_parallel_size",
             "context_parallel_size",
             "data_parallel_size",
+            "weight_shard_size",
             "pipeline_parallel_size",
             "rank_order",
         ),
@@ -455,9 +457,30 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="ZeRO needs data-parallel ranks",
-        reason="ZeRO shards over dp * cp ranks, and dp * cp = 1",
-        reads=("context_parallel_size", "data_parallel_size", "zero_stage"),
-        violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
+        reason="ZeRO shards over dp * cp ranks (over weight_shard_size of them, each with its part), not 1",
+        reads=("context_parallel_size", "data_parallel_size", "weight_shard_size", "zero_stage"),
+        violated=lambda c: (c.zero_stage > 0) & (c.replicating_ranks == 1),
+    )
+    yield Rule(
+        name="weight_shard_size divides data_parallel_size",
+        reason="ranks that share dense weights train on sequences of their own",
+        reads=("data_parallel_size", "weight_shard_size"),
+        violated=lambda c: c.data_parallel_size % c.weight_shard_size != 0,
+    )
+    yield Rule(
+        name="expert_weight_shard_size divides the ranks that replicate an expert",
+        reason="tp * cp * dp / (ep * expert tp) ranks have the same experts"
+        if problem.model.moe
+        else "a dense model has no experts to shard",
+        reads=(
+            "tensor_parallel_size",
+            "context_parallel_size",
+            "data_parallel_size",
+            "expert_parallel_size",
+            "expert_tensor_parallel_size",
+            "expert_weight_shard_size",
+        ),
+        violated=partial(_uneven_expert_shards, has_experts=problem.model.moe is not None),
     )
     yield Rule(
         name="zero_shard_size divides the ranks that share weights",
@@ -468,6 +491,8 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
             "expert_parallel_size",
             "expert_tensor_parallel_size",
             "data_parallel_size",
+            "weight_shard_size",
+            "expert_weight_shard_size",
             "zero_stage",
             "zero_shard_size",
         ),
@@ -475,11 +500,18 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
+def _uneven_expert_shards(c: Columns, *, has_experts: bool) -> BoolArray:
+    replicas = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size // c.expert_ranks
+    uneven = np.maximum(replicas, 1) % c.expert_weight_shard_size != 0
+    return np.asarray((c.expert_weight_shard_size > 1) & (uneven | (not has_experts)))
+
+
 def _uneven_shards(c: Columns) -> BoolArray:
     """Mark rows with shard sets of one rank, or that do not make up dp * cp or an expert's ranks."""
-    ranks = c.data_parallel_size * c.context_parallel_size
+    ranks = c.replicating_ranks
     replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
-    experts = c.tensor_parallel_size * ranks // c.expert_ranks
+    experts = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
+    experts = experts // (c.expert_ranks * c.expert_weight_shard_size)
     alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing
     uneven = (ranks % c.zero_shard_size != 0) | (experts % replicas != 0)
     return np.asarray((c.zero_stage > 0) & (uneven | alone))

@@ -2,13 +2,15 @@
 
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
+  weight_shard_size             1; where the request allows weight_shards, powers of two up to twice an
+  expert_weight_shard_size      island; of experts likewise, and both together
   sequence_parallel             with tensor parallelism; without it where the request names it, or wide
   context_parallel_mode         ring, and all_to_all where the heads divide; both where that is asked for
   rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
 What the request pins or bounds is always a candidate; among all candidates (``wide``) so is every size of
-shard sets, and of the tensor parallelism of experts, that divides. Rows that were there come first, so that
-ties go to the plain ones.
+shard sets, of weights' shards, and of the tensor parallelism of experts, that divides. Rows that were there
+come first, so that ties go to the plain ones.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.context import same_links, same_ranks
-from meshwright.solver.problem import Problem
-from meshwright.solver.space.launcher_rules import equally_replicated, offloads
+from meshwright.solver.problem import WEIGHT_SHARDS, Problem
+from meshwright.solver.space.launcher_rules import equally_replicated, offloads, weight_shard_obstacle
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.splits import divisors
 
 Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
 # Variables that have more candidates where all are wanted (``wide``).
-WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence_parallel"})
+WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence_parallel",
+                     "weight_shard_size", "expert_weight_shard_size"})  # fmt: skip
 _MOST_NAMED = 64  # values of a bound that become candidates
 
 
@@ -49,6 +52,8 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
     able = launcher_capabilities(problem.launcher)
     for variants in (
         partial(_expert_tensor, wide=wide),
+        partial(_weight_shards, wide=wide),
+        partial(_expert_weight_shards, wide=wide),
         partial(_shard_sizes, wide=wide),
         partial(_sequence_parallel, wide=wide),
         _context_modes,
@@ -61,9 +66,17 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
             taken = rows & (values != getattr(columns, name))
             if taken.any():
                 changed: dict[str, IntArray] = {name: values[taken]}
-                parts.append(replace(columns.take(taken), **changed))
+                parts.append(_settled(replace(columns.take(taken), **changed), name))
         columns = Columns.concatenate(parts) if len(parts) > 1 else columns
     return columns
+
+
+def _settled(columns: Columns, name: str) -> Columns:
+    """Return rows with the shard sets that are left where dense weights are shared."""
+    if name != "weight_shard_size":
+        return columns
+    sizes = np.where(columns.zero_stage > 0, columns.replicating_ranks, 1)
+    return replace(columns, zero_shard_size=sizes)
 
 
 def named_values(problem: Problem, name: str) -> list[int]:
@@ -99,7 +112,7 @@ def _expert_tensor(
 def _shard_sizes(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
+    name, ranks = "zero_shard_size", columns.replicating_ranks
     sharded = columns.zero_stage > 0
     island = min(group.island_gpus for group in problem.cluster.groups)
     inside = np.maximum(island // columns.tensor_parallel_size, 1)
@@ -113,6 +126,39 @@ def _shard_sizes(
     whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
     for value in sorted(others):
         yield _constant(columns, name, value, whole & (ranks % value == 0) & (inside != value))
+
+
+def _weight_shards(
+    problem: Problem, _able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    name, dp = "weight_shard_size", columns.data_parallel_size
+    yield from _shards_of(problem, columns, name, dp, columns.tensor_parallel_size, wide=wide)
+
+
+def _expert_weight_shards(
+    problem: Problem, _able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    if problem.model.moe is not None:
+        name, ranks = "expert_weight_shard_size", columns.expert_ranks
+        every = columns.tensor_parallel_size * columns.context_parallel_size * columns.data_parallel_size
+        yield from _shards_of(problem, columns, name, every // ranks, ranks, wide=wide)
+
+
+def _shards_of(
+    problem: Problem, columns: Columns, name: str, replicas: IntArray, stride: IntArray, *, wide: bool
+) -> Iterator[Variant]:
+    """Yield sizes that divide the replicas: all, or powers of two that reach one island beyond the link."""
+    named = named_values(problem, name)
+    able = launcher_capabilities(problem.launcher)
+    open_to = WEIGHT_SHARDS in problem.options.allow and not weight_shard_obstacle(problem, able)
+    most = int(replicas.max(initial=1)) if open_to else 1
+    island = max(group.island_gpus for group in problem.cluster.groups)
+    every = _divisors_of_any(replicas) if wide and open_to else set()
+    usual = every or {1 << bit for bit in range(1, most.bit_length())}
+    reach = int((replicas * stride).max(initial=1)) if wide else 2 * island
+    for value in sorted({*usual, *named}):
+        rows = replicas % value == 0
+        yield _constant(columns, name, value, rows & ((value * stride <= reach) | (value in named)))
 
 
 def _divisors_of_any(numbers: IntArray) -> set[int]:

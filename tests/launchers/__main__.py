@@ -109,11 +109,17 @@ def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
             yield from random_targets(
                 away, share // 4, random.Random(f"{launcher} {index} offloaded{drawn}")
             )
+        if able.weight_shards and launcher == "megatron-lm":  # the judged Megatron-Bridge has none
+            shared = replace(problem, options=replace(problem.options, allow=("weight_shards",)))
+            yield from random_targets(
+                shared, share // 4, random.Random(f"{launcher} {index} shared{drawn}")
+            )
     rng, pairs = random.Random(f"{launcher}{drawn}"), pairs_of(launcher)
     for pair in rng.sample(pairs, min(count // 4, len(pairs))):  # settings of two switches together
         yield from legal_targets(problem_under(rng.choice(problems), pair))
     if launcher == "megatron-lm":
         yield CASES["mixtral-8x7b-overlapped"]
+        yield CASES["mixtral-8x7b-weight-shards"]
     yield from tuned(launcher)
     if name == "torchtitan-0.3":
         yield from OTHER_CASES[launcher].values()

@@ -179,6 +179,10 @@ LLAMA_70B_OFFLOADED = Configuration(
 MIXTRAL_OVERLAPPED = replace(
     MIXTRAL_EXPERTS, virtual_pipeline_size=4, pipeline_schedule="interleaved_1f1b", stage_layers=(4,) * 8
 )
+MIXTRAL_SHARDED = replace(
+    MIXTRAL_EXPERTS, expert_parallel_size=4, weight_shard_size=4, expert_weight_shard_size=2,
+    zero_shard_size=2,
+)  # fmt: skip
 CASES = {
     "llama-3.1-70b-interleaved": target(LLAMA_70B, LLAMA_70B_EVEN),
     "llama-3.1-405b-uneven": target(LLAMA_405B, LLAMA_405B_UNEVEN),
@@ -187,6 +191,7 @@ CASES = {
     "deepseek-v3-experts": target(DEEPSEEK_V3, DEEPSEEK_EXPERTS, seq_length=4096),
     "deepseek-v3-standalone": target(DEEPSEEK_V3, DEEPSEEK_STANDALONE, seq_length=4096),
     "mixtral-8x7b-experts": target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096),
+    "mixtral-8x7b-weight-shards": target(MIXTRAL, MIXTRAL_SHARDED, seq_length=4096),
     "mixtral-8x7b-overlapped": target(
         MIXTRAL,
         MIXTRAL_OVERLAPPED,

@@ -34,7 +34,8 @@ WORDS = [
 ]  # fmt: skip
 NUMBERS = [
     "context-parallel-size", "expert-model-parallel-size",
-    "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size",
+    "expert-tensor-parallel-size", "tensor-parallel-num-weight-shards",
+    "expert-tensor-parallel-num-weight-shards", "ffn-hidden-size", "global-batch-size",
     "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
     "max-position-embeddings", "micro-batch-size", "rotary-base",
     "microbatch-group-size-per-virtual-pipeline-stage", "moe-ffn-hidden-size", "moe-router-topk",

@@ -249,6 +249,15 @@ def _exchanging(random: Random, problem: Problem) -> Problem:
     return _with(problem, allow=("context_parallel_mode", "none"))
 
 
+def _sharing(random: Random, problem: Problem) -> Problem:
+    """Data-parallel ranks may share weights, which each gathers for its products."""
+    launcher = random.choice(["megatron-lm", "megatron-bridge", "none"])
+    model = replace(problem.model, tied_embeddings=False, qkv_bias=False)
+    if lacking_facts(launcher_capabilities(launcher), model):
+        model = replace(model, moe=None)
+    return _with(replace(problem, launcher=launcher, model=model), allow=("weight_shards", "none"))
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
@@ -258,6 +267,7 @@ OPEN_KINDS = {
     "switches": _switched,
     "standalone": _standing_alone,
     "exchange": _exchanging,
+    "weight shards": _sharing,
 }
 
 

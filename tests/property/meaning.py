@@ -227,15 +227,16 @@ def _states(
     problem: Problem, able: Capabilities, limits: Limits, mesh: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Who holds weights, gradients and optimizer states; how ranks are numbered and sequences split."""
-    ranks, tp = mesh["data_parallel_size"] * mesh["context_parallel_size"], mesh["tensor_parallel_size"]
-    shards = [(0, 1)] + [(zero, size) for zero in (1, 2, 3) for size in divisors(ranks) if size > 1]
+    tp = mesh["tensor_parallel_size"]
+    shards = list(_shards(problem, mesh))
     modes = _modes(problem, mesh["context_parallel_size"])
     offloads = OFFLOADS if "offload" in problem.options.allow else ("none",)
-    for (zero, size), sequence, mode, order, offload in product(
+    for held, sequence, mode, order, offload in product(
         shards, (False, True) if tp > 1 else (False,), modes, ORDERS, offloads
     ):
+        zero = held["zero_stage"]
         states: dict[str, Any] = {
-            "zero_stage": zero, "zero_shard_size": size, "sequence_parallel": sequence,
+            **held, "sequence_parallel": sequence,
             "context_parallel_mode": mode, "rank_order": order, "offload": offload,
         }  # fmt: skip
         known = zero in able.zero_stages and mode in able.context_parallel_modes
@@ -244,6 +245,24 @@ def _states(
         known = known and not (able.offloads_modules and "activations" in offload)
         if known and limits.allow(**states):
             yield states
+
+
+def _shards(problem: Problem, mesh: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """Weights that replicas share, of layers and of experts, and shard sets of what is left of them."""
+    dp, cp = mesh["data_parallel_size"], mesh["context_parallel_size"]
+    experts = mesh["expert_parallel_size"] * mesh["expert_tensor_parallel_size"]
+    replicas = mesh["tensor_parallel_size"] * cp * dp // experts if problem.model.moe else 1
+    open_to = "weight_shards" in problem.options.allow
+    for dense, expert in product(divisors(dp), divisors(max(replicas, 1))):
+        if not open_to and any(
+            size > 1 and name not in problem.options.named
+            for name, size in (("weight_shard_size", dense), ("expert_weight_shard_size", expert))
+        ):
+            continue
+        ranks = dp * cp // dense
+        for zero, size in [(0, 1)] + [(zero, n) for zero in (1, 2, 3) for n in divisors(ranks) if n > 1]:
+            yield {"zero_stage": zero, "zero_shard_size": size,
+                   "weight_shard_size": dense, "expert_weight_shard_size": expert}  # fmt: skip
 
 
 def _runs(

@@ -60,7 +60,8 @@ def judge(case: Case) -> Seen:
     args, config = configured(case)
     calculator.unset_num_microbatches_calculator()
     calculator.init_num_microbatches_calculator(
-        0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size,
+        0, None, args.global_batch_size, args.micro_batch_size,
+        args.data_parallel_size * args.gtp_weight_remat_size,  # as training/global_vars.py does
         step_batch_size_schedule=args.step_batch_size_schedule, seq_length=args.seq_length,
     )  # fmt: skip
     if args.step_batch_size_schedule:
@@ -82,7 +83,9 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "context_parallel_size": args.context_parallel_size,
         "context_parallel_mode": megatron_core.context_mode(args),
         "expert_parallel_size": args.expert_model_parallel_size,
-        "data_parallel_size": args.data_parallel_size,
+        "data_parallel_size": args.data_parallel_size * args.gtp_weight_remat_size,
+        "weight_shard_size": args.gtp_weight_remat_size,
+        "expert_weight_shard_size": args.expert_gtp_weight_remat_size,
         "rank_order": "tp-cp-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-dp-pp",
         "sequence_parallel": args.sequence_parallel,
         "micro_batch_size": args.micro_batch_size,

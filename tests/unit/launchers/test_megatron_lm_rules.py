@@ -157,6 +157,23 @@ PAIRS = [
          "config.zero_shard_size", "2 or 4"),
     pair(rules.shards_divide_the_replicas, case(), case(config=replace(ONE, zero_shard_size=2)),
          "config.zero_shard_size", "1"),
+    # 4 replicas make sets of 2, not of 3; experts on 2 ranks have 2 replicas.
+    pair(rules.weight_shards_divide_the_replicas,
+         case(config=replace(ONE, data_parallel_size=4, weight_shard_size=2)),
+         case(config=replace(ONE, data_parallel_size=4, weight_shard_size=3)),
+         "config.weight_shard_size", "2 or 4"),
+    pair(rules.weight_shards_divide_the_replicas,
+         case(EXPERTS, replace(ONE, data_parallel_size=4, expert_parallel_size=2,
+                               expert_weight_shard_size=2)),
+         case(EXPERTS, replace(ONE, data_parallel_size=4, expert_parallel_size=2,
+                               expert_weight_shard_size=4)),
+         "config.expert_weight_shard_size", "2"),
+    # Its release cannot start with embeddings that are the output matrix as well.
+    pair(model_rules.weights_are_shared,
+         case(config=replace(ONE, data_parallel_size=2, weight_shard_size=2)),
+         case(replace(TINY, tied_embeddings=True),
+              replace(ONE, data_parallel_size=2, weight_shard_size=2)),
+         "config.weight_shard_size", "1"),
     pair(model_rules.heads_divide_over_ranks, case(config=tp(2)), case(config=tp(4)),
          "config.tensor_parallel_size", "2"),
     # 4 ranks share 2 groups; 3 ranks cannot.

@@ -27,7 +27,8 @@ OF_STAGES = {"stage_layers", "stage_recompute_layers", "stage_groups", "replicas
 CHANGED = Configuration(
     tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=3, virtual_pipeline_size=2,
     context_parallel_size=5, expert_parallel_size=7, expert_tensor_parallel_size=11, data_parallel_size=13,
-    zero_stage=1, zero_shard_size=17, micro_batch_size=19, num_microbatches=23,
+    zero_stage=1, zero_shard_size=17, weight_shard_size=29,
+    expert_weight_shard_size=31, micro_batch_size=19, num_microbatches=23,
     pipeline_schedule="interleaved_1f1b", recompute_granularity="full", recompute_layers=1,
     offload="optimizer", context_parallel_mode="all_to_all", rank_order="tp-cp-pp-dp",
     stage_layers=(2,) * 6,

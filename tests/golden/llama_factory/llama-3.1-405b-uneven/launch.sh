@@ -37,15 +37,15 @@ readonly PLAN_DECIDES=(
     cuda-graph-impl cuda-graph-modules cuda-graph-scope cutoff-len decoder-first-pipeline-num-layers
     decoder-last-pipeline-num-layers delay-wgrad-compute do-train enable-cuda-graph exp-avg-dtype
     exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
-    expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
-    fine-grained-activation-offloading fp16 fp4-format fp4-recipe fp8-dot-product-attention
-    fp8-format fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
-    gradient-accumulation-steps group-query-attention hidden-dropout hidden-size
-    hierarchical-context-parallel-sizes kv-channels kv-lora-rank main-grads-dtype main-params-dtype
-    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
-    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
-    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
-    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
+    expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
+    ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format fp4-recipe
+    fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
+    glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-steps group-query-attention
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes kv-channels kv-lora-rank
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep
+    moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
+    moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
     moe-router-force-load-balancing moe-router-group-topk moe-router-num-groups
     moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
     moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
@@ -59,11 +59,12 @@ readonly PLAN_DECIDES=(
     qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
     recompute-method recompute-modules recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag
     rope-freq rope-fusion seq-length sequence-parallel softmax-type squared-relu stage
-    step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer use-flash-attn
-    use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling use-tp-pp-dp-mapping v-head-dim
-    vocab-size window-attn-skip-freq window-size yarn-beta-fast yarn-beta-slow
-    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    step-batch-size-schedule swiglu tensor-model-parallel-size tensor-parallel-num-weight-shards
+    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
+    use-rope-scaling use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size
+    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
+    yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

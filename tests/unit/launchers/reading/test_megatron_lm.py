@@ -38,6 +38,9 @@ def read_back(found: Target) -> Configuration:
         args.context_parallel_size,
     )
     dp = nodes * gpus // (tp * pp * cp)
+    shared = (args.tensor_parallel_num_weight_shards or tp) // tp
+    split = args.expert_tensor_parallel_size or 1
+    experts = (args.expert_tensor_parallel_num_weight_shards or split) // split
     chunks = stage_layers(args)
     assert sum(chunks) == args.num_layers == found.model.num_layers
     stage = zero_stage(args)
@@ -52,7 +55,11 @@ def read_back(found: Target) -> Configuration:
         expert_tensor_parallel_size=args.expert_tensor_parallel_size or 1,
         data_parallel_size=dp,
         zero_stage=stage,
-        zero_shard_size=dp * cp // (args.num_distributed_optimizer_instances or 1) if stage else 1,
+        zero_shard_size=dp * cp // shared // (args.num_distributed_optimizer_instances or 1)
+        if stage
+        else 1,
+        weight_shard_size=shared,
+        expert_weight_shard_size=experts,
         micro_batch_size=args.micro_batch_size,
         num_microbatches=args.global_batch_size // (args.micro_batch_size * dp),
         pipeline_schedule=schedule,
@@ -252,7 +259,7 @@ def test_the_table_has_every_flag_that_is_written(target: Target) -> None:
 
 def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
     newer = {"--step-batch-size-schedule", "--cuda-graph-modules"}  # since 0.19
-    newer |= {name for name in flag_kinds() if "yarn-" in name}
+    newer |= {name for name in flag_kinds() if "yarn-" in name or "num-weight-shards" in name}
     names = set(KNOWN) | newer | {"--use-precision-aware-optimizer", "--optimizer-cpu-offload"}
     assert {name for name in flag_kinds() if name not in names} <= OLDER
 
