@@ -17,7 +17,7 @@ from meshwright.service.report.formatting import signed, words, wrapped
 from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, time_sentence
-from meshwright.solver.problem import Problem, searched_switches
+from meshwright.solver.problem import WEIGHT_SHARDS, Problem, searched_switches
 
 # --------------------------------------------------------------------------------------------------
 # Reasons for a plan: from the ideal step to the real one, losses, limits, certainty.
@@ -42,7 +42,13 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     return [wrapped(line, width, indent=2) for line in lines]
 
 
-_OF_EXPERTS = ("expert_parallel_size",)
+_OF_EXPERTS = ("expert_parallel_size", "expert_weight_shard_size")
+
+
+# Variables that are searched where the request allows them by this word.
+_ONLY_ALLOWED = {
+    "offload": "offload", "weight_shard_size": WEIGHT_SHARDS, "expert_weight_shard_size": WEIGHT_SHARDS,
+}  # fmt: skip
 
 
 def searched_words(problem: Problem) -> str:
@@ -54,12 +60,16 @@ def searched_words(problem: Problem) -> str:
         for one in VARIABLES.values()
         if not one.part_of
         and not (one.follows or one.name in options.pin)
-        and (one.name != "offload" or "offload" in options.allow)
+        and (one.name not in _ONLY_ALLOWED or _ONLY_ALLOWED[one.name] in options.allow)
         and (model.moe is not None or one.name not in _OF_EXPERTS)
         and (not one.needs or getattr(able, one.needs))
     ]
     split = [] if options.stage_layers else ["split of layers"]
-    allowed = [one for one in options.allow if one not in (NO_SWITCH, EVERY_SWITCH, "offload", *switches())]
+    allowed = [
+        one
+        for one in options.allow
+        if one not in (NO_SWITCH, EVERY_SWITCH, *_ONLY_ALLOWED.values(), *switches())
+    ]
     names += [*split, *allowed, *searched_switches(problem)]
     return ", ".join(names)
 
