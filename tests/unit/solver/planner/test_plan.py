@@ -129,7 +129,7 @@ def test_a_batch_too_small_for_its_gpus_is_named_in_one_sentence() -> None:
 
     (warning,) = warned(1)
     assert warning.startswith("batch 1 is small for 16 GPUs: ")
-    assert warning.endswith(" % of #1's step takes as long for a larger one (mostly bubble)")
+    assert warning.endswith(" % of #1's step takes as long for a larger one (mostly optimizer)")
     assert warned(512) == []
 
 
