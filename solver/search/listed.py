@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 def are_listed(rows: Rows) -> BoolArray:
     """Mark rows with all of their splits among the candidates, (n,)."""
-    if not rows.uneven_stages or rows.only_split or not len(rows):
+    if not rows.uneven_stages or rows.only_split or rows.layout.counts_ends or not len(rows):
         return np.zeros(len(rows), dtype=np.bool_)
     few = rows.columns.num_microbatches <= side_by_side(rows)  # every split is simulated in full
     few &= (rows.is_uniform | (rows.v == 1)) & ~MAKES_ORDER[rows.columns.pipeline_schedule]

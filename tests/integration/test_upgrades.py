@@ -13,7 +13,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, func, select, text, update
+from sqlalchemy import Connection, func, inspect, select, text, update
 from sqlalchemy.exc import ProgrammingError
 
 from meshwright.service.api.app import create_app
@@ -275,17 +275,20 @@ def test_rows_from_before_are_filled_in_while_others_are_written(clean: Database
 
 def live_at_0015(database: Database) -> None:
     """This release writes what came later too: that is there for as long."""
-    added = {"owner": "VARCHAR(16)", "model": "VARCHAR(200)", "labels": "JSON", "cpu_s": "DOUBLE PRECISION"}
-    later = [metadata.tables[name] for name in ("job_labels", "key_usage", "replans")]
     with database.write() as connection:
-        for name, kind in added.items():
-            connection.execute(text(f"ALTER TABLE jobs ADD COLUMN {name} {kind}"))
+        found = inspect(connection)
+        present = {column["name"] for column in found.get_columns("jobs")}
+        added = [column for column in jobs.columns if column.name not in present]
+        later = [table for table in metadata.sorted_tables if not found.has_table(table.name)]
+        for column in added:
+            kind = column.type.compile(connection.dialect)
+            connection.execute(text(f"ALTER TABLE jobs ADD COLUMN {column.name} {kind}"))
         metadata.create_all(connection, tables=later)
     live(database, 20, seed=3)
     with database.write() as connection:
         metadata.drop_all(connection, tables=later)
-        for name in added:
-            connection.execute(text(f"ALTER TABLE jobs DROP COLUMN {name}"))
+        for column in added:
+            connection.execute(text(f"ALTER TABLE jobs DROP COLUMN {column.name}"))
 
 
 def test_an_index_build_that_was_interrupted_is_done_again(postgres: Database) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, Response
 
 from meshwright.launchers.registry import export, launcher_of
 from meshwright.launchers.schedulers import SCHEDULERS, scheduled
@@ -35,6 +35,7 @@ from meshwright.service.api.schemas import (
     VerificationView,
     plan_summary,
 )
+from meshwright.service.db.database import compact_json
 from meshwright.service.errors import MissingExtraError, NotFoundError
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.checks import check_launcher
@@ -94,11 +95,18 @@ def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: Tena
     return PlanPage(plans=[plan_summary(one) for one in page.items], next_page_token=page.next_page_token)
 
 
-@router.get("/{plan_id}", dependencies=[READS], responses=declared(404), summary="Look at a plan")
-def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> PlanView:
+@router.get(
+    "/{plan_id}",
+    dependencies=[READS],
+    response_model=PlanView,
+    responses=declared(404),
+    summary="Look at a plan",
+)
+def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
     """One plan, and the newest job that found it."""
     job, body = jobs.plan(tenant, plan_id)
-    return PlanView(job_id=job.id, plan=plan_from_json(body))
+    view = {"job_id": job.id, "plan": plan_from_json(body).to_json()}
+    return Response(compact_json(view), media_type="application/json")
 
 
 @router.get(

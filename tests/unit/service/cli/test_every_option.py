@@ -97,6 +97,13 @@ MODEL = {
     "name": "small", "num_layers": 2, "hidden_size": 1024, "ffn_hidden_size": 4112,
     "num_attention_heads": 16, "num_kv_heads": 1, "vocab_size": 32016,
 }  # fmt: skip
+SEEING = {
+    **MODEL, "name": "seeing",
+    "tower": {
+        "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4,
+        "patch_size": 16, "patch_inputs": 1536, "merged_patches": 4, "projector_matrices": 256 * 1024,
+    },
+}  # fmt: skip
 LARGE = {
     **MODEL, "name": "large", "num_layers": 3, "hidden_size": 8192, "ffn_hidden_size": 40960,
     "num_attention_heads": 64,
@@ -119,6 +126,7 @@ MEASURED_ON = ("mosaic-a100-80gb-fsdp", "zerobubble-a100")  # clusters of the ca
 FILE, PRICED = "cluster.json --json", "problem.json --set mbs=1 --json"
 LENGTHS, ADAPTERS = "--lengths p50=100,p100=512", "--lora-rank 8 --launcher accelerate"
 TIGHT = "--model tight.json --pin tp=1 --pin zero=0"  # its fastest plan: out of memory with 9 %
+IMAGES = "--model seeing.json --launcher none --image-tokens 64 --images-per-sample 1"
 OF_A_PROBLEM: dict[str, Case | str] = {
     "problem": Case("other.json", instead="problem.json"),
     "--model": "wider.json",
@@ -130,6 +138,9 @@ OF_A_PROBLEM: dict[str, Case | str] = {
     "--seq-length": "256",
     "--lengths": "p50=100,p100=512",
     "--batching": Case("padding", beside=f"{LENGTHS} --launcher accelerate"),
+    "--images-per-sample": Case("2", beside=IMAGES),
+    "--image-tokens": Case("32", beside=IMAGES),
+    "--freeze": Case("vision", beside=IMAGES),
     "--precision": "fp8",
     "--optimizer": "adamw-bf16",
     "--lora-rank": Case("8", beside="--launcher accelerate"),
@@ -496,6 +507,7 @@ def _write_questions(folder: Path) -> None:
         "cluster.json": {"cluster": CLUSTER, "search": PROBLEM["search"]},
         "own.json": {"tensor_parallel_size": 2},
         "tight.json": LARGE,
+        "seeing.json": SEEING,
         "large.json": {**LARGE, "num_layers": 7},
         "wider.json": {**MODEL, "ffn_hidden_size": 8192},
         "mine.json": a_calibration("megatron-core"),
