@@ -31,7 +31,7 @@ PROBLEM = {**TINY_PROBLEM, "workload": {"global_batch_size": 32, "seq_length": 5
 # A training script as Megatron-LM logs its steps: 10 of them, 250 ms each, 12 GiB.
 TRAIN = """
 import os, sys
-print("flags", len(sys.argv) - 1)
+sys.stdout.write(f"flags {len(sys.argv) - 1}\\n")  # in one piece, as nodes share a pipe
 if os.environ["RANK"] == "0":
     sys.exit()  # Megatron-LM logs on its last rank
 for step in range(1, 11):

@@ -56,7 +56,9 @@ def models() -> list[ModelSpec]:
                 found.append(model_from_config(one["config"], name="x"))
             except InvalidProblemError:
                 continue
-    return found
+    towers = json.loads((FIXTURES / "drawn-towers.json").read_text())["configs"]
+    seeing = [model_from_config(one["config"], name="x") for one in towers]
+    return [*found, *seeing, *(model.tower_layers for model in seeing)]
 
 
 MODELS = models()
