@@ -24,7 +24,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.feasible import fitting, lightest, nearest
+from meshwright.solver.search.feasible import fitting, lightest, lightest_of, nearest
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit, alone_lines, whole_groups
 from meshwright.solver.search.mixed.rows import (
@@ -36,12 +36,14 @@ from meshwright.solver.search.mixed.rows import (
 from meshwright.solver.search.mixed.search import any_mixed
 from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.space.enumerate import Space, with_whole
+from meshwright.solver.space.enumerate import Space, enumerate_space, refuted_space, with_whole
+from meshwright.solver.space.factored import Crossing
 from meshwright.solver.space.request_rules import group_constraints, request_rules, without_limits
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import Prescribed
 
+_MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
 _LARGEST_CONFLICT = 4
 _MOST_CONFLICTS = 4
 _MOST_CHANGES = 4
@@ -75,6 +77,16 @@ def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) 
             if all(mask & other for other in others) and not any(mask & old == old for old in found):
                 found.append(mask)
     return [forced | mask for mask in found if forced | mask]
+
+
+def reasons_of_none(problem: Problem, profile: Profile) -> Infeasibility:
+    """Return why no configuration of equal nodes is legal and fits, among all candidates."""
+    whole = refuted_space(problem)
+    legal: Columns | Crossing = whole.columns.take(whole.legal)
+    if not whole.whole:
+        legal = enumerate_space(problem, legal_only=True).rows
+    index = lightest_of(legal)[:_MOST_LIGHT]
+    return explain(problem, profile, whole, priced_rows(problem, profile, legal.take(index)))
 
 
 def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Infeasibility:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,20 @@ def on_nodes(problem: Problem, count: int, time_limit_s: float) -> Problem:
     """Return the problem on exactly ``count`` nodes."""
     options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=time_limit_s)
     return replace(problem, options=options)
+
+
+def explained_search(
+    problem: Problem, profile: Profile, *, explained: bool = True, should_stop: ShouldStop | None = None,
+    **how: Any,  # noqa: ANN401 - whatever else ``search`` is given
+) -> Answer:  # fmt: skip
+    """Return the answer of ``search``, with its reasons if it is infeasible and they are asked for."""
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    answer = search(problem, profile, should_stop=should_stop, **how)
+    if answer.status != "infeasible" or answer.infeasible is not None or not explained:
+        return answer
+    from meshwright.solver.planner.no_plan import with_reasons_of_none  # noqa: PLC0415 - no plan
+
+    return with_reasons_of_none(problem, profile, answer, watch)
 
 
 def fewest(
@@ -69,7 +84,9 @@ def fewest(
         if covered:
             refuted += covered
             continue
-        answer = search(here, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+        answer = explained_search(
+            here, profile, explained=last, on_progress=on_progress, should_stop=should_stop, known=known
+        )
         if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
             answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
         if last or answer.status != "infeasible":

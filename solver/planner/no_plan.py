@@ -14,6 +14,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Infeasibility, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.cost.objective import DAY_S, outlook_of
+from meshwright.solver.explain.infeasible import reasons_of_none
 from meshwright.solver.explain.remedies import (
     Fastest,
     Judge,
@@ -30,6 +31,16 @@ from meshwright.solver.explain.remedies import (
 from meshwright.solver.planner.variants import Answered, Variant, found_by
 from meshwright.solver.problem import Problem, on_switches, with_batch
 from meshwright.solver.space.launcher_rules import problem_faults, workload_faults
+
+_NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
+
+
+def with_reasons_of_none(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
+    """Add to an infeasible answer of a search why nothing is legal and fits, as far as the time allows."""
+    found = Infeasibility(reasons=(_NO_TIME,))
+    with watch.cut():
+        found = reasons_of_none(problem, profile)
+    return replace(answer, infeasible=found, elapsed_s=watch.elapsed_s)
 
 
 def judge_of_changes() -> Judge:

@@ -24,7 +24,7 @@ from meshwright.solver.cost.objective import (
 )
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
-from meshwright.solver.planner.fewest_nodes import differing_gpus, fewest
+from meshwright.solver.planner.fewest_nodes import differing_gpus, explained_search, fewest
 from meshwright.solver.planner.variants import (
     WORTH_A_PACKAGE,
     Answered,
@@ -485,7 +485,7 @@ def _with_packaged(
             one = _alone(problem, variant.problem, answer.plans[0], watch)
             own = search(one, variant.profile, should_stop=watch.should_stop,
                          ways=[other.problem for other in others],
-                         rivals=Rivals(limit_s, limit_s), explained=False, proved=False)  # fmt: skip
+                         rivals=Rivals(limit_s, limit_s), proved=False)  # fmt: skip
             elapsed_s += own.elapsed_s
             if own.plans:
                 (plan,) = own.plans
@@ -623,7 +623,7 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
     numbers: tuple[int, ...] = ()
     with watch.cut():
         numbers = differing_gpus(problems) if len(problems) > 1 else ()
-    return lambda problem, *given, **how: search(on_gpus(problem, numbers), *given, **how)
+    return lambda problem, *given, **how: explained_search(on_gpus(problem, numbers), *given, **how)
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

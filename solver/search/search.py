@@ -64,7 +64,6 @@ from meshwright.solver.search.priced_space import (
     have_room,
     least_step_s,
     priced_parts,
-    priced_rows,
     priced_space,
     steps_s,
 )
@@ -81,7 +80,6 @@ from meshwright.solver.space.enumerate import (
     empty_space,
     enumerate_space,
     estimated_outer,
-    refuted_space,
     same_rows,
     sampled_space,
     searched_space,
@@ -138,13 +136,11 @@ def _lightest(rows: Columns | Crossing) -> IntArray:
     return light[_spread(len(light))]
 
 
-_NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
 _NO_ROOM = "memory: weights, gradients and optimizer states alone need more than all GPUs hold together"
 _LEAST_S = 0.01  # a search is given this much
 _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
-_MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
 _MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
@@ -159,7 +155,6 @@ def search(
     ways: Sequence[Problem] = (),
     wide: bool = False,
     rivals: Rivals = NO_RIVALS,
-    explained: bool = True,
     proved: bool = True,
 ) -> Answer:
     """Return the ``top_k`` best plans of a problem, ranked and proved as the module states.
@@ -169,11 +164,12 @@ def search(
     they need rows that are weighed by kind.
     ``wide``: among all candidates of ``enumerate_space``, however many; else as in ``searched_space``.
     ``rivals``: plans that are slower are not sought; where none is left, status ``optimal`` without a plan
-    means that it is proved. ``explained``: an infeasible answer names its reasons. ``proved``: how fast
-    other splits are is bounded, and the certificate asked for.
+    means that it is proved. ``proved``: how fast other splits are is bounded, and a certificate is asked
+    for.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
     valid bound, or without a plan ``unknown``; ``infeasible`` where no GPUs hold the states of the model.
+    Why nothing is legal and fits is a question of its own (``explain.infeasible``).
 
     Raises:
         InvalidProblemError: the problem names something unknown.
@@ -213,11 +209,10 @@ def search(
             left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
             return search(
                 replace(asked, options=left), profile, on_progress=on_progress,
-                should_stop=watch.should_stop, ways=ways, wide=True, explained=explained,
+                should_stop=watch.should_stop, ways=ways, wide=True,
             )  # fmt: skip
 
-        if explained or answer.space != "every":
-            answer = _explained(problem, profile, answer, watch, again)
+        answer = _widened(problem, answer, watch, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -242,19 +237,14 @@ def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     return search_mixed(problem, profile, watch)
 
 
-def _explained(
-    problem: Problem, profile: Profile, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]
-) -> Answer:
-    """Explain an infeasible answer, or return the result of ``again``, a search of all candidates."""
+def _widened(problem: Problem, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]) -> Answer:
+    """Return an infeasible answer of all candidates, or the result of ``again``, which searches them."""
     options = problem.options
     if options.deadline_days is not None and answer.fit:
         late = Infeasibility(reasons=("deadline: no configuration that fits meets it",))
         return replace(answer, infeasible=late)
     if answer.space == "every":
-        found = Infeasibility(reasons=(_NO_TIME,))
-        with watch.cut():
-            found = _reasons(problem, profile)
-        return replace(answer, infeasible=found)
+        return answer
     if watch.interrupted():  # the other candidates were not looked at
         return replace(answer, status="unknown", certified_by=())
     if not is_plain(problem):  # weighing rows writes all of them down: whether one fits is asked before
@@ -265,17 +255,6 @@ def _explained(
         if watch.interrupted():
             return replace(answer, status="unknown", certified_by=())
     return again(problem)
-
-
-def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
-    from meshwright.solver.explain.infeasible import explain  # noqa: PLC0415 (where there is no plan)
-
-    whole = refuted_space(problem)
-    legal: Columns | Crossing = whole.columns.take(whole.legal)
-    if not whole.whole:
-        legal = enumerate_space(problem, legal_only=True).rows
-    index = lightest_of(legal)[:_MOST_LIGHT]
-    return explain(problem, profile, whole, priced_rows(problem, profile, legal.take(index)))
 
 
 def _found(

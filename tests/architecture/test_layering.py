@@ -96,7 +96,7 @@ BROKEN = {  # contract: a file, and what it may not import
         "meshwright.service.jobs.jobs",
     ),
     "migrations know the database only": ("migrations/env.py", "meshwright.profiles.units"),
-    "the solver is built in floors": ("solver/cost/price.py", "meshwright.solver.predict"),
+    "the solver is built in floors": ("solver/search/rows.py", "meshwright.solver.explain.reasons"),
 }
 
 

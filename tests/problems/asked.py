@@ -5,6 +5,7 @@ from collections.abc import Callable
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner import plan
+from meshwright.solver.planner.fewest_nodes import explained_search
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import search
 
@@ -21,7 +22,12 @@ def searched(problem: Problem, *, anew: bool = False) -> Answer:
     return _known(search.search, problem, anew=anew)
 
 
-def _known(ask: Callable[[Problem, Profile], Answer], problem: Problem, *, anew: bool) -> Answer:
+def searched_with_reasons(problem: Problem) -> Answer:
+    """The same with the reasons of an infeasible answer, without remedies."""
+    return _known(explained_search, problem)
+
+
+def _known(ask: Callable[[Problem, Profile], Answer], problem: Problem, *, anew: bool = False) -> Answer:
     name, profile = (ask.__qualname__, repr(problem)), default_profile(problem.cluster, problem.launcher)
     if anew:
         return ask(problem, profile)

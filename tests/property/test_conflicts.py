@@ -12,6 +12,7 @@ from meshwright.solver.search.search import search
 from meshwright.solver.space.request_rules import request_rules, without_limits
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.draws import draws
+from tests.problems.asked import searched_with_reasons
 from tests.property.unexplained import unexplained
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
@@ -55,7 +56,7 @@ def test_every_conflict_is_infeasible_and_without_any_member_it_is_not(
     pins: dict[str, int | str], memory_gib: float
 ) -> None:
     problem = problem_of(pins, memory_gib)
-    answer = search(problem, default_profile(problem.cluster, problem.launcher))
+    answer = searched_with_reasons(problem)
     if answer.infeasible is None:
         return
     own = {rule.name for rule in request_rules(problem)}

@@ -23,5 +23,7 @@ def unexplained() -> Iterator[None]:
                 patch(f"meshwright.solver.planner.{name}", lambda *given, at=at: given[at])
             )
         nothing = Infeasibility(reasons=())
-        undone.enter_context(patch("meshwright.solver.search.search._reasons", lambda *_given: nothing))
+        undone.enter_context(
+            patch("meshwright.solver.planner.no_plan.reasons_of_none", lambda *_given: nothing)
+        )
         yield

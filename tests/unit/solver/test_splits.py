@@ -26,7 +26,7 @@ from meshwright.solver.splits import (
     usual_split,
 )
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
-from tests.problems.asked import searched
+from tests.problems.asked import searched_with_reasons
 
 # A layer weighs 4 * 64 * 64 + 3 * 64 * 256 = 65 536, as much as 1 024 rows of the vocabulary.
 SHAPE = {
@@ -229,7 +229,7 @@ def test_a_split_that_nanotron_would_not_run_is_a_violation() -> None:
 def test_a_pinned_split_is_searched_where_it_is_nanotrons_own_and_infeasible_elsewhere() -> None:
     own = answered(nanotron_problem(stage_layers=(7, 5)))
     assert {plan.config.stage_layers for plan in own.plans} == {(7, 5)}
-    other = searched(nanotron_problem(stage_layers=(6, 6)))
+    other = searched_with_reasons(nanotron_problem(stage_layers=(6, 6)))
     assert other.status == "infeasible"
     assert other.infeasible is not None
     assert any("pin stage_layers" in reason for reason in other.infeasible.reasons)

@@ -35,13 +35,13 @@ from meshwright.solver.search.mixed.lines import Line
 from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.search.mixed.search import any_mixed
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
-from tests.problems.asked import searched
+from tests.problems.asked import searched, searched_with_reasons
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
 
 def explained(problem: Problem) -> Infeasibility:
     """The reasons of an infeasible problem."""
-    answer = searched(problem)
+    answer = searched_with_reasons(problem)
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
     return answer.infeasible

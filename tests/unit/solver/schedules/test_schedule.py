@@ -13,6 +13,7 @@ from meshwright.solver.schedules.schedule import V_SHAPED, fill_share, in_flight
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
+from tests.problems.asked import searched_with_reasons
 from tests.problems.pricing import a_layout
 
 
@@ -127,7 +128,7 @@ def test_the_best_of_all_schedules_is_the_best_of_each_pinned_alone() -> None:
 
 
 def test_a_schedule_that_the_launcher_lacks_is_named_as_the_reason() -> None:
-    answer = answered(on_8_gpus("megatron-lm", pin={"pipeline_schedule": "zb_h1"}))
+    answer = searched_with_reasons(on_8_gpus("megatron-lm", pin={"pipeline_schedule": "zb_h1"}))
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
     assert any("megatron-lm has the schedule" in reason for reason in answer.infeasible.reasons)

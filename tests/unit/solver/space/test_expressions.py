@@ -11,6 +11,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.expressions import MAX_DEPTH, MAX_LENGTH, MAX_WORDS, ExpressionError
 from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for, names_of
 from tests.builders import a_cluster, a_configuration, a_model, a_problem
+from tests.problems.asked import searched_with_reasons
 
 # The builder's configuration: tp 8, pp 4, vpp 5, dp 4, zero 1, 128 micro-batches, interleaved.
 TRUE = [
@@ -140,7 +141,7 @@ def test_every_plan_keeps_the_constraints_of_its_request() -> None:
 
 def test_constraints_that_cannot_hold_together_are_a_conflict_with_a_way_out() -> None:
     problem = small_problem("tensor_parallel_size == 2", "tensor_parallel_size > 2")
-    answer = search(problem, profile_of(problem))
+    answer = searched_with_reasons(problem)
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
     both = ("constraint tensor_parallel_size == 2", "constraint tensor_parallel_size > 2")
