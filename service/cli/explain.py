@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +23,19 @@ from meshwright.service.cli.options import (
     with_request,
 )
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
+from meshwright.service.cli.saved_plans import KeptAnswer, find_answer, keep, plan_of
 from meshwright.service.cli.terminal import FOUND, code_of, print_json, screen
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_answer, render_plan
+from meshwright.solver.answer import Plan
+from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict_all
+
+if TYPE_CHECKING:
+    from meshwright.solver.explain.node_groups import GroupUse
 
 
 def explain(
@@ -114,10 +121,27 @@ def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
     """
     kept = find_answer(plan_id)
     plan = plan_of(kept)
+    uses = _uses_of_groups(plan, kept) if plan.config.classes[0].stage_groups else []
     if as_json:
-        print_json(plan.to_json())
+        own = {"node_groups": [asdict(one) for one in uses]} if uses else {}
+        print_json({**plan.to_json(), **own})
         return FOUND
     console = screen()
     words = profile_words(kept.answer, kept.problem)
-    console.print(render_plan(plan, kept.problem, width=console.width, profile=words, answer=kept.answer))
+    console.print(
+        render_plan(plan, kept.problem, width=console.width, profile=words, answer=kept.answer, groups=uses)
+    )
     return FOUND
+
+
+def _uses_of_groups(plan: Plan, kept: KeptAnswer) -> list[GroupUse]:
+    """Return what a placed plan does with each node group, and what one more node would bring."""
+    from meshwright.service.reporting import settled_for  # noqa: PLC0415 - placed plans alone
+    from meshwright.solver.explain.node_groups import SEARCH_S, group_uses, with_one_more_node  # noqa: PLC0415
+
+    problem, profile = settled_for(plan, kept.problem, profile_for(kept.problem, None))
+    seen, best = predict_all(problem, profile, [plan.config, kept.answer.plans[0].config])
+    uses = group_uses(problem, profile, replace(plan, prediction=seen))
+    with cancellable() as cancellation:
+        watch = Watch(time_limit_s=SEARCH_S * (len(uses) + 1), should_stop=cancellation.should_stop)
+        return with_one_more_node(problem, profile, best.step_time_s, uses, watch)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -18,6 +19,9 @@ from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, time_sentence
 from meshwright.solver.problem import WEIGHT_SHARDS, Problem, searched_switches
+
+if TYPE_CHECKING:
+    from meshwright.solver.explain.node_groups import GroupUse
 
 # --------------------------------------------------------------------------------------------------
 # Reasons for a plan: from the ideal step to the real one, losses, limits, certainty.
@@ -40,6 +44,36 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     if plan.odds is not None:
         lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
     return [wrapped(line, width, indent=2) for line in lines]
+
+
+def group_lines(uses: Sequence[GroupUse], step_s: float, width: int) -> list[Text]:
+    """Return each node group's stages, their limit, their waiting, and what one more node would bring."""
+    return [
+        wrapped(f"{one.group}: {'; '.join(_group_words(one, step_s))}", width, indent=2, hang=2)
+        for one in uses
+    ]
+
+
+def _group_words(one: GroupUse, step_s: float) -> Iterator[str]:
+    if not one.stages:
+        yield "idle"
+    else:
+        stages = f"{one.stages} stage{'s' if one.stages > 1 else ''} with {one.layers} layers"
+        yield f"{stages} on {tied(f'{one.num_gpus_used} GPUs')}"
+        compute, waits = map(formatting.seconds, (one.compute_s, one.waits_s))
+        yield f"its busiest stage computes for {tied(compute)} of the step and waits for {tied(waits)}"
+    if one.layer_more_s is not None:
+        yield f"a layer more there: {tied(signed(one.layer_more_s, step_s))}"
+    elif one.stages:
+        yield f"memory: {percent(one.memory_share)} in use, so that no layer more fits"
+    more = one.one_more_node
+    if more is None:
+        yield "one more node: not searched"
+    elif more.step_time_s is None or not more.saves_s:
+        yield f"one more node: no faster plan{' under our cost model' if more.proved else ' was found'}"
+    else:
+        step = formatting.seconds(more.step_time_s)
+        yield f"one more node: {tied(signed(-more.saves_s, step_s))}, a step of {tied(step)}"
 
 
 _OF_EXPERTS = ("expert_parallel_size", "expert_weight_shard_size")

@@ -22,6 +22,7 @@ from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
 from meshwright.service.report.sentences import (
+    group_lines,
     proof_lines,
     reason_lines,
     remedy_words,
@@ -37,6 +38,7 @@ from meshwright.solver.problem import Problem
 
 if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
+    from meshwright.solver.explain.node_groups import GroupUse
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster (meshwright calibrate)"
@@ -91,15 +93,17 @@ def render_prediction(
 
 
 def render_plan(
-    plan: Plan, problem: Problem, *, width: int, profile: str, answer: Answer | None = None
-) -> RenderableType:
+    plan: Plan, problem: Problem, *, width: int, profile: str, answer: Answer | None = None,
+    groups: Sequence[GroupUse] = (),
+) -> RenderableType:  # fmt: skip
     """Return one plan with every figure of its reasons, laid out for ``width`` columns.
 
-    ``answer``: what it was found by, to show its proof.
+    ``answer``: what it was found by, to show its proof. ``groups``: what it does with each node group.
     """
     seen = plan.prediction
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
     parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width)]
+    parts += group_lines(groups, seen.step_time_s, width)
     parts += [] if answer is None else proof_lines(answer, problem, width)
     parts.append(Text())
     parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))

@@ -139,3 +139,39 @@ def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
     assert "ranked by energy per token: yours" in text.replace("\xa0", " ")
     _, text, _ = run_here(monkeypatch, capsys, "explain", *QUESTION, "--set", "tp=4", "--json")
     assert json.loads(text)["ranked_by"] is None
+
+
+MIXED = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {
+        "name": "two-kinds",
+        "groups": [
+            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
+            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
+        ],
+    },
+    "workload": {"global_batch_size": 16, "seq_length": 4096},
+    "launcher": "none",
+    "search": {"top_k": 1, "certify": "none", "pin": {"data_parallel_size": 2}},
+}
+
+
+def test_a_placed_plan_states_what_each_node_group_does_and_what_one_more_node_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    file = tmp_path / "mixed.json"
+    file.write_text(json.dumps(MIXED))
+    _, text, _ = run_here(monkeypatch, capsys, "plan", str(file), "--json")
+    (plan,) = json.loads(text)["plans"]
+    code, text, _ = run_here(monkeypatch, capsys, "explain", "--plan", plan["plan_id"], "--json")
+    groups = json.loads(text)["node_groups"]
+    assert code == 0
+    assert [one["group"] for one in groups] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert sum(one["layers"] for one in groups) == 32
+    assert all(one["one_more_node"]["saves_s"] >= 0.0 for one in groups)
+    code, text, _ = run_here(monkeypatch, capsys, "explain", "--plan", plan["plan_id"])
+    assert code == 0
+    assert len([line for line in text.splitlines() if " its busiest stage computes for " in line]) == 2
+    assert " ".join(text.split()).count("one more node: ") == 2
