@@ -17,7 +17,7 @@ import yaml
 _FOLDER = Path(__file__).resolve().parent
 # priced: it sets a field of the prediction. means: an older or a fork's spelling of other arguments.
 # harmless: no time or memory of a step depends on it. refused: with it, what is priced is not what runs.
-# listed: it may matter, and answers list it.
+# listed: it may matter, and answers list it; a reason says why it is neither priced nor refused.
 Role = Literal["priced", "means", "harmless", "refused", "listed"]
 Kind = Literal["switch", "integer", "number", "word", "words", "text"]
 _KINDS: Mapping[str, Kind] = {
@@ -39,7 +39,7 @@ class Flag:
     of: str | None = None  # forks or older releases, where the pinned parser does not have it
     role: Role | None = None  # None: not decided yet, which a test refuses
     sets: str = ""  # the field of the prediction that it sets: model.hidden_size
-    why: str = ""  # of a harmless or refused one
+    why: str = ""  # of a harmless or refused one, and of a listed one that was decided
     means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
     wins: bool = False  # over the argument that it means
     first_decides: bool = False  # it means nothing where the first argument that it means is given
@@ -87,7 +87,8 @@ def _flag_of(name: str, row: Mapping[str, Any]) -> Flag:
         others = flags_of(row["as"])
         return replace(others[name if name in others else name.partition(".")[2]], **_DECLARED | own)
     role: Role | None = "means" if "means" in row else next((one for one in _SAID if one in row), None)
-    return Flag(role=role, **{"sets": row.get("priced", ""), "why": row.get(str(role), "")} | own)
+    why = row.get(str(role), "")
+    return Flag(role=role, **{"sets": row.get("priced", ""), "why": "" if why is True else why} | own)
 
 
 _DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None}

@@ -10,8 +10,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.flags import flag_names, plain_name
-from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, table
+from meshwright.launchers.flags import Flag, flag_names, plain_name
+from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, spelled, table
 from meshwright.launchers.reading.base import Overrides, Place
 from meshwright.launchers.reading.fields import affected, meant, passing, undecided
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -211,9 +211,13 @@ class Given:
         """Refuse the flags with which what is priced is not what runs, unless their values are off."""
         for name, value in self.others.items():
             row, text = table().get(plain_name(name)), value.texts[0] if value.texts else "on"
-            if row is not None and row.refuses(text):
+            if row is not None and row.refuses(text) and not self._lacks(row):
                 allowed = ", ".join(row.unless) or None
                 self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
+
+    def _lacks(self, row: Flag) -> bool:
+        """Return whether the flag without which a row does nothing is not given."""
+        return row.needs is not None and spelled(row.needs) not in {**self.values, **self.others}
 
     def _replace(self, name: str, value: Value) -> None:
         old = self.values.get(name)

@@ -50,10 +50,14 @@ NOT_OF_THE_STEP = {
         "inference.inference_dynamic_batching_mamba_memory_ratio",
         "inference.inference_dynamic_batching_prefix_caching_mamba_gb",
         "inference.mamba_inference_conv_states_dtype", "inference.mamba_inference_ssm_states_dtype",
+        "model.moe_pad_experts_for_cuda_graph_inference", "model.moe_shared_expert_glu_interleave_size",
+        "train.check_weight_hash_across_dp_replicas_interval",
     },
     "megatron-lm": {
-        "disable_moe_top2_2nd_expert_sampling", "enable_expert_tensor_parallelism",
-        "no_async_tensor_model_parallel_allreduce", "no_pipeline_parallel",
+        "check_weight_hash_across_dp_replicas_interval", "disable_moe_top2_2nd_expert_sampling",
+        "enable_expert_tensor_parallelism", "fault_injector_num_ranks",
+        "moe_pad_experts_for_cuda_graph_inference", "moe_shared_expert_glu_interleave_size",
+        "no_async_tensor_model_parallel_allreduce", "no_data_sharding", "no_pipeline_parallel",
     },
     "ms-swift": {
         "data_sharding", "max_shard_size", "no_async_tensor_model_parallel_allreduce",
@@ -83,6 +87,11 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
         or (flag.role == "means" and not flag.means)
     ]
     assert lacking == []
+
+
+def test_an_argument_of_megatron_lms_own_is_decided_or_listed_for_a_reason() -> None:
+    own = {name: flag for name, flag in flags_of("megatron-lm").items() if not flag.of}
+    assert [name for name, flag in own.items() if flag.role == "listed" and not flag.why] == []
 
 
 def test_what_a_spelling_means_is_a_priced_argument() -> None:

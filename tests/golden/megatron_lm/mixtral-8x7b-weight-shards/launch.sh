@@ -57,45 +57,60 @@ run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "$
 readonly PLAN_DECIDES=(
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias apply-layernorm-1p
-    attention-backend attention-dropout attention-output-gate bf16 bias-dropout-fusion
-    bias-gelu-fusion bias-linear bias-swiglu-fusion context-parallel-size cp-comm-type
-    cpu-offloading-num-layers cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
-    cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
-    decoder-last-pipeline-num-layers decoder-num-layers delay-wgrad-compute enable-cuda-graph
-    encoder-num-layers exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
-    expert-model-parallel-size expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size
-    external-cuda-graph ffn-hidden-size fine-grained-activation-offloading fp16
-    fp32-residual-connection fp4-format fp4-param-gather fp4-recipe fp8-dot-product-attention
-    fp8-format fp8-param-gather fp8-recipe freeze-all-layers global-batch-size glu-linear-offset
-    grad-reduce-in-bf16 group-query-attention heterogeneous-layers-config-encoded-json
-    heterogeneous-layers-config-path hidden-dropout hidden-size hierarchical-context-parallel-sizes
-    hybrid-context-parallel hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
-    kitchen-config-file kv-channels kv-lora-rank main-grads-dtype main-params-dtype
-    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
-    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
-    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-latent-size moe-layer-freq
-    moe-layer-recompute moe-pad-expert-input-to-capacity moe-paged-stash moe-permute-fusion
-    moe-router-dtype moe-router-enable-expert-bias moe-router-force-load-balancing
-    moe-router-group-topk moe-router-num-groups moe-router-pre-softmax moe-router-score-function
-    moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-gate
+    attention-backend attention-dropout attention-output-gate batch-invariant-mode bf16
+    bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
+    clone-scatter-output-in-embedding context-parallel-size cp-comm-type cpu-offloading-num-layers
+    create-all-gather-group cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
+    cuda-graph-modules cuda-graph-scope ddp-param-name-patterns-for-fp32-local-accumulation
+    ddp-reduce-scatter-with-fp32-accumulation decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length
+    defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode
+    distribute-saved-activations enable-cuda-graph encoder-num-layers
+    ep-overlap-early-attn-memory-release error-injection-rate exp-avg-dtype exp-avg-sq-dtype
+    experimental-attention-variant expert-model-parallel-size
+    expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
+    fake-process-group ffn-hidden-size fine-grained-activation-offloading first-last-layers-bf16
+    fp16 fp32-residual-connection fp4-format fp4-param-gather fp4-quantizer-factory fp4-recipe
+    fp8-dot-product-attention fp8-format fp8-output-proj fp8-param-gather fp8-quantizer-factory
+    fp8-recipe fp8-wgrad freeze-all-layers global-batch-size glu-linear-offset grad-reduce-in-bf16
+    group-query-attention heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
+    hybrid-layer-pattern hybrid-override-pattern img-h img-w inference-shards is-hybrid-model
+    jit-fuser kitchen-config-file kv-channels kv-lora-rank logits-load-dir logits-save-dir
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage mlp-chunks-for-training
+    moe-enable-deepep moe-enable-routing-replay moe-expert-capacity-factor
+    moe-expert-rank-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
+    moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity
+    moe-paged-stash moe-permute-fusion moe-router-dtype moe-router-enable-expert-bias
+    moe-router-force-biased moe-router-force-load-balancing moe-router-group-topk
+    moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
+    moe-router-topk-scaling-factor moe-routing-trace-path moe-shared-expert-gate
     moe-shared-expert-intermediate-size moe-shared-expert-overlap moe-token-dispatcher-type
-    moe-use-upcycling mscale mscale-all-dim mtp-num-layers mtp-use-repeated-layer
-    multi-latent-attention normalization num-attention-heads num-distributed-optimizer-instances
-    num-experts num-layers num-layers-per-virtual-pipeline-stage num-query-groups
-    num-virtual-stages-per-pipeline-rank offload-modules offload-optimizer-states optimizer
-    optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
-    overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather
-    padded-vocab-size perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size
-    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
-    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
-    recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion seq-length
-    sequence-parallel skip-train softmax-type squared-relu step-batch-size-schedule swiglu
-    te-precision-config-file tensor-model-parallel-size tensor-parallel-num-weight-shards
-    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-checkpoint-args
-    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
-    use-mp-args-from-checkpoint-args use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2
-    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yaml-cfg
-    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
+    moe-use-upcycling mrope-section mscale mscale-all-dim mtp-detach-heads
+    mtp-hybrid-override-pattern mtp-num-layers mtp-use-repeated-layer multi-latent-attention
+    muon-fp32-matmul-prec muon-num-ns-steps muon-scalar-optimizer muon-tp-mode normalization
+    num-attention-heads num-channels num-distributed-optimizer-instances num-experts num-layers
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
+    offload-modules offload-optimizer-states optimizer optimizer-cpu-offload
+    optimizer-offload-fraction overlap-dispatch-backward-with-experts-wgrad overlap-grad-reduce
+    overlap-moe-expert-parallel-comm overlap-p2p-communication
+    overlap-p2p-communication-warmup-flush overlap-param-gather padded-vocab-size patch-dim
+    perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-clip qk-head-dim qk-l2-norm qk-layernorm
+    qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
+    recompute-method recompute-modules recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag
+    rope-freq rope-fusion seq-length sequence-parallel skip-train softmax-type squared-relu
+    step-batch-size-schedule swiglu swin-backbone-type symmetric-ar-type te-precision-config-file
+    tensor-model-parallel-size tensor-parallel-num-weight-shards tp-comm-overlap transformer-impl
+    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-grouped-gemm-for-dense-mlp
+    use-grouped-gemm-for-shared-expert use-kitchen-attention use-layer-wise-param-layout
+    use-megatron-fsdp use-mp-args-from-checkpoint-args use-precision-aware-optimizer
+    use-ring-exchange-p2p use-rope-scaling use-sharp use-torch-fsdp2 use-tp-pp-dp-mapping
+    use-transformer-engine-op-fuser v-head-dim vision-backbone-type vision-pretraining
+    vision-pretraining-type vocab-extra-ids vocab-size wgrad-deferral-limit window-attn-skip-freq
+    window-size yaml-cfg yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
     yarn-original-max-position-embeddings
 )
 plain_name() {

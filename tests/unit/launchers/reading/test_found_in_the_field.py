@@ -459,8 +459,8 @@ def test_editions_of_a_tokenizer_are_told_apart() -> None:
 def test_what_nobody_has_is_refused_and_what_no_price_hangs_on_is_listed() -> None:
     start = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 "
     # off, and an argument of Megatron-LM's
-    listed = read(f"{start} --hetero-mode none --deterministic-mode\n").unread
-    assert listed == ("--hetero-mode", "--deterministic-mode")
+    listed = read(f"{start} --hetero-mode none --optimizer-cuda-graph\n").unread
+    assert listed == ("--hetero-mode", "--optimizer-cuda-graph")
     with pytest.raises(InvalidProblemError, match=r"--hetero-mode: line 1: is a fork's own, .*--ignore"):
         read(f"{start} --hetero-mode pp\n")
     passed = read(f"{start} --hetero-mode pp\n", Overrides(ignored=("--hetero-mode",)))
