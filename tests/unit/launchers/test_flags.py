@@ -54,7 +54,8 @@ NOT_OF_THE_STEP = {
         "train.check_weight_hash_across_dp_replicas_interval",
     },
     "megatron-lm": {
-        "check_weight_hash_across_dp_replicas_interval", "disable_moe_top2_2nd_expert_sampling",
+        "async_tensor_model_parallel_allreduce", "check_weight_hash_across_dp_replicas_interval",
+        "disable_moe_top2_2nd_expert_sampling",
         "enable_expert_tensor_parallelism", "fault_injector_num_ranks",
         "moe_pad_experts_for_cuda_graph_inference", "moe_shared_expert_glu_interleave_size",
         "no_async_tensor_model_parallel_allreduce", "no_data_sharding", "no_pipeline_parallel",
@@ -89,9 +90,9 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     assert lacking == []
 
 
-def test_an_argument_of_megatron_lms_own_is_decided_or_listed_for_a_reason() -> None:
-    own = {name: flag for name, flag in flags_of("megatron-lm").items() if not flag.of}
-    assert [name for name, flag in own.items() if flag.role == "listed" and not flag.why] == []
+def test_an_argument_of_megatron_lm_or_of_a_fork_is_decided_or_listed_for_a_reason() -> None:
+    flags = flags_of("megatron-lm").items()
+    assert [name for name, flag in flags if flag.role == "listed" and not flag.why] == []
 
 
 def test_what_a_spelling_means_is_a_priced_argument() -> None:

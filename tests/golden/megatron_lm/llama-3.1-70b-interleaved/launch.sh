@@ -63,10 +63,9 @@ readonly PLAN_DECIDES=(
     cuda-graph-modules cuda-graph-scope ddp-param-name-patterns-for-fp32-local-accumulation
     ddp-reduce-scatter-with-fp32-accumulation decoder-first-pipeline-num-layers
     decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length
-    defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode
-    distribute-saved-activations enable-cuda-graph encoder-num-layers
-    ep-overlap-early-attn-memory-release error-injection-rate exp-avg-dtype exp-avg-sq-dtype
-    experimental-attention-variant expert-model-parallel-size
+    defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode enable-cuda-graph
+    encoder-num-layers ep-overlap-early-attn-memory-release error-injection-rate exp-avg-dtype
+    exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
     expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
     fake-process-group ffn-hidden-size fine-grained-activation-offloading first-last-layers-bf16
     fp16 fp32-residual-connection fp4-format fp4-param-gather fp4-quantizer-factory fp4-recipe
