@@ -97,8 +97,8 @@ readonly PLAN_DECIDES=(
     recompute-method recompute-modules recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag
     rope-freq rope-fusion seq-length sequence-parallel skip-train softmax-type squared-relu
     step-batch-size-schedule swiglu swin-backbone-type symmetric-ar-type te-precision-config-file
-    tensor-model-parallel-size tensor-parallel-num-weight-shards tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
+    tensor-model-parallel-size tensor-parallel-num-weight-shards test-mode tp-comm-overlap
+    transformer-impl untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
     use-distributed-optimizer use-flash-attn use-grouped-gemm-for-dense-mlp
     use-grouped-gemm-for-shared-expert use-kitchen-attention use-layer-wise-param-layout
     use-megatron-fsdp use-mp-args-from-checkpoint-args use-precision-aware-optimizer
