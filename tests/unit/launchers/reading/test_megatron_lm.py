@@ -166,7 +166,7 @@ PARALLEL="--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2 \\
     --sequence-parallel"
 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py "${MODEL_ARGS[@]}" ${PARALLEL} \\
     --micro-batch-size 1 --global-batch-size $((WORLD_SIZE * 4)) --seq-length 8192 --bf16 \\
-    --use-distributed-optimizer --data-path $DATA --lr 1e-4 --sample-rate 3 2>&1 | tee log.txt
+    --use-distributed-optimizer --data-path $DATA --lr 1e-4 --optimizer-cuda-graph 2>&1 | tee log.txt
 """
 
 
@@ -221,7 +221,7 @@ def test_a_script_as_people_write_it_is_understood() -> None:
         "overlap_gradients": False,
         "overlap_tensor": False,
     }
-    assert found.unread == ("--sample-rate",)
+    assert found.unread == ("--optimizer-cuda-graph",)
     assert any("--overlap-grad-reduce" in note for note in found.notes)
 
 
@@ -330,17 +330,16 @@ def test_a_flag_that_changes_another_counts_as_in_megatron_lms_own_parser() -> N
     for stage, strategy in enumerate(("no_shard", "optim", "optim_grads", "optim_grads_params")):
         stated = sharded.replace("--bf16", f"--bf16 --data-parallel-sharding-strategy {strategy}")
         assert read_launch_file(stated).configuration.zero_stage == stage
-    assert (
-        "--no-pad-vocab-size"
-        in read_launch_file(SCRIPT.replace("--bf16", "--bf16 --no-pad-vocab-size")).unread
-    )
+    odd = SCRIPT.replace("--vocab-size 128256", "--vocab-size 50260 --make-vocab-size-divisible-by 1024")
+    assert read_launch_file(odd).model.vocab_size == 53248  # 13 times 1024 times 4 tensor ranks
+    assert read_launch_file(odd.replace("--bf16", "--bf16 --no-pad-vocab-size")).model.vocab_size == 50260
 
 
 def test_the_order_of_the_ranks_is_read_and_a_flag_that_changes_no_rank_is_the_plain_order() -> None:
     # tp 4, pp 2, dp 4 of 32 GPUs; with 8 GPUs there is one replica, and nothing to order
     found = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --use-tp-pp-dp-mapping"))
     assert found.configuration.rank_order == "tp-cp-pp-dp"
-    assert found.unread == ("--sample-rate",)
+    assert found.unread == ("--optimizer-cuda-graph",)
     alone = SCRIPT.replace("--bf16", "--bf16 --use-tp-pp-dp-mapping").replace("nodes=4", "nodes=1")
     config = read_launch_file(alone).configuration
     assert (config.data_parallel_size, config.rank_order) == (1, "tp-cp-dp-pp")
