@@ -30,6 +30,10 @@ BENCHMARKS = {
     "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
+    "placement": Benchmark(
+        "orders of nodes with links that differ, docs/howto/links-that-differ.md, minutes",
+        "benchmarks.placement",
+    ),
     "default-switches": Benchmark(
         "the default search of 12 models of experts beside every switch, a CPU minute",
         "benchmarks.default_switches",

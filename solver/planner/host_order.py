@@ -34,6 +34,7 @@ Paces = dict[str, LinkPace]
 _CURVE = 9  # paces at which a curve is priced
 _CHAINS = 48
 _STEPS = 5000  # of every chain, at effort 1 and for 16 nodes
+_DRAWN = 64  # steps of which the moves are drawn at once
 _COOLED = 1e-4  # last temperature over the first one
 _TIES = 0.05  # weight of the mean link, which leads chains over plateaus of the slowest one
 _PRICED = 4  # of the chains' best orders are priced as a whole
@@ -187,7 +188,9 @@ def annealed(asked: OrderProblem, *, seed: int, effort: float) -> list[Indices]:
     steps = max(round(_STEPS * effort * max(size / 16.0, 0.5)), 50)
     first = max(float(np.std(led)), 1e-6 * float(led.mean()))
     for step in range(steps):
-        changed = np.take_along_axis(nodes, _moves(rng, len(nodes), asked.places, size), axis=1)
+        if step % _DRAWN == 0:
+            moves = _moves(rng, (min(_DRAWN, steps - step), len(nodes)), asked.places, size)
+        changed = np.take_along_axis(nodes, moves[step % _DRAWN], axis=1)
         new_whole, new_led = cost(changed)
         temperature = first * _COOLED ** (step / steps)
         taken = new_led - led <= -temperature * np.log(rng.random(len(nodes)))
@@ -221,16 +224,16 @@ def _nearest_first(slowness: FloatArray, start: int) -> Indices:
     return np.array(order)
 
 
-def _moves(rng: np.random.Generator, chains: int, places: int, size: int) -> Indices:
-    """Return for every chain from which place each place takes its node: one move of three kinds."""
-    base = np.broadcast_to(np.arange(size), (chains, size))
-    a, b = rng.integers(0, places, chains), rng.integers(0, size, chains)
-    low, high = np.minimum(a, b)[:, None], np.maximum(a, b)[:, None]
+def _moves(rng: np.random.Generator, shape: tuple[int, ...], places: int, size: int) -> Indices:
+    """Return from which place each place takes its node, one move of three kinds, (*shape, size)."""
+    base = np.arange(size)
+    a, b = rng.integers(0, places, shape), rng.integers(0, size, shape)
+    low, high = np.minimum(a, b)[..., None], np.maximum(a, b)[..., None]
     inside = (base >= low) & (base <= high)
     turned = np.where(inside, low + high - base, base)
     moved = np.where(inside, np.where(base == high, low, base + 1), base)
     swapped = np.where(base == low, high, np.where(base == high, low, base))
-    kind = rng.integers(0, 3, chains)[:, None]
+    kind = rng.integers(0, 3, shape)[..., None]
     return np.asarray(np.where(kind == 0, swapped, np.where(kind == 1, turned, moved)))
 
 
