@@ -28,6 +28,7 @@ class CollectiveTable:
     dtype: str | None = None
     device: str | None = None  # GPU as the log names it
     wrong_values: int = 0  # elements that the validation found wrong
+    hosts: tuple[str, ...] = ()  # of its nodes, where the file names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

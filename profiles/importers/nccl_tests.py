@@ -158,6 +158,7 @@ class _LogReader:
             dtype=half.dtype,
             device=self.device,
             wrong_values=half.wrong_values,
+            hosts=tuple(dict.fromkeys(host for _, host in sorted(self.hosts.items()))),
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.measured import (
@@ -23,6 +24,7 @@ from meshwright.profiles.measurements import (
     SwitchTree,
 )
 from meshwright.profiles.model_shapes import Json
+from meshwright.profiles.reading import shown
 from meshwright.profiles.units import GB
 
 # --------------------------------------------------------------------------------------------------
@@ -93,6 +95,13 @@ def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
     )
 
 
+_PAIR = 2
+_POINT_TO_POINT = "point_to_point"
+_OF_PAIRS: Mapping[str, str] = {  # collectives that state the bandwidth of a pair, and their programs
+    _POINT_TO_POINT: "sendrecv_perf", "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf", "all_reduce": "all_reduce_perf",
+}  # fmt: skip
+
 # One NVLink in one direction (NVIDIA's white papers: V100, A100 and H100 25 GB/s, Blackwell 50 GB/s).
 _NVLINK_BYTES_PER_S: Mapping[str, float] = {
     "volta": 25.0 * GB, "ampere": 25.0 * GB, "hopper": 25.0 * GB, "blackwell": 50.0 * GB,
@@ -150,9 +159,14 @@ def fields_of_collectives(
 ) -> GroupFields:
     """Return measured collectives in addition to those of the group; equal ones are replaced.
 
+    Runs of several pairs of nodes are a matrix of links.
+
     Raises:
-        InvalidProblemError: none of the collectives is one that is priced.
+        InvalidProblemError: none of the collectives is one that is priced, or a pair of nodes lacks a run.
     """
+    pairs = _pairs_of(tables)
+    if len(pairs) > 1:
+        return _fields_of_pairs(pairs, source)
     measured = measured_link(tables, source=source)
     both = measured if before is None else before.with_curves(measured.curves, source=source)
     new = {f"{curve.collective} over {curve.num_nodes} nodes" for curve in measured.curves}
@@ -160,6 +174,67 @@ def fields_of_collectives(
         fields={"measured": measured_to_mapping(both)},
         notes=(f"{', '.join(sorted(new))}: measured bandwidths correct the catalog's",),
     )
+
+
+Pair = tuple[str, str]
+
+
+def _pairs_of(tables: CollectiveTables) -> Mapping[Pair, Sequence[CollectiveTable]]:
+    """Return the tables of every pair of hosts, by the hosts' names, sorted."""
+    found = dict[Pair, list[CollectiveTable]]()
+    for table in tables.tables:
+        if len(table.hosts) == _PAIR:
+            one, other = sorted(table.hosts)
+            found.setdefault((one, other), []).append(table)
+    return found
+
+
+def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str) -> GroupFields:
+    """Return hosts and bandwidth of every pair, from runs of each.
+
+    The bandwidth is that of the largest payload, of the slower one of several runs.
+    """
+    hosts = sorted({host for pair in pairs for host in pair})
+    missing = [pair for pair in combinations(hosts, _PAIR) if pair not in pairs]
+    if missing:
+        words = f"no run of {shown(missing[0][0])} with {shown(missing[0][1])}"
+        raise InvalidProblemError.of(
+            "/links/bytes_per_s", f"{words}; {len(missing)} pairs of {len(hosts)} hosts have none",
+            allowed="a run of nccl-tests for every pair of hosts, one after the other in the file",
+        )  # fmt: skip
+    at, rates = {host: number for number, host in enumerate(hosts)}, [[0.0] * len(hosts) for _ in hosts]
+    for (one, other), tables in pairs.items():
+        rate = min(_pair_bytes_per_s(table) for table in tables)
+        rates[at[one]][at[other]] = rates[at[other]][at[one]] = rate
+    matrix: list[Json] = [list[Json](row) for row in rates]
+    links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": matrix, "source": source}
+    every = [rate for row in rates for rate in row if rate]
+    note = (
+        f"links of {len(hosts)} nodes: {min(every) / GB:.4g} to {max(every) / GB:.4g} GB/s for one GPU, as "
+        "measured; plans come with an order of these hosts"
+    )
+    return GroupFields(fields={"num_nodes": len(hosts), "links": links}, notes=(note,))
+
+
+def _pair_bytes_per_s(table: CollectiveTable) -> float:
+    """Return the bandwidth of one GPU between the nodes of a pair.
+
+    ``sendrecv_perf`` sends from each rank to the next, so that one pair of GPUs crosses the nodes each
+    way. A ring collective closes one ring through each GPU of a node (``Lines.ring_bytes_per_s``), and
+    its bus bandwidth is that of all of them.
+    """
+    names, ranks = " with ".join(map(shown, table.hosts)), table.num_ranks or 0
+    if table.collective not in _OF_PAIRS or ranks % _PAIR:
+        raise InvalidProblemError.of(
+            "/links/bytes_per_s", f"{names}: {table.collective} of {ranks} ranks states no link of a GPU",
+            allowed=f"{', '.join(_OF_PAIRS.values())}, with as many ranks on both hosts",
+        )  # fmt: skip
+    rails = 1 if table.collective == _POINT_TO_POINT else ranks // _PAIR
+    rate = table.bus_bytes_per_s[-1] / rails
+    if rate <= 0.0:
+        message = f"{names}: the bandwidth of the largest payload is printed as 0"
+        raise InvalidProblemError.of("/links/bytes_per_s", message, allowed="larger payloads (-e)")
+    return rate
 
 
 def link_fields(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:

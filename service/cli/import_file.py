@@ -97,10 +97,10 @@ def import_file(
     """Turn a foreign file into one of ours: a cluster file, a model, a row of runs.
 
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf, the figures of a GPU
-    (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster. Hugging Face config.json: a
-    model file, for --model. Training logs, and runs that W&B
-    or MLflow tracked: a row of runs, for calibrate; with --plan every fact of the run is the plan's, and a
-    log that contradicts it is refused.
+    (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster; a log of nccl-tests with runs of
+    every pair of nodes becomes a matrix of links. Hugging Face config.json: a model file, for --model.
+    Training logs, and runs that W&B or MLflow tracked: a row of runs, for calibrate; with --plan every fact
+    of the run is the plan's, and a log that contradicts it is refused.
     """
     named, path = _words_given(file, format_name)
     request = ImportRequest(
@@ -195,6 +195,8 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
 def _words(value: Json) -> str:
     if not isinstance(value, dict):
         return str(value)
+    if isinstance(hosts := value.get("hosts"), list):
+        return f"a matrix of {len(hosts)} hosts"
     rate = value.get("bytes_per_s")
     return f"{value.get('kind')} {rate / 1e9:g} GB/s" if isinstance(rate, int | float) else "measured"
 

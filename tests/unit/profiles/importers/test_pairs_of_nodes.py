@@ -1,0 +1,96 @@
+"""Runs of nccl-tests between every pair of nodes become a matrix of links."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.inline import cluster_from_mapping
+from meshwright.service.cli.import_file import ImportRequest, run_import
+
+HOSTS = ("gpu-01", "gpu-02", "gpu-03")
+RATES = {("gpu-01", "gpu-02"): 6.0, ("gpu-01", "gpu-03"): 48.0, ("gpu-02", "gpu-03"): 45.0}
+PAYLOAD = 96_000_000
+
+
+def a_run(one: str, other: str, bus: float, *, program: str = "sendrecv", ranks: int = 1) -> str:
+    """What nccl-tests prints of one pair, with so many ranks a host, at a bus bandwidth in GB/s."""
+    many = 2 * ranks
+    factor = {"sendrecv": 1.0, "all_gather": (many - 1) / many}.get(program, 1.0)
+    algorithm = bus / factor
+    took_us = PAYLOAD / algorithm / 1e3
+    lines = [f"# Collective test starting: {program}_perf"]
+    places = [(host, number) for host in (one, other) for number in range(ranks)]
+    for rank, (host, number) in enumerate(places):
+        lines.append(
+            f"#  Rank {rank:2} Group  0 Pid 9 on {host} device {number} [0x10] NVIDIA H100 80GB HBM3"
+        )
+    half = f"{took_us:.1f} {algorithm:.2f} {bus:.2f} 0"
+    lines += [
+        "#    size    count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong",
+        "#     (B)  (elements)                    (us)  (GB/s)  (GB/s)        (us)  (GB/s)  (GB/s)",
+        f"  {PAYLOAD} {PAYLOAD // 4} float none -1 {half} {half}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def imported(folder: Path, text: str) -> dict[str, object]:
+    log, cluster = folder / "pairs.log", folder / "cluster.yaml"
+    log.write_text(text)
+    assert run_import(ImportRequest(file=log, out=cluster, gpu="h100-sxm-80gb")) == 0
+    (group,) = yaml.safe_load(cluster.read_text())["groups"]
+    assert cluster_from_mapping({"groups": [group]}).differs
+    assert group["num_nodes"] == len(HOSTS)
+    links: dict[str, object] = group["links"]
+    return links
+
+
+def logs(
+    rates: Mapping[tuple[str, str], float] = RATES, *, program: str = "sendrecv", ranks: int = 1
+) -> str:
+    return "".join(a_run(*pair, rate, program=program, ranks=ranks) for pair, rate in rates.items())
+
+
+def test_a_run_of_each_pair_is_a_symmetric_matrix_with_the_names_of_its_hosts(tmp_path: Path) -> None:
+    links = imported(tmp_path, logs())
+    assert links["hosts"] == list(HOSTS)
+    assert links["bytes_per_s"] == [[0, 6e9, 48e9], [6e9, 0, 45e9], [48e9, 45e9, 0]]
+    assert "nccl-tests log" in str(links["source"])
+
+
+def test_rings_through_eight_gpus_a_node_have_eight_links(tmp_path: Path) -> None:
+    links = imported(tmp_path, logs(program="all_gather", ranks=8))
+    assert links["bytes_per_s"][0] == pytest.approx([0, 6e9 / 8, 48e9 / 8])  # type: ignore[index]
+
+
+def test_of_two_runs_of_a_pair_the_slower_counts(tmp_path: Path) -> None:
+    links = imported(tmp_path, logs() + a_run("gpu-03", "gpu-01", 12.0))
+    assert links["bytes_per_s"][0] == [0, 6e9, 12e9]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (
+            logs({pair: RATES[pair] for pair in list(RATES)[:2]}),
+            "no run of 'gpu-02' with 'gpu-03'; 1 pairs of 3",
+        ),
+        (logs(program="alltoall", ranks=8), "'gpu-01' with 'gpu-02': all_to_all of 16 ranks"),
+        (logs(dict.fromkeys(RATES, 0.002)), "largest payload is printed as 0"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_with_the_pair(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(InvalidProblemError, match=word) as refused:
+        imported(tmp_path, text)
+    assert refused.value.errors[0].pointer == "/links/bytes_per_s"
+
+
+def test_a_matrix_of_64_nodes_is_read(tmp_path: Path) -> None:
+    hosts = [f"n{number:03}" for number in range(64)]
+    log = tmp_path / "pairs.log"
+    log.write_text(logs(dict.fromkeys(combinations(hosts, 2), 40.0)))
+    request = ImportRequest(file=log, out=tmp_path / "cluster.yaml", gpu="h100-sxm-80gb")
+    assert run_import(request) == 0
