@@ -30,7 +30,7 @@ USUAL_NODE = 8  # GPUs of a node where a described GPU states no number
 # three doublings, for parts that do not exist yet. Beyond it a figure is taken for a wrong unit.
 HEADROOM = 8.0
 # Seconds of one hop where a link states none, as in links.yaml.
-_NETWORK_LATENCY_S, _PCIE_LATENCY_S, _FAST_LATENCY_S = 14e-6, 5.7e-6, 3.4e-6
+NETWORK_LATENCY_S, _PCIE_LATENCY_S, _FAST_LATENCY_S = 14e-6, 5.7e-6, 3.4e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def link_from(reader: FieldReader | None, *, network: bool = True) -> LinkSpec |
     kind = reader.text("kind")
     bytes_per_s = _RATE.read(reader)
     inside_s = _PCIE_LATENCY_S if kind == "pcie" else _FAST_LATENCY_S
-    usual_s = _NETWORK_LATENCY_S if network else inside_s
+    usual_s = NETWORK_LATENCY_S if network else inside_s
     latency_s = reader.number("latency_s", low=0, high=MAX_LATENCY_S, default=usual_s)
     source = reader.text("source", default="")
     reader.refuse_unknown()

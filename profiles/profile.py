@@ -24,6 +24,7 @@ from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
+from meshwright.profiles.gpus import NETWORK_LATENCY_S
 from meshwright.profiles.links import KINDS, LinkPace
 from meshwright.profiles.operators.operators import (
     GpuOperators,
@@ -345,7 +346,10 @@ class Profile:
             fast_bytes_per_s=at_line_rate.fast_bytes_per_s * constants.fast_link,
             network_bytes_per_s=at_line_rate.network_bytes_per_s * constants.network,
         )
-        return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s)
+        timed = group.measured is not None and any(one.num_nodes > 1 for one in group.measured.curves)
+        # the catalog's tables count the usual latency, those timed on these nodes their own
+        hop_s = 0.0 if timed else max(group.inter_node.latency_s - NETWORK_LATENCY_S, 0.0)
+        return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s, hop_s=hop_s)
 
     def fabric_of(self, kind: str) -> Fabric:
         """Return the links that one of ``KINDS`` of groups crosses: at the pace of the slowest."""
@@ -353,7 +357,7 @@ class Profile:
             return self.fabric
         pace, lines = self.paces[KINDS.index(kind)], self.fabric.lines
         slowed = replace(lines, network_bytes_per_s=lines.network_bytes_per_s * pace.share)
-        return replace(self.fabric, lines=slowed, hop_s=pace.hop_s)
+        return replace(self.fabric, lines=slowed, hop_s=self.fabric.hop_s + pace.hop_s)
 
     @property
     def _link_tables(self) -> str:

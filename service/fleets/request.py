@@ -126,7 +126,13 @@ def _cluster(reader: FieldReader) -> ClusterSpec:
         raise InvalidProblemError.of(
             "/cluster", "is required", allowed="a name, or a cluster as in a problem"
         )
-    return cluster_from_mapping(raw)
+    cluster = cluster_from_mapping(raw)
+    if cluster.differs:
+        message = "links between nodes differ, but a fleet does not choose which nodes a job gets"
+        raise InvalidProblemError.of(
+            "/cluster/groups/0/links", message, allowed="one network for all nodes"
+        )
+    return cluster
 
 
 def _begin(reader: FieldReader) -> datetime | None:

@@ -346,6 +346,10 @@ def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[F
 
 
 def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int, ...]:
+    if cluster.differs:
+        message = "links between nodes differ, and a re-plan does not know which hosts are left"
+        allowed = "a new request, with the links of the hosts that are left"
+        raise InvalidProblemError.of("/lost_nodes", message, allowed=allowed)
     groups, given = cluster.distinct_groups, asked.lost_nodes
     if given is None:
         return (0,) * len(groups)

@@ -186,7 +186,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         waterfall=waterfall_bars(terms, step_s),
         timelines=tuple(timeline_chart(one, each) for one in details.timelines),
         timeline_step=figures.seconds(step_s),
-        ranks=rank_map(plan.config, problem.cluster),
+        ranks=rank_map(plan, problem.cluster),
         rooflines=tuple(map(_roof_view, details.rooflines)),
         losses=losses,
         limits=limits,

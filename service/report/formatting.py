@@ -239,11 +239,16 @@ def placement(configuration: Configuration) -> str:
 _SHOWN_HOSTS = 32
 
 
+def host_names(hosts: HostOrder) -> tuple[str, ...]:
+    """Return the host of every node rank, or its number in the cluster."""
+    return hosts.hosts or tuple(map(str, hosts.order))
+
+
 def host_order(hosts: HostOrder) -> str:
-    """Return ``node-3 node-1 …``: the host of every node rank, or its number in the cluster."""
-    names = hosts.hosts or hosts.order
+    """Return ``node-3 node-1 …``: the first of the hosts, and how many there are."""
+    names = host_names(hosts)
     rest = f" … ({len(names)} in all)" if len(names) > _SHOWN_HOSTS else ""
-    return " ".join(map(str, names[:_SHOWN_HOSTS])) + rest
+    return " ".join(names[:_SHOWN_HOSTS]) + rest
 
 
 def order_gain(hosts: HostOrder, step_s: float) -> str:
@@ -251,6 +256,14 @@ def order_gain(hosts: HostOrder, step_s: float) -> str:
     steps = (hosts.listed_step_time_s, step_s, hosts.bound_step_time_s)
     listed, here, bound = map(seconds, steps)
     return f"{listed} as listed │ {here} in this order │ in no order under {bound}"
+
+
+def order_sentence(plan: Plan) -> str:
+    """Return the hosts of a plan in order and what the order gains; empty where links are alike."""
+    if plan.hosts is None:
+        return ""
+    gain = order_gain(plan.hosts, plan.prediction.step_time_s)
+    return f"Order of nodes: {host_order(plan.hosts)}. Step: {gain}."
 
 
 def kind_of_replica(configuration: Configuration) -> str:

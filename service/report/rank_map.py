@@ -12,6 +12,7 @@ from itertools import pairwise
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.units import GB
 from meshwright.service.report import formatting as figures
+from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import SHORT_NAMES, Configuration
 
 MOST_NODES = 16  # that are drawn
@@ -63,6 +64,8 @@ class RankMap:
     gpus_per_node: int
     num_stages: int
     order: str  # of the axes, in words
+    hosts: tuple[str, ...] = ()  # the node in each place, where links differ
+    host_order: str = ""  # in words, with what the order gains
 
 
 _NAMES = {
@@ -75,9 +78,9 @@ _NAMES = {
 }
 
 
-def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
-    """Return the map of a configuration."""
-    c = configuration
+def rank_map(plan: Plan, cluster: ClusterSpec) -> RankMap:
+    """Return the map of a plan."""
+    c, hosts = plan.config, plan.hosts
     if c.is_placed:
         return _placed(c)
     group = cluster.distinct_groups[0]
@@ -89,9 +92,10 @@ def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
     ]
     per_node = group.gpus_per_node
     count = -(-c.num_gpus // per_node)
+    names = tuple(map(str, range(count))) if hosts is None else figures.host_names(hosts)
     nodes = [
         tuple(
-            _cell(mesh, gpu, per_node)
+            _cell(mesh, gpu, names[node])
             for gpu in range(node * per_node, min((node + 1) * per_node, c.num_gpus))
         )
         for node in range(min(count, MOST_NODES))
@@ -105,6 +109,8 @@ def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
         gpus_per_node=per_node,
         num_stages=c.pipeline_parallel_size,
         order=c.rank_order.replace("-", ", "),
+        hosts=() if hosts is None else names,
+        host_order=figures.order_sentence(plan),
     )
 
 
@@ -190,12 +196,12 @@ def _link(link: LinkSpec) -> str:
     return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
 
 
-def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
+def _cell(mesh: _Mesh, gpu: int, node: str) -> Cell:
     said = " ".join(
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )
     stage = mesh.rank("pp", gpu)
-    title = f"GPU {gpu} (node {gpu // per_node}): {said or 'the whole model'}"
+    title = f"GPU {gpu} (node {node}): {said or 'the whole model'}"
     return Cell(gpu=gpu, stage=stage, label=str(stage), title=title)
 
 

@@ -114,14 +114,14 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     gpus = f" on {used} of {total} GPUs" if used != total else ""
     if best.rank > 1:
         return _ranked(best)
-    unbuilt = unbuilt_words(best, problem)
+    notes = (figures.order_sentence(best), unbuilt_words(best, problem))
     return Verdict(
         kind="proved" if answer.is_optimal else "open",
         badge="optimal" if answer.is_optimal else "best found",
         sentence=f"{figures.configuration_words(best.config, figures.LONG_NAMES)}{gpus}",
         certainty=answer.certainty,
         card=card_of(best),
-        notes=(unbuilt,) if unbuilt else (),
+        notes=tuple(note for note in notes if note),
     )
 
 

@@ -232,9 +232,10 @@ def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
 
 
 def scope_of(problem: Problem, launcher: str | None = None) -> str:
-    """Return the scope of a calibration: a cluster, with any number of its nodes, and a framework."""
+    """Return the scope of a calibration: a cluster, with any nodes of its kind, and a framework."""
     cluster = replace(
-        problem.cluster, groups=tuple(replace(group, num_nodes=1) for group in problem.cluster.groups)
+        problem.cluster,
+        groups=tuple(replace(group, num_nodes=1, links=None) for group in problem.cluster.groups),
     )
     framework = framework_of(launcher or problem.launcher)
     canonical = cluster_to_mapping(cluster_from_mapping(cluster_to_mapping(cluster)))  # 450.0, never 450

@@ -76,12 +76,13 @@
     field.closest("p").hidden = false;
     const output = document.getElementById(field.dataset.lookup);
     const axes = field.dataset.axes.trim().split(" ").filter(Boolean).map((text) => text.split(":"));
+    const hosts = (field.dataset.hosts || "").split(" ");
     const find = () => {
       const gpu = Number(field.value);
       const inRange = Number.isInteger(gpu) && gpu >= 0 && gpu <= Number(field.max);
       const ranks = axes.map(([name, size, stride]) => `${name} ${Math.floor(gpu / Number(stride)) % Number(size)}`);
       const node = Math.floor(gpu / Number(field.dataset.node));
-      output.textContent = inRange ? [`node ${node}`, ...ranks].join(" · ") : `GPUs are 0 to ${field.max}`;
+      output.textContent = inRange ? [`node ${hosts[node] || node}`, ...ranks].join(" · ") : `GPUs are 0 to ${field.max}`;
     };
     field.addEventListener("input", find);
     find();

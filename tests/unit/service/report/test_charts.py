@@ -19,6 +19,7 @@ from meshwright.service.report.charts.scatter import (
 from meshwright.service.report.charts.timeline import WIDTH, timeline_chart
 from meshwright.service.report.rank_map import rank_map
 from meshwright.service.report.sides import comparison_of
+from meshwright.solver.answer import HostOrder
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
 from tests.builders import a_cluster, a_configuration, a_plan, a_prediction, a_problem, an_answer
@@ -151,7 +152,7 @@ def test_ranks_run_tp_cp_dp_pp_and_say_which_link_they_cross() -> None:
     config = a_configuration(
         tensor_parallel_size=4, context_parallel_size=2, data_parallel_size=4, pipeline_parallel_size=4
     )
-    found = rank_map(config, a_cluster())
+    found = rank_map(replace(a_plan(), config=config), a_cluster())
     by_axis = {row.axis: row for row in found.axes}
     assert (by_axis["tp"].stride, by_axis["cp"].stride, by_axis["dp"].stride) == (1, 4, 8)
     assert by_axis["pp"].stride == 32
@@ -171,7 +172,7 @@ def test_ranks_follow_the_order_of_the_configuration() -> None:
         tensor_parallel_size=2, data_parallel_size=16, pipeline_parallel_size=4, expert_parallel_size=4,
         rank_order="tp-pp-cp-dp",
     )  # fmt: skip
-    found = rank_map(config, a_cluster())
+    found = rank_map(replace(a_plan(), config=config), a_cluster())
     by_axis = {row.axis: row for row in found.axes}
     assert (by_axis["pp"].stride, by_axis["dp"].stride) == (2, 8)
     assert by_axis["pp"].crosses.startswith("stays inside")  # 4 stages 2 apart: one node
@@ -183,11 +184,25 @@ def test_ranks_follow_the_order_of_the_configuration() -> None:
     assert cell.title == "GPU 13 (node 1): tp 1 dp 1 pp 2 ep 3"
 
 
+def test_nodes_have_the_names_of_their_hosts_in_the_order_of_the_plan() -> None:
+    config = a_configuration(tensor_parallel_size=8, data_parallel_size=2, pipeline_parallel_size=1)
+    order = HostOrder(
+        order=(2, 0), hosts=("gpu-c", "gpu-a"), listed_step_time_s=3.0, bound_step_time_s=1.0, gap=0.5,
+        slowest_bytes_per_s={"data": 50e9},
+    )  # fmt: skip
+    plan = replace(a_plan(), config=config, hosts=order)
+    found = rank_map(plan, a_cluster())
+    assert found.hosts == ("gpu-c", "gpu-a")
+    assert found.host_order.startswith("Order of nodes: gpu-c gpu-a. Step: 3.00 s as listed │ ")
+    assert found.nodes[1][0].title == "GPU 8 (node gpu-a): tp 0 dp 1"
+    assert rank_map(replace(plan, hosts=replace(order, hosts=())), a_cluster()).hosts == ("2", "0")
+
+
 def test_experts_share_out_the_ranks_of_a_stage() -> None:
     config = a_configuration(
         tensor_parallel_size=2, data_parallel_size=16, pipeline_parallel_size=4, expert_parallel_size=8
     )
-    found = rank_map(config, a_cluster())
+    found = rank_map(replace(a_plan(), config=config), a_cluster())
     by_axis = {row.axis: row for row in found.axes}
     assert (by_axis["ep"].size, by_axis["ep"].stride) == (8, 1)
     assert by_axis["ep"].crosses.startswith("stays inside")

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.profiles.cluster import LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Lines
+from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink
 from meshwright.profiles.links import KINDS, NodeLinks, SwitchLevel
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
@@ -149,3 +150,32 @@ def test_an_even_network_is_a_link_of_that_rate() -> None:
     cluster = on_links(rates({})).cluster.with_even_links(2.0)
     link: LinkSpec = cluster.groups[0].inter_node
     assert (link.bytes_per_s, cluster.differs) == (25e9, False)
+
+
+def test_a_network_of_longer_latency_pays_on_each_hop_what_exceeds_the_usual_14_us() -> None:
+    def priced(latency_s: float) -> tuple[float, float]:
+        cluster = a_cluster(num_nodes=4)
+        group = cluster.groups[0]
+        group = replace(group, inter_node=replace(group.inter_node, latency_s=latency_s))
+        problem = a_problem(cluster=replace(cluster, groups=(group,)))
+        profile = default_profile(problem.cluster, "megatron-lm")
+        return profile.fabric.hop_s, predict(problem, profile, a_mesh(8, 2, 2)).step_time_s
+
+    (usual_hop_s, usual_s), (hop_s, step_s) = priced(14e-6), priced(114e-6)
+    assert usual_hop_s == 0.0
+    assert hop_s == pytest.approx(100e-6)
+    assert priced(2e-6) == (0.0, usual_s)
+    # the first micro-batch crosses the boundary, and the last one's gradients return: nothing hides them
+    assert step_s >= usual_s + 2 * 100e-6
+
+
+def test_latency_is_not_added_to_collectives_that_were_timed_on_these_nodes() -> None:
+    cluster = a_cluster(num_nodes=4)
+    curve = MeasuredCurve(
+        collective="all_gather", num_nodes=4, num_ranks=32, payload_bytes=(2**20,), bus_bytes_per_s=(1e9,)
+    )
+    group = cluster.groups[0]
+    group = replace(
+        group, inter_node=replace(group.inter_node, latency_s=1e-4), measured=MeasuredLink(curves=(curve,))
+    )
+    assert default_profile(replace(cluster, groups=(group,)), "megatron-lm").fabric.hop_s == 0.0
