@@ -2,7 +2,7 @@
 
 128 A100 in 16 nodes, Llama 2 13B. The links are those of Pipette (arXiv:2405.18093): two matrices that its
 repository measured (benchmarks/data/pipette/links.json), and draws from 5 to 199 GB/s a node, both ways
-apart, which its annealer states as test data (``mh_simulated_annealing_opt.py``). The 8 GPUs of a node
+apart, which its annealer states as test data (mh_simulated_annealing_opt.py there). The 8 GPUs of a node
 share its link.
 
 Every rival prices orders as we do, and has the CPU seconds that our order and its bound took: the listed
