@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,9 +73,28 @@ def read_request(problem: Path | None = None, **given: object) -> Request:
     unknown = given.keys() - OPTIONS
     if unknown:
         raise TypeError(f"no options: {', '.join(sorted(unknown))}")
-    from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - help loads no solver
+    with _loading():
+        from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - help loads no solver
 
     return request_of(problem, {name: value for name, value in given.items() if value is not None})
+
+
+_FOR_ONE_COMMAND = {
+    "OPENBLAS_NUM_THREADS": "1",  # products are small here, and a pool of threads takes time to start
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looking for them reads every installed package
+}
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Load NumPy and pydantic as one short command needs them; what it starts later sees none of it."""
+    added = {name: value for name, value in _FOR_ONE_COMMAND.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 # Options that only commands that show a ranking take, and those that only a search can apply.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.problem_options import (
     Request,
@@ -31,16 +31,16 @@ from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, sav
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
-from meshwright.service.report.sentences import measure_line
+from meshwright.service.report.sentences import certificate_words, measure_line
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.certify.judge import kept_child
+from meshwright.solver.search.certify.judge import Later, certified_later, kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
     from meshwright.launchers.reading.base import LaunchFile
@@ -75,20 +75,23 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    answer, cancelled = _search(problem, profile)
-    document = answer_document(answer, problem)
-    worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else []
-    measured = measured_of_question(problem, profile, calibration)
-    if measured:
-        document["measured"] = [one.to_json() for one in measured]
-    if measure_next:
-        document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
-    if answer.plans:
-        say_warnings(keep(document, problem))
-    _print(form, answer, problem, document, measured)  # before files, which may be refused
-    if form == "table" and worth:
-        console = screen()
-        console.print(measure_line(worth, width=console.width))
+    with cancellable() as cancellation, certified_later() if form == "table" else nullcontext() as later:
+        line = ProgressLine()
+        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+        line.clear()
+        worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
+        measured = measured_of_question(problem, profile, calibration)
+        document = _document(answer, problem, measured, worth)
+        if answer.plans:
+            say_warnings(keep(document, problem))
+        _print(form, answer, problem, document, measured)  # before files, which may be refused
+        if form == "table" and worth:
+            console = screen()
+            console.print(measure_line(worth, width=console.width))
+        if later is not None and later.owes(answer):
+            answer = _settled(answer, later, line)
+            document |= answer_document(answer, problem)
+            keep(document, problem)
     if save_dir:
         from meshwright.service.report.page import render_page  # noqa: PLC0415 - only for a folder
         from meshwright.service.reporting import ReportOptions, report_of  # noqa: PLC0415 - the same
@@ -97,15 +100,31 @@ def run_plan(
             report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
         )
         _save(save_dir, answer, problem, document, page=page, force=force)
-    return code_of(answer, cancelled=cancelled)
+    return code_of(answer, cancelled=cancellation.wanted)
 
 
-def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
-    line = ProgressLine()
-    with cancellable() as cancellation:
-        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+def _document(
+    answer: Answer,
+    problem: Problem,
+    measured: Sequence[TimedPrediction],
+    worth: Sequence[tuple[Plan, float]] | None,
+) -> dict[str, Any]:
+    document = answer_document(answer, problem)
+    if measured:
+        document["measured"] = [one.to_json() for one in measured]
+    if worth is not None:
+        document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
+    return document
+
+
+def _settled(answer: Answer, later: Later, line: ProgressLine) -> Answer:
+    """Return the answer with the certificate that follows its table, once one line has printed it."""
+    sys.stdout.flush()  # whoever reads a pipe has the table while the certificate is on its way
+    answer = later.settle(answer)
     line.clear()
-    return answer, cancellation.wanted
+    console = screen()
+    console.print(wrapped(certificate_words(answer), console.width, indent=2))
+    return answer
 
 
 def _save(

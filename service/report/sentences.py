@@ -129,6 +129,15 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     return [wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
 
 
+def certificate_words(answer: Answer) -> str:
+    """Return whether CP-SAT has confirmed the search, once its certificate is there or late."""
+    confirmed = sum("cp-sat" in plan.certified_by for plan in answer.plans)
+    if not confirmed:
+        return "Not certified: CP-SAT did not finish in time; the search's own proof holds without it."
+    of = f" for {confirmed} of {len(answer.plans)} plans" if confirmed > 1 else ""
+    return f"Certified: CP-SAT, an independent solver, finds the same minimum as the search{of}."
+
+
 def _of_which(answer: Answer, problem: Problem) -> str:
     """Name the batch and the GPUs that the bound on a step is for, where the request leaves them open."""
     options, config = problem.options, answer.plans[0].config

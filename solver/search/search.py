@@ -56,7 +56,7 @@ from meshwright.solver.configuration import MESH, Columns, Configuration, IntArr
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
 from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, objectives_s, plans_of
-from meshwright.solver.search.certify.judge import Certificate, Judge
+from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of, later
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
 from meshwright.solver.search.priced_space import (
@@ -191,12 +191,15 @@ def search(
                 frontier.fill(lambda state: _interrupt(problem, watch, found.space, state))
         sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
         frontier.finished &= frontier.covers_all
-        proof, certificate = Proof(), Certificate()
-        if proved:
-            proof = _prove(frontier, watch, rivals)
-            certificate = judge.certify(frontier, proof.survivors, watch)
+        proof = _prove(frontier, watch, rivals) if proved else Proof()
+        inquiry, certificates = inquiry_of(frontier, proof.survivors, options), later()
+        certificate = Certificate()
+        if inquiry is not None and certificates is None:
+            certificate = judge.answer(inquiry, watch)
     found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
+    if certificates is not None and inquiry is not None:
+        certificates.owe(inquiry, plans, options, watch)
     answer = answer_of(found, plans, watch)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
     if answer.status == "unknown":

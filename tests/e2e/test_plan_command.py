@@ -65,6 +65,20 @@ def test_a_plan_is_a_ranked_table_with_its_proof(saved: Saved) -> None:
     assert "\x1b" not in run.stdout
 
 
+def test_the_certificate_follows_the_table_in_one_line_and_is_saved(saved: Saved) -> None:
+    following, certificate = saved.run.stdout.splitlines()[-2:]
+    assert following.startswith("  Next: meshwright export ")
+    assert (
+        certificate == "  Certified: CP-SAT, an independent solver, finds the same minimum as the search."
+    )
+    assert (
+        saved.answer["certified_by"] == saved.answer["plans"][0]["certified_by"] == ["exact-dp", "cp-sat"]
+    )
+    assert saved.answer["counts"]["certified"] == 1
+    (kept,) = (Path(saved.env["XDG_STATE_HOME"]) / "meshwright" / "answers").iterdir()
+    assert json.loads(kept.read_text()) == saved.answer
+
+
 def test_json_stands_alone_on_stdout_and_holds_its_problem(home: dict[str, str]) -> None:
     run = meshwright("plan", *SMALL, *BATCH, "--json", "--top-k", "3", env=home)
     answer = json.loads(run.stdout)

@@ -24,6 +24,7 @@ def main() -> None:
     """Answer requests until stdin ends, or the process that asks does."""
     threading.Thread(target=_leave_with, args=[os.getppid()], daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy is loaded, but computes nothing here
     without_pandas()
     from meshwright.solver.search.certify.request import Request  # noqa: PLC0415 (the limit comes first)
     from meshwright.solver.search.certify.split_model import judge  # noqa: PLC0415

@@ -13,8 +13,17 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.search.certify.judge import _KEPT, Certificate, Judge, _compare, kept_child
+from meshwright.solver.search.certify.judge import (
+    _KEPT,
+    Certificate,
+    Judge,
+    _compare,
+    certified_later,
+    inquiry_of,
+    kept_child,
+)
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
@@ -121,12 +130,40 @@ def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Fronti
 
 
 def test_another_minimum_is_an_error(frontier: Frontier) -> None:
-    solved = frontier.solved[frontier.ranked[0].row]
+    first = frontier.ranked[0].row
+    solved, inquiry = frontier.solved[first], inquiry_of(frontier, (first,), SearchOptions())
+    assert inquiry is not None
     verdict = {"row": 0, "split": solved.split, "objective_us": round(solved.objective_s * 1e6)}
-    _compare(frontier, [solved.row], verdict, solved.objective_s)
-    lower = replace(solved, objective_s=solved.objective_s - 1e-4)
+    _compare(inquiry.overall, verdict)
     with pytest.raises(ProofMismatchError, match="exact program"):
-        _compare(frontier, [solved.row], verdict, lower.objective_s)
+        _compare(replace(inquiry.overall, least_s=solved.objective_s - 1e-4), verdict)
+
+
+def test_a_search_can_leave_its_certificate_for_later() -> None:
+    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
+    profile = default_profile(problem.cluster, problem.launcher)
+    at_once = ask(problem, profile)
+    with certified_later() as later:
+        answer = ask(problem, profile)
+        assert (answer.certified_by, answer.plans[0].certified_by) == (("exact-dp",), ("exact-dp",))
+        assert later.owes(answer)
+        settled = later.settle(answer)
+    assert replace(settled, elapsed_s=at_once.elapsed_s) == at_once
+    assert settled.certified_by == ("exact-dp", "cp-sat")
+
+
+def test_a_late_certificate_without_a_verdict_is_a_warning() -> None:
+    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
+    stopped: list[bool] = []
+    with certified_later() as later:
+        profile = default_profile(problem.cluster, problem.launcher)
+        answer = ask(problem, profile, should_stop=lambda: bool(stopped))
+        stopped.append(True)
+        settled = later.settle(answer)
+    assert settled.certified_by == answer.certified_by == ("exact-dp",)
+    assert settled.warnings[len(answer.warnings) :] == (
+        "CP-SAT did not finish in time for 1 of 1 certificates",
+    )
 
 
 def test_asking_the_judge_loads_no_ortools_here() -> None:
