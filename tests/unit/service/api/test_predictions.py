@@ -39,7 +39,7 @@ def test_a_script_is_priced_as_its_configuration_is(client: TestClient) -> None:
     # 4 nodes of 8 GPUs; tp 4 * pp 2 leaves dp 4; 128 sequences = 4 * 32 micro-batches of 1
     config = read["config"]
     assert (config["data_parallel_size"], config["num_microbatches"]) == (4, 32)  # type: ignore[index]
-    assert (read["launcher"], read["unread"]) == ("megatron-lm", ["--sample-rate"])
+    assert (read["launcher"], read["unread"]) == ("megatron-lm", ["--optimizer-cuda-graph"])
     assert any("--overlap-grad-reduce" in note for note in read["notes"])  # type: ignore[attr-defined]
 
 

@@ -76,7 +76,7 @@ def test_a_launch_script_is_priced_and_explained(
     priced = json.loads(text)
     assert code == 0
     assert priced["config"]["data_parallel_size"] == 4
-    assert priced["unread"] == ["--sample-rate"]
+    assert priced["unread"] == ["--optimizer-cuda-graph"]
     code, text, _ = run_here(monkeypatch, capsys, "explain", *cluster, "--certify", "none")
     found = json.loads(text)
     assert code == 0
