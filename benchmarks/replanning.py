@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.replan.finish import Replan, replanned
+from meshwright.service.replan.finish import replanned
 from meshwright.service.replan.request import changed_job, read_replan_request
+from meshwright.service.replan.ways import Replan
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import plan_id_of

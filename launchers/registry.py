@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-from meshwright.launchers.accelerate.export import Accelerate
-from meshwright.launchers.deepspeed.export import DeepSpeed
-from meshwright.launchers.flagscale.export import FlagScale
-from meshwright.launchers.llama_factory.export import LlamaFactory
-from meshwright.launchers.maxtext.export import MaxText
-from meshwright.launchers.megatron_bridge.export import MegatronBridge
-from meshwright.launchers.megatron_lm.export import MegatronLm
-from meshwright.launchers.ms_swift.export import MsSwift
-from meshwright.launchers.nanotron.export import Nanotron
 from meshwright.launchers.target import ExportBundle, Launcher, target_of
-from meshwright.launchers.torchtitan.export import Torchtitan
-from meshwright.launchers.transformers.export import Axolotl, LlamaFactoryAccelerate, Trl
 from meshwright.profiles.capabilities import judged_versions
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
-_LAUNCHERS: dict[str, Launcher] = {
-    launcher.name: launcher
-    for launcher in (
-        MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
-        LlamaFactory(), Axolotl(), Trl(), LlamaFactoryAccelerate(),
-        FlagScale(), MaxText(),
-    )
-}  # fmt: skip
+# An exporter is loaded when it is first used.
+_LAUNCHERS: Mapping[str, str] = {
+    "megatron-lm": "megatron_lm.export:MegatronLm",
+    "megatron-bridge": "megatron_bridge.export:MegatronBridge",
+    "deepspeed": "deepspeed.export:DeepSpeed",
+    "torchtitan": "torchtitan.export:Torchtitan",
+    "accelerate": "accelerate.export:Accelerate",
+    "nanotron": "nanotron.export:Nanotron",
+    "ms-swift": "ms_swift.export:MsSwift",
+    "llama-factory": "llama_factory.export:LlamaFactory",
+    "axolotl": "transformers.export:Axolotl",
+    "trl": "transformers.export:Trl",
+    "llama-factory-accelerate": "transformers.export:LlamaFactoryAccelerate",
+    "flagscale": "flagscale.export:FlagScale",
+    "maxtext": "maxtext.export:MaxText",
+}
+
+
+def named(place: str) -> Any:  # noqa: ANN401 - a class, which the caller knows
+    """Return what a place such as ``trl.read:TrlReader`` names in ``meshwright.launchers``."""
+    module, name = place.split(":")
+    return getattr(import_module(f"meshwright.launchers.{module}"), name)
+
+
+@cache
+def _exporter(name: str) -> Launcher:
+    exporter: Launcher = named(_LAUNCHERS[name])()
+    return exporter
 
 
 def launcher_names() -> tuple[str, ...]:
@@ -68,7 +81,7 @@ def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None =
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
     target = target_of(plan, replace(problem, launcher=launcher))
-    return _LAUNCHERS[launcher].export(replace(target, version=_release(launcher, version)))
+    return _exporter(launcher).export(replace(target, version=_release(launcher, version)))
 
 
 def _release(launcher: str, version: str | None) -> str:
@@ -79,7 +92,7 @@ def _release(launcher: str, version: str | None) -> str:
     """
     if version is None:
         return ""
-    known = getattr(_LAUNCHERS[launcher], "versions", ())
+    known = getattr(_exporter(launcher), "versions", ())
     release = ".".join(version.split(".")[:2])
     if release not in known:
         judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))

@@ -17,7 +17,7 @@ from meshwright.service.what_if.grid import Method, what_ifs
 from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
-from meshwright.solver.planner.variants import profile_of_variant
+from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import Problem
 
 MOST_DETAILED = 5  # plans that are shown in full

@@ -12,7 +12,7 @@ from math import exp
 
 import numpy as np
 
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.profile import Profile, default_profile, framework_of
 from meshwright.solver.answer import Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import Evaluation, Pipeline, evaluate
@@ -23,6 +23,13 @@ from meshwright.solver.cost.timed_layers import log_sigma_of_timed
 from meshwright.solver.problem import Problem
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
+
+
+def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
+    """Return the profile that prices one variant: the given one where it is of its framework."""
+    if framework_of(problem.priced_as) == profile.framework.name:
+        return profile
+    return default_profile(problem.cluster, problem.priced_as)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,18 +11,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import chain, pairwise
 
-from meshwright.launchers.accelerate.read import AccelerateReader
-from meshwright.launchers.axolotl.read import AxolotlReader
-from meshwright.launchers.deepspeed.read import DeepSpeedReader
-from meshwright.launchers.flagscale.read import FlagScaleReader
-from meshwright.launchers.llama_factory.read import LlamaFactoryReader, LlamaFactoryTrainerReader
-from meshwright.launchers.maxtext.read import MaxTextReader
-from meshwright.launchers.megatron_bridge.read import MegatronBridgeReader
-from meshwright.launchers.megatron_lm.read import MegatronLmReader
-from meshwright.launchers.ms_swift.read import MsSwiftReader
-from meshwright.launchers.nanotron.read import NanotronReader
 from meshwright.launchers.reading.base import (
     MAX_BYTES,
     MAX_FILES,
@@ -60,10 +51,8 @@ from meshwright.launchers.reading.documents import (
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
+from meshwright.launchers.registry import named
 from meshwright.launchers.rules import near_divisors, near_multiples
-from meshwright.launchers.torchtitan.read import TorchtitanReader
-from meshwright.launchers.transformers.read import TrainerReader
-from meshwright.launchers.trl.read import TrlReader
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.shell.values import (
@@ -73,20 +62,34 @@ from meshwright.shell.values import (
     unknown_value,
 )
 
-# In the order of trial: names that only one launcher has go first.
-_READERS: Mapping[str, Reader] = {
-    reader.name: reader
-    for reader in (
-        FlagScaleReader(), MaxTextReader(), TorchtitanReader(), NanotronReader(), DeepSpeedReader(),
-        AxolotlReader(), TrlReader(), LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
-        MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
-    )
-}  # fmt: skip
+# In the order of trial: names that only one launcher has go first. A reader is loaded when it is tried.
+_READERS: Mapping[str, str] = {
+    "flagscale": "flagscale.read:FlagScaleReader",
+    "maxtext": "maxtext.read:MaxTextReader",
+    "torchtitan": "torchtitan.read:TorchtitanReader",
+    "nanotron": "nanotron.read:NanotronReader",
+    "deepspeed": "deepspeed.read:DeepSpeedReader",
+    "axolotl": "axolotl.read:AxolotlReader",
+    "trl": "trl.read:TrlReader",
+    "llama-factory-accelerate": "llama_factory.read:LlamaFactoryTrainerReader",
+    "accelerate": "accelerate.read:AccelerateReader",
+    "llama-factory": "llama_factory.read:LlamaFactoryReader",
+    "megatron-bridge": "megatron_bridge.read:MegatronBridgeReader",
+    "transformers": "transformers.read:TrainerReader",
+    "ms-swift": "ms_swift.read:MsSwiftReader",
+    "megatron-lm": "megatron_lm.read:MegatronLmReader",
+}
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
     "accelerate, nanotron, MaxText, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
 )
+
+
+@cache
+def _reader(name: str) -> Reader:
+    reader: Reader = named(_READERS[name])()
+    return reader
 
 
 def reader_names() -> tuple[str, ...]:
@@ -172,7 +175,7 @@ def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
 def launcher_of(source: Source, only: str | None = None) -> str | None:
     """Return the launcher of a file, of all or ``only`` one; None without a match."""
     names = _READERS if only is None else (only,)
-    return next((name for name in names if _READERS[name].recognises(source)), None)
+    return next((name for name in names if _reader(name).recognises(source)), None)
 
 
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
@@ -187,10 +190,10 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
                 raise InvalidProblemError(others)
-            return candidate, _READERS[name]
+            return candidate, _reader(name)
     missing = list(_missing(reached))
     if launcher is not None and source.suffix not in DOCUMENTS and not missing:
-        return source, _READERS[launcher]  # the reader reports the missing parts
+        return source, _reader(launcher)  # the reader reports the missing parts
     named = [fault for one in reached or [source] for fault in foreign(one)][:MAX_LISTED]
     if named:
         raise InvalidProblemError([*missing, *named])
@@ -288,7 +291,7 @@ def _require_one_training(source: Source, found: Source, launch: LaunchFile, ove
         if start is None or name is None or next(_starts(script, found.name), None) is None:
             continue
         with suppress(InvalidProblemError):
-            second = _READERS[name].read(other, overrides)
+            second = _reader(name).read(other, overrides)
             model = replace(second.model, name=launch.model.name)
             same = (launch.configuration, launch.workload, launch.model)
             if (second.configuration, second.workload, model) != same:

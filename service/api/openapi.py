@@ -45,9 +45,16 @@ def json_body_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _partial_configuration() -> dict[str, Any]:
-    """A configuration of which any part may be left out, with the parts of the component."""
-    whole = TypeAdapter(Configuration).json_schema(ref_template=_REF)
-    return {"type": "object", "properties": whole["$defs"]["Configuration"]["properties"]}
+    whole = TypeAdapter(Configuration).json_schema(ref_template=_REF)["$defs"]["Configuration"]
+    return {
+        "title": "PartialConfiguration",
+        "description": "A configuration of which any part may be left out",
+        "type": "object",
+        "properties": whole["properties"],
+    }
+
+
+_PARTIAL = {"$ref": _REF.format(model="PartialConfiguration")}
 
 
 def _axis(name: str) -> dict[str, Any]:
@@ -155,7 +162,7 @@ PREDICTION_BODY = json_body_of(
                 "additionalProperties": False,
                 "properties": {
                     "problem": {"$ref": _REF.format(model="ProblemRequest")},
-                    "configuration": _partial_configuration(),
+                    "configuration": _PARTIAL,
                 },
             },
             {
@@ -170,7 +177,7 @@ PREDICTION_BODY = json_body_of(
                         "not tell them",
                     },
                     "launch_file": _LAUNCH_FILE,
-                    "configuration": _partial_configuration(),
+                    "configuration": _PARTIAL,
                 },
             },
             {
@@ -398,7 +405,9 @@ def install(app: FastAPI) -> None:
             ],
             ref_template=_REF,
         )
-        document["components"]["schemas"].update(definitions["$defs"], JobRequest=_job_request())
+        document["components"]["schemas"].update(
+            definitions["$defs"], JobRequest=_job_request(), PartialConfiguration=_partial_configuration()
+        )
         _add_examples(document)
         return document
 

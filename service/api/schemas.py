@@ -37,7 +37,13 @@ def _shown(**example: JsonValue) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
-class ProgressView(BaseModel):
+class Answer(BaseModel):
+    """What the API answers with; its schema is built once something needs it, not at the server's start."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class ProgressView(Answer):
     """How far a running search has come."""
 
     stage: str
@@ -50,7 +56,7 @@ class ProgressView(BaseModel):
     deadline: datetime | None = None  # when the search's own time limit ends
 
 
-class LinksView(BaseModel):
+class LinksView(Answer):
     """Where to go from a job; a link is absent where it leads nowhere yet."""
 
     self: str
@@ -61,7 +67,7 @@ class LinksView(BaseModel):
     parent: str | None = None  # of a point: its sweep; of a fleet's job: the fleet
 
 
-class JobView(BaseModel):
+class JobView(Answer):
     """One job; times are the database's, in UTC."""
 
     id: str
@@ -90,7 +96,7 @@ class JobDetail(JobView):
     request: dict[str, Any]  # the canonical problem, every figure spelled out
 
 
-class EventView(BaseModel):
+class EventView(Answer):
     """The data of one server-sent event: the job as it was from then on."""
 
     job_id: str
@@ -100,7 +106,7 @@ class EventView(BaseModel):
     progress: ProgressView | None = None
 
 
-class JobPage(BaseModel):
+class JobPage(Answer):
     """Jobs, newest first."""
 
     jobs: list[JobView]
@@ -140,7 +146,7 @@ class JobQuery(BaseModel):
         return JobFilter(state=self.state, model=self.model, owner=owner, labels=labels)
 
 
-class PlanView(BaseModel):
+class PlanView(Answer):
     """One plan and the job that found it."""
 
     job_id: str
@@ -217,7 +223,7 @@ class PlanQuery(BaseModel):
         )
 
 
-class MeasuredView(BaseModel):
+class MeasuredView(Answer):
     """Measurements of the reported runs of a plan."""
 
     num_runs: int
@@ -226,7 +232,7 @@ class MeasuredView(BaseModel):
     out_of_memory: bool  # any of them
 
 
-class PlanSummary(BaseModel):
+class PlanSummary(Answer):
     """The figures of one plan; the plan itself is at ``/v1/plans/{plan_id}``."""
 
     plan_id: str
@@ -256,7 +262,7 @@ class PlanSummary(BaseModel):
     verified: str | None  # queued, running, or the launcher's verdict; null: never asked
 
 
-class PlanPage(BaseModel):
+class PlanPage(Answer):
     """Plans of all jobs in the order that was asked for."""
 
     plans: list[PlanSummary]
@@ -274,7 +280,7 @@ def plan_summary(one: PlanFigures) -> PlanSummary:
     return view_of(PlanSummary, one, measured=measured if one.num_measurements else None)
 
 
-class QuantityView(BaseModel):
+class QuantityView(Answer):
     """One figure of one rank."""
 
     rank: int
@@ -286,7 +292,7 @@ class QuantityView(BaseModel):
     error: float | None  # built / priced - 1
 
 
-class VerificationView(BaseModel):
+class VerificationView(Answer):
     """Figures of a plan as priced and as the launcher's own code built it."""
 
     plan_id: str
@@ -300,7 +306,7 @@ class VerificationView(BaseModel):
     peak_memory_bytes: int | None = None  # traced, with what is priced of no tensor
 
 
-class ExportView(BaseModel):
+class ExportView(Answer):
     """Launch files of one plan."""
 
     plan_id: str
@@ -309,7 +315,7 @@ class ExportView(BaseModel):
     warnings: list[str]
 
 
-class ModelFigures(BaseModel):
+class ModelFigures(Answer):
     """A model's name and exact counts of parameters."""
 
     name: str
@@ -319,7 +325,7 @@ class ModelFigures(BaseModel):
     num_trainable_parameters: int  # of adapters next to frozen weights, else num_parameters
 
 
-class PredictionView(BaseModel):
+class PredictionView(Answer):
     """Step time and memory of a given configuration, as the cost model predicts them."""
 
     config: Configuration  # completed: what was left out is filled in
@@ -333,7 +339,7 @@ class PredictionView(BaseModel):
     unread: list[str] = Field(default_factory=list)  # names of the launch file that are not understood
 
 
-class ProfileView(BaseModel):
+class ProfileView(Answer):
     """One stored profile; problems name it by its id."""
 
     id: str
@@ -351,14 +357,14 @@ class ProfileDetail(ProfileView):
     document: dict[str, Any]
 
 
-class ProfilePage(BaseModel):
+class ProfilePage(Answer):
     """Profiles, newest first."""
 
     profiles: list[ProfileView]
     next_page_token: str | None = None
 
 
-class MeasurementView(BaseModel):
+class MeasurementView(Answer):
     """The calibration learnt from a measured run of a plan."""
 
     id: str
@@ -370,14 +376,14 @@ class MeasurementView(BaseModel):
     prediction: Prediction  # of the plan, under that calibration
 
 
-class CatalogView(BaseModel):
+class CatalogView(Answer):
     """Entries of one catalog, by name; ``origin`` stored: the tenant's own, with versions."""
 
     items: list[dict[str, Any]]
     next_page_token: str | None = None
 
 
-class DefinitionView(BaseModel):
+class DefinitionView(Answer):
     """One model, cluster or GPU type with every figure spelled out."""
 
     kind: Literal["model", "cluster", "gpu"]
@@ -388,7 +394,7 @@ class DefinitionView(BaseModel):
     document: dict[str, Any]
 
 
-class ReadyView(BaseModel):
+class ReadyView(Answer):
     """The state of this server's database and queue."""
 
     ready: bool
@@ -475,7 +481,7 @@ class FleetView(JobView):
     num_nodes: int  # of the first kind of nodes
 
 
-class FleetJobView(BaseModel):
+class FleetJobView(Answer):
     """One job of a planned fleet; hours count from the beginning of the plan."""
 
     name: str
@@ -494,7 +500,7 @@ class FleetJobView(BaseModel):
     config: Configuration
 
 
-class FleetObjectiveView(BaseModel):
+class FleetObjectiveView(Answer):
     """One objective, with its proof."""
 
     name: Literal["weighted_lateness_hours", "last_end_hours", "node_hours", "cost"]
@@ -503,7 +509,7 @@ class FleetObjectiveView(BaseModel):
     gap: float
 
 
-class FleetRuleView(BaseModel):
+class FleetRuleView(Answer):
     """A simple rule's schedule."""
 
     rule: str
@@ -513,7 +519,7 @@ class FleetRuleView(BaseModel):
     cost: float | None = None  # where the fleet states the price of a node-hour
 
 
-class FleetAnswerView(BaseModel):
+class FleetAnswerView(Answer):
     """The schedule of a fleet; of one that has none, the faults of its jobs."""
 
     status: Literal["optimal", "feasible", "infeasible"]
@@ -539,14 +545,14 @@ class FleetDetail(JobView):
     answer: FleetAnswerView | None = None
 
 
-class FleetPage(BaseModel):
+class FleetPage(Answer):
     """Fleets, newest first."""
 
     fleets: list[FleetView]
     next_page_token: str | None = None
 
 
-class FleetFilesView(BaseModel):
+class FleetFilesView(Answer):
     """Launch files of a fleet by their path in its folder, and ``start.sh``."""
 
     fleet_id: str
@@ -600,7 +606,7 @@ def fleet_detail(job: JobRecord) -> FleetDetail:
 # What the API shows of an answer: its certificate, its plans, and the points of a sweep.
 
 
-class PointView(BaseModel):
+class PointView(Answer):
     """One point of a sweep with its best plan and its certificate."""
 
     point: int
@@ -633,7 +639,7 @@ class RankedPlan(Plan):
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 
-class AnswerView(BaseModel):
+class AnswerView(Answer):
     """The answer of a job with one page of its plans, best first."""
 
     job_id: str
@@ -674,7 +680,7 @@ class AnswerView(BaseModel):
 # What the API answers with about keys and the audit trail.
 
 
-class KeyView(BaseModel):
+class KeyView(Answer):
     """One key, without its secret."""
 
     id: str
@@ -693,14 +699,14 @@ class NewKeyView(KeyView):
     token: str | None  # null in the answer to a repeated request: revoke the key and make another
 
 
-class KeyPage(BaseModel):
+class KeyPage(Answer):
     """Keys, newest first."""
 
     keys: list[KeyView]
     next_page_token: str | None = None
 
 
-class ShareLinkView(BaseModel):
+class ShareLinkView(Answer):
     """One link to an answer, without its address."""
 
     id: str
@@ -715,13 +721,13 @@ class NewShareLinkView(ShareLinkView):
     path: str | None  # null in the answer to a repeated request: revoke the link and make another
 
 
-class ShareLinkList(BaseModel):
+class ShareLinkList(Answer):
     """The active links of a job, newest first."""
 
     links: list[ShareLinkView]
 
 
-class AuditView(BaseModel):
+class AuditView(Answer):
     """One act of an administrator."""
 
     at: datetime
@@ -731,7 +737,7 @@ class AuditView(BaseModel):
     details: dict[str, Any]
 
 
-class AuditPage(BaseModel):
+class AuditPage(Answer):
     """The audit trail, newest first."""
 
     acts: list[AuditView]
@@ -750,7 +756,7 @@ class ChildView(JobView):
     reused: bool  # it was answered before
 
 
-class ChildPage(BaseModel):
+class ChildPage(Answer):
     """Points of a sweep, in order."""
 
     children: list[ChildView]
@@ -773,7 +779,7 @@ def child_view(child: JobSummary) -> ChildView:
 # What the API shows of re-plans on record.
 
 
-class ReplanView(BaseModel):
+class ReplanView(Answer):
     """One re-plan: what a launcher asked."""
 
     model_config = _shown(
@@ -799,7 +805,7 @@ class ReplanDetail(ReplanView):
     answer: ReplanAnswer
 
 
-class ReplanPage(BaseModel):
+class ReplanPage(Answer):
     """Re-plans of a job, newest first."""
 
     replans: list[ReplanView]
@@ -810,7 +816,7 @@ class ReplanPage(BaseModel):
 # What the API shows of use: CPU seconds of keys, and live workers.
 
 
-class UsageView(BaseModel):
+class UsageView(Answer):
     """CPU seconds of the searches of one key that ended on one day (UTC)."""
 
     model_config = _shown(day="2026-01-31", key_id="3f9a1c04be27", cpu_s=812.5, jobs=41)
@@ -821,13 +827,13 @@ class UsageView(BaseModel):
     jobs: int
 
 
-class UsageList(BaseModel):
+class UsageList(Answer):
     """CPU seconds by day and key, newest day first."""
 
     usage: list[UsageView]
 
 
-class WorkerView(BaseModel):
+class WorkerView(Answer):
     """One live worker."""
 
     model_config = _shown(
@@ -846,7 +852,7 @@ class WorkerView(BaseModel):
     busy_since: datetime | None
 
 
-class WorkerList(BaseModel):
+class WorkerList(Answer):
     """The workers that are alive, by name."""
 
     workers: list[WorkerView]

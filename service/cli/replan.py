@@ -33,7 +33,7 @@ from meshwright.service.replan.answer import (
     way_of,
 )
 from meshwright.service.replan.checkpoint import read_checkpoint
-from meshwright.service.replan.finish import Replan, replanned
+from meshwright.service.replan.finish import replanned
 from meshwright.service.replan.request import (
     MAX_REPAIR_S,
     MIN_PACE,
@@ -43,6 +43,7 @@ from meshwright.service.replan.request import (
     changed_job,
     read_replan_request,
 )
+from meshwright.service.replan.ways import Replan
 from meshwright.service.requests.fields import Option
 
 _HOUR_S = 3600.0

@@ -107,16 +107,21 @@ class Database:
         with self._grouping.turn() if self._grouping else nullcontext(), self._engine.begin() as connection:
             yield connection
 
-    def write_together(self, work: Callable[[Connection], Made]) -> Made:
+    def write_together(self, work: Callable[[Connection], Made], *, by_one_statement: bool = False) -> Made:
         """Return the result of ``work`` after a commit, which the work of other threads may share.
+
+        Args:
+            work: what reads and writes.
+            by_one_statement: only one statement of it writes. PostgreSQL commits that by itself, which
+                saves the two round trips of a transaction.
 
         Raises:
             Exception: what the work, or the commit, failed with; then nothing of it is kept.
         """
         if self._grouping:
             return self._grouping.write(work)
-        with self.write() as connection:  # PostgreSQL lets commits share a sync by itself
-            return work(connection)
+        with self._reader.connect() if by_one_statement else self.write() as connection:
+            return work(connection)  # PostgreSQL lets commits share a sync by itself
 
     def write_patiently(self, work: Callable[[Connection], Made]) -> Made:
         """Return the result of ``work`` after its commit; run it again where others had its locks.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.records import is_identifier
@@ -47,6 +47,12 @@ class MeasurementRecord:
 
 _PROFILE = tuple(profiles.c[name] for name in ProfileRecord.__slots__)
 _MEASUREMENT = tuple(measurements.c[name] for name in MeasurementRecord.__slots__)
+_LATEST = (
+    select(*_PROFILE)
+    .where(profiles.c.tenant == bindparam("asker"), profiles.c.scope == bindparam("asked"))
+    .order_by(profiles.c.version.desc())
+    .limit(1)
+)
 
 
 def find_profile(connection: Connection, tenant: str, profile_id: str) -> ProfileRecord | None:
@@ -85,8 +91,7 @@ def latest_calibration(
     """Return the calibration that the newest measurement of some scopes led to."""
     found = []
     for scope in scopes:  # the versions of a scope follow each other in time
-        own = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope == scope)
-        newest = one_of(connection, ProfileRecord, own.order_by(profiles.c.version.desc()).limit(1))
+        newest = one_of(connection, ProfileRecord, _LATEST, {"asker": tenant, "asked": scope})
         found += [] if newest is None else [newest]
     return max(found, key=lambda one: (one.created_at_s, one.version or 0), default=None)
 

@@ -334,7 +334,10 @@ class Jobs:
             remember(connection, tenant, repeatable, job_id=job.id)
             return job, known is None
 
-        return self._database.write_together(store)
+        inserts_a_job_alone = not (
+            repeatable.key or submission.labels or question.parts or submission.fleet
+        )
+        return self._database.write_together(store, by_one_statement=inserts_a_job_alone)
 
     def _remember(self, tenant: str, repeatable: Repeatable, subject: str) -> None:
         """Bind the key of a request that changed no other row with it, unless it is bound."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from meshwright.launchers.registry import export
 from meshwright.launchers.resume import with_resume_files
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.figures import figure, tied
-from meshwright.service.replan.finish import FinishOption, Kind, Layout, Replan
 from meshwright.service.replan.request import Changed
+from meshwright.service.replan.ways import FinishOption, Kind, Layout, Replan
 from meshwright.service.report import formatting as figures
 from meshwright.solver.configuration import Configuration
 
@@ -72,6 +75,8 @@ class WayAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanAnswer:
     """Ways to finish a job whose cluster changed, the soonest first."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"defer_build": True}  # not at the server's start
 
     plan_id: str  # that runs
     checkpoint_format: str

@@ -22,75 +22,24 @@ from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.replan.request import Changed
 from meshwright.service.replan.resharding import Moved, exchange_s, load_s, moved, positions_of
+from meshwright.service.replan.ways import FinishOption, Kind, Layout, Replan
 from meshwright.service.what_if.changes import WhatIfQuestion, with_groups
-from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import CpuWatch
-from meshwright.solver.configuration import Configuration, plan_id_of
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
 from meshwright.solver.explain.remedies import first_plans
 from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import Problem, problem_digest
+from meshwright.solver.problem import Problem
 from meshwright.solver.splits import divisors
 
-Kind = Literal["as it is", "new layout", "spare nodes", "wait for repair", "new layout until repaired"]
 _COUNTS = 8  # numbers of nodes that are searched
 _FEWEST = 0.5  # of the nodes that are left; fewer than half are never faster by enough
 _MOST_COUNTED = 4096  # numbers of nodes that are weighed; of more, the largest
 _SEARCH_S = 10.0  # CPU seconds for other layouts; on 16 384 GPUs they take less than one
 _LISTED = 6  # layouts that are timed to the end
 Found = list[tuple[Configuration, Prediction]] | Literal["unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A configuration on the nodes that it would run on."""
-
-    config: Configuration
-    prediction: Prediction
-    problem: Problem
-
-    @property
-    def plan(self) -> Plan:
-        """Return the layout as a plan of its own question."""
-        return Plan(
-            plan_id=plan_id_of(problem_digest(self.problem), self.config),
-            rank=1,
-            config=self.config,
-            prediction=self.prediction,
-            objective_s=self.prediction.step_time_s,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishOption:
-    """One way to go on, and when the run ends."""
-
-    kind: Kind
-    layout: Layout
-    finish_s: float  # from now until the last step; the sum of what follows
-    finish_low_s: float  # with the ends of the step's 80 % interval
-    finish_high_s: float
-    waiting_s: float
-    restart_s: float
-    resharding_s: float  # to write (where the job still runs), read and exchange the checkpoint
-    lost_work_s: float
-    steps_s: float
-    interruptions_s: float
-    moved_bytes: float  # bytes on another GPU afterwards
-    afterwards: Layout | None = None  # what the run goes back to once the nodes are repaired
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replan:
-    """All ways to finish a job, the soonest first."""
-
-    ways: tuple[FinishOption, ...]
-    saved_step: int
-    lost_steps: int
-    remaining_steps: int  # of the run, those that are lost not among them
-    refused: tuple[str, ...]  # ways that there are not, and why
-    notes: tuple[str, ...]  # what was assumed
 
 
 def replanned(job: Changed, profile: Profile) -> Replan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.capabilities import launchers_of
+from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
@@ -123,7 +124,7 @@ class ProfileStore:
         if is_named(problem.profile):
             self.require(tenant, problem)
             return problem
-        scopes = {scope_of(plain, launcher) for launcher in launchers_of(plain.launcher)}
+        scopes = scopes_of(plain.cluster, map(framework_of, launchers_of(plain.launcher)))
         with self._database.read() as connection:
             latest = records.latest_calibration(connection, tenant, scopes)
         return plain if latest is None else replace(problem, profile=taken(latest.id))
@@ -231,16 +232,19 @@ def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
     )
 
 
-def scope_of(problem: Problem, launcher: str | None = None) -> str:
-    """Return the scope of a calibration: a cluster, with any nodes of its kind, and a framework."""
-    cluster = replace(
-        problem.cluster,
-        groups=tuple(replace(group, num_nodes=1, links=None) for group in problem.cluster.groups),
-    )
-    framework = framework_of(launcher or problem.launcher)
-    canonical = cluster_to_mapping(cluster_from_mapping(cluster_to_mapping(cluster)))  # 450.0, never 450
-    named = {"cluster": canonical, "framework": framework}
-    return hashlib.sha256(compact_json(named).encode()).hexdigest()
+def scopes_of(cluster: ClusterSpec, frameworks: Iterable[str]) -> set[str]:
+    """Return the scopes of calibrations: a cluster, with any nodes of its kind, and a framework each."""
+    groups = tuple(replace(group, num_nodes=1, links=None) for group in cluster.groups)
+    alike = replace(cluster, groups=groups)
+    canonical = cluster_to_mapping(cluster_from_mapping(cluster_to_mapping(alike)))  # 450.0, never 450
+    named = ({"cluster": canonical, "framework": framework} for framework in set(frameworks))
+    return {hashlib.sha256(compact_json(one).encode()).hexdigest() for one in named}
+
+
+def scope_of(problem: Problem) -> str:
+    """Return the scope of a measurement of a plan."""
+    (scope,) = scopes_of(problem.cluster, [framework_of(problem.launcher)])
+    return scope
 
 
 def profile_id_of(document: Mapping[str, object]) -> str:

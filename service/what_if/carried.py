@@ -17,8 +17,7 @@ from meshwright.service.what_if.changes import WhatIfQuestion
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration, joined
-from meshwright.solver.planner.variants import profile_of_variant
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, with_changes
 
 

@@ -21,8 +21,6 @@ from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes
 from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import CpuWatch, Watch, look
-from meshwright.solver.explain.remedies import fastest
-from meshwright.solver.planner.variants import variants_of, workload_of
 from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
@@ -84,6 +82,8 @@ def what_ifs(
 
 
 def _method_words(method: Method, asked: WhatIfQuestion, settled_to: WhatIfQuestion) -> str:
+    from meshwright.solver.planner.variants import variants_of  # noqa: PLC0415 - loads the search: 0.1 s
+
     problem = asked.problem
     placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
@@ -137,6 +137,9 @@ def searched(changed: WhatIfQuestion, listed: Sequence[CarriedConfiguration] = (
     Raises:
         OutOfTime: the clock that this runs under was over first.
     """
+    from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - loads the search: 0.1 s
+    from meshwright.solver.planner.variants import variants_of, workload_of  # noqa: PLC0415 - the same
+
     found, ways = list[Outcome](), {(one.launcher, one.workload) for one in listed}
     for variant in variants_of(changed.problem, changed.profile):
         workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))

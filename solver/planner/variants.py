@@ -16,7 +16,7 @@ from math import inf
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.profiles.profile import Profile, default_profile, framework_of
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.requirements import missing_from_stock, unallowed
 from meshwright.profiles.switches import (
     EVERY_SWITCH,
@@ -47,7 +47,7 @@ from meshwright.solver.cost.objective import (
     weighing_of,
 )
 from meshwright.solver.cost.packages import packages_of
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict, profile_of_variant
 from meshwright.solver.problem import (
     Problem,
     Workload,
@@ -259,13 +259,6 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
         for precision in precisions
         for optimizer in optimizers
     ]
-
-
-def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
-    """Return the profile that prices one variant."""
-    if framework_of(problem.priced_as) == profile.framework.name:
-        return profile
-    return default_profile(problem.cluster, problem.priced_as)
 
 
 def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:

@@ -54,7 +54,6 @@ from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.replan.answer import ReplanAnswer, first_files
-from meshwright.service.replan.finish import replanned
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
 from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.launch_files import with_launch_file
@@ -303,6 +302,8 @@ async def replan_job(
         return changed_job(asked, parse_problem(job.request), plan_from_json(plan))
 
     def answered(changed: Changed) -> Stored:
+        from meshwright.service.replan.finish import replanned  # noqa: PLC0415 - loads the search
+
         learnt = service.profiles.relearnt(tenant, changed.problem)
         found = service.profiles.answered(learnt, lambda profile, _: replanned(changed, profile))
         answer = _REPLAN.dump_python(

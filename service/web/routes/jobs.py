@@ -33,7 +33,6 @@ from meshwright.service.web.callers import SUBMITS
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
 from meshwright.service.what_if.grid import Method, what_ifs
-from meshwright.solver.explain.remedies import problem_of_remedy
 
 LISTED = 25  # jobs, and plans, of one page
 router = APIRouter(prefix="/jobs")
@@ -118,6 +117,8 @@ def search_remedy(
     Raises:
         NotFoundError: the answer offers no such change, or it is not known how to ask for it.
     """
+    from meshwright.solver.explain.remedies import problem_of_remedy  # noqa: PLC0415 - loads the search: 0.1 s
+
     job = service.jobs.read(tenant, job_id)
     problem, answer = views.problem_of(job), answer_from_json({"plans": [], **(job.answer or {})})
     remedies = answer.infeasible.remedies if answer.infeasible else ()

@@ -10,8 +10,9 @@ from meshwright.launchers.resume import with_resume_files
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.service.replan.finish import FinishOption, Replan, replanned
+from meshwright.service.replan.finish import replanned
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
+from meshwright.service.replan.ways import FinishOption, Replan
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan
 from meshwright.solver.check import violations

@@ -14,7 +14,7 @@ from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.service.requests.schema import WorkloadRequest
-from meshwright.solver.planner.variants import profile_of_variant
+from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
 from meshwright.solver.space.launcher_rules import unwritten
 from tests.served.requests import fault, faults
