@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from meshwright.launchers.flags import flag_names
+from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.megatron_bridge.export import FP8_RECIPES, LOW_GRADIENTS
 from meshwright.launchers.megatron_core.names import flag_kinds
 from meshwright.launchers.megatron_core.read import (
@@ -83,11 +83,7 @@ def take_precision(given: Given, values: ConfigValues) -> None:
     """Take the precision as Megatron-LM's flags, and the type in which gradients are reduced."""
     text, line = values.get(_KEY, ("", 0))
     if _KEY in values and text.lower() in _UNSET:  # the model's own switches set it
-        own = {
-            one: values[f"model.{one}"][0]
-            for one in ("bf16", "fp16", "fp8", "fp4")
-            if f"model.{one}" in values
-        }
+        own = {one: values[f"model.{one}"][0] for one in _precision_names() if f"model.{one}" in values}
         text = "{" + ",".join(f"{one}:{switch}" for one, switch in own.items()) + "}"
     parts = {
         key.removeprefix(f"{_KEY}."): part.strip("'\"")
@@ -101,7 +97,7 @@ def take_precision(given: Given, values: ConfigValues) -> None:
         held = {"bf16": "true"}
         given.take("--bf16", Value((), line), called=_KEY)
         given.fault("bf16", f'"{text[:40]}" is not priced', allowed=", ".join(_RECIPES))
-    _take(given, held, line)
+    _take(given, held, line, values)
     low = held.get("grad_reduce_in_fp32", "true").lower() in _FALSE
     said, at = values.get(_DDP, ("", 0))
     if said and (said.lower() in _FALSE) is not low:
@@ -109,6 +105,23 @@ def take_precision(given: Given, values: ConfigValues) -> None:
             f"line {at}: {_DDP}={said[:8]} does nothing: mixed_precision says "
             f"grad_reduce_in_fp32={str(not low).lower()} and is written over it"
         )
+
+
+@cache
+def _precision_names() -> tuple[str, ...]:
+    """Return the names that MixedPrecisionConfig writes over those of the model, optimizer and ddp."""
+    names = (name.partition(".") for name in flags_of("megatron-bridge"))
+    return tuple(name for section, _, name in names if section == _KEY and name)
+
+
+def _is_written_over(key: str, values: ConfigValues) -> bool:
+    """Return whether mixed precision replaces a value of the model, optimizer or ddp."""
+    section, _, name = key.partition(".")
+    own = values.get(_KEY, ("", 0))[0].lower() in _UNSET and not any(
+        one.startswith(f"{_KEY}.") for one in values
+    )
+    stated = _KEY in values and own
+    return section in ("model", "optimizer", "ddp") and name in _precision_names() and not stated
 
 
 def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
@@ -128,14 +141,22 @@ def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
     return {**recipe, **low, **parts}
 
 
-def _take(given: Given, held: Mapping[str, str], line: int) -> None:
+def _take(given: Given, held: Mapping[str, str], line: int, values: ConfigValues) -> None:
     fp16 = held.get("fp16", "false").lower() == "true"
     given.take("--fp16" if fp16 else "--bf16", Value((), line), called=_KEY)
     if not fp16 and held.get("bf16", "false").lower() != "true":
         given.fault("bf16", "neither bf16 nor fp16 is on: fp32 is not priced", allowed="bf16:true")
+    for key, text in held.items():
+        row = flag_names("megatron-bridge").row(f"{_KEY}.{key}")
+        if row is not None and row.refuses(text):
+            at = values.get(f"{_KEY}.{key}", ("", line))[1]
+            given.refuse(f"{_KEY}.{key}", f"line {at}: cannot be read: {row.why}")
     if held.get("fp8", "").lower() not in _UNSET:
         given.take("--fp8-format", Value((held["fp8"],), line), called=_KEY)
         given.take("--fp8-recipe", Value((held.get("fp8_recipe", "tensorwise"),), line), called=_KEY)
+        for name in ("fp8_param_gather", "fp8_param", "fp8_dot_product_attention"):
+            if held.get(name, "null").lower() not in _UNSET:
+                take(given, name, held[name], line, called=f"{_KEY}.{name}")
     if held.get("fp4", "").lower() not in _UNSET:
         given.take("--fp8-format", Value((held["fp4"],), line), called=_KEY)
         given.take("--fp8-recipe", Value((held.get("fp4_recipe", FP4_RECIPE),), line), called=_KEY)
@@ -437,7 +458,9 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
     given.stop()
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
-        if key.startswith(_READ) and flag_of(name) is not None:
+        if key != _DDP and _is_written_over(key, values):
+            given.note(f"line {line}: {key[:64]} does nothing: mixed_precision is written over it")
+        elif key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
         elif (
             key not in _TAKEN_APART
@@ -476,9 +499,9 @@ def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
         if section != "comm_overlap" or text.lower() == "null":
             continue
         flag = flag_of(name)
-        if flag is None:
+        if flag is None and not flag_names("megatron-bridge").is_free(key):
             given.leave(key[:64], f"--{name.replace('_', '-')}", Value((text,), line))
-        else:
+        elif flag is not None:
             given.values.pop(flag, None)
             take(given, name, text, line, called=key)
 

@@ -394,7 +394,10 @@ def _dispatcher(given: Given, known: FrameworkFacts) -> str:
 
 def _low_weights(given: Given, known: FrameworkFacts) -> bool:
     """Return whether weights are stored in 8 bits; Megatron-Bridge's recipes set it themselves."""
-    return known.low_precision_weights or (given.has("fp8-param-gather") and given.has("fp8-format"))
+    off = "--fp8-param-gather" in given.called and not given.has("fp8-param-gather")
+    return (known.low_precision_weights and not off) or (
+        given.has("fp8-param-gather") and given.has("fp8-format")
+    )
 
 
 def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.flags import Flag, flag_names, plain_name
+from meshwright.launchers.flags import Flag, flag_names, is_off, plain_name
 from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, spelled, table
 from meshwright.launchers.reading.base import Overrides, Place
 from meshwright.launchers.reading.fields import affected, meant, passing, undecided
@@ -190,12 +190,14 @@ class Given:
         ``programs``: launchers over Megatron-LM with arguments of their own.
         """
         rows = flag_names("megatron-lm", "megatron-core", *programs)
-        for shown in self.unread:
+        for shown in tuple(self.unread):
             name, value = self.left.get(shown, ("", Value((), 0)))
             text = value.texts[0] if value.texts else "on"
             row = rows.row(shown) or rows.row(name)
-            if row is not None and row.refuses(text):
+            if row is not None and row.refuses(text) and not self._lacks(row):
                 self.refuse(shown, f"line {value.line}: cannot be read: {row.why}")
+            elif row is not None and row.role == "refused":
+                self.unread.remove(shown)  # at its default, or without the argument that it needs
             elif what := affected(row, name, text):
                 self.refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
@@ -216,8 +218,11 @@ class Given:
                 self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
 
     def _lacks(self, row: Flag) -> bool:
-        """Return whether the flag without which a row does nothing is not given."""
-        return row.needs is not None and spelled(row.needs) not in {**self.values, **self.others}
+        """Return whether the flag without which a row does nothing is not given, or is off."""
+        if row.needs is None:
+            return False
+        needed = {**self.others, **self.values}.get(spelled(row.needs))
+        return needed is None or (bool(needed.texts) and is_off(needed.texts[0]))
 
     def _replace(self, name: str, value: Value) -> None:
         old = self.values.get(name)

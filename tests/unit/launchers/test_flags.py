@@ -46,13 +46,14 @@ NOT_OF_THE_STEP = {
         "mhc_pallas_kernel_fwd_block_size", "mtc_data_parallelism", "train_shard_in_read",
     },
     "megatron-bridge": {
-        "comm_overlap.data_parallel_size", "dist.eval_context_parallel_size",
+        "checkpoint.fully_parallel_load", "comm_overlap.data_parallel_size", "dist.eval_context_parallel_size",
         "inference.inference_dynamic_batching_mamba_memory_ratio",
         "inference.inference_dynamic_batching_prefix_caching_mamba_gb",
         "inference.mamba_inference_conv_states_dtype", "inference.mamba_inference_ssm_states_dtype",
         "model.moe_pad_experts_for_cuda_graph_inference", "model.moe_shared_expert_glu_interleave_size",
         "train.check_weight_hash_across_dp_replicas_interval",
     },
+    "megatron-core": {"fully_parallel_load"},
     "megatron-lm": {
         "async_tensor_model_parallel_allreduce", "check_weight_hash_across_dp_replicas_interval",
         "disable_moe_top2_2nd_expert_sampling",
