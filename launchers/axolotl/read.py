@@ -246,19 +246,35 @@ def _recomputes(fields: Fields) -> bool:
 def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
     """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
     listed, found = _plugins(fields), dict[str, str | int | float | bool]()
-    names = {"liger_rms_norm": "norm_fused", "liger_glu_activation": "elementwise_fused"}
+    names = {
+        "liger_rms_norm": "norm_fused",
+        "liger_layer_norm": "norm_fused" if model.normalization.startswith("layernorm") else "",
+        "liger_glu_activation": "elementwise_fused",
+        "liger_cross_entropy": "loss_fused",
+    }
     on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
     cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
     if "liger" in listed:
-        found |= {names[name]: True for name in names if name in on}
+        found |= {names[name]: True for name in names if name in on and names[name]}
         found |= chunked_loss(model, micro * fields.integer("sequence_len", 1)) if _CHUNKED in on else {}
     elif on:
         fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
+    found |= {option: True for name, option in _PATCHES.items() if fields.flag(name, default=False)}
     if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_fused": True, "logit_bytes": 0.0}
     return found
 
 
+# Kernels that replace the model's own without a plugin (axolotl/monkeypatch).
+_PATCHES = {
+    "flash_attn_cross_entropy": "loss_fused",
+    "unsloth_cross_entropy_loss": "loss_fused",
+    "flash_attn_rms_norm": "norm_fused",
+    "unsloth_rms_norm": "norm_fused",
+    "flash_attn_fuse_mlp": "elementwise_fused",
+    "lora_mlp_kernel": "elementwise_fused",
+    "unsloth_lora_mlp": "elementwise_fused",
+}
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
 _PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
 

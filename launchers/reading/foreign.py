@@ -153,6 +153,9 @@ _SEEING_PROGRAM = re.compile(
 _ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
 
 
+_SPLITS = re.compile(r"split_batches\W+true", re.IGNORECASE)
+
+
 def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") -> None:
     """Refuse trainings that no plan describes.
 
@@ -165,6 +168,9 @@ def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") 
         InvalidProblemError: the training is not priced, or trains nothing.
     """
     fields.refuse_unpriced(*programs)
+    inner = fields.peek("accelerator_config.split_batches")
+    if _SPLITS.search(f"{fields.peek('accelerator_config')} split_batches: {inner}"):
+        fields.fault("accelerator_config", "split_batches changes how many sequences a step takes")
     if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
         fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""

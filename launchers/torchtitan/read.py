@@ -475,6 +475,10 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     seq_length = fields.optional("training.seq_len")
     recipe = _recipe(fields)
     options: dict[str, str | int | float | bool] = {"precision_recipe": recipe} if recipe else {}
+    if recipe and not any(fields.flag(name, default=False) for name in _GATHERS_8_BITS):
+        options["low_precision_gathers"] = False
+    if fields.flag("parallelism.disable_loss_parallel", default=False):
+        options["logits_sharded"] = False
     asynchronous = [f"{section}.enable_async_tensor_parallel" for section in ("compile", "parallelism")]
     if sum(fields.flag(name, default=False) for name in asynchronous):  # both are taken
         options["overlap_tensor"] = True
@@ -497,6 +501,7 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     )
 
 
+_GATHERS_8_BITS = tuple(f"{one}.enable_fsdp_float8_all_gather" for one in ("float8", FLOAT8))
 _GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # experts, next to linear layers
 
 

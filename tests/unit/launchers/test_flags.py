@@ -35,18 +35,31 @@ def test_no_harmless_argument_is_one_of_training_on_preferences_or_decides_by_it
 NOT_OF_THE_STEP = {
     "accelerate": {
         "parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config_cp_comm_strategy",
+        "parallelism_config.parallelism_config_sp_attn_implementation",
+        "parallelism_config.parallelism_config_sp_backend",
+        "parallelism_config.parallelism_config_sp_seq_length",
+        "parallelism_config.parallelism_config_sp_seq_length_is_variable",
+        "parallelism_config_sp_attn_implementation", "parallelism_config_sp_backend",
+        "parallelism_config_sp_seq_length", "parallelism_config_sp_seq_length_is_variable",
     },
     "axolotl": {
         "qlora_sharded_model_loading", "quantization.group_size", "sample_packing_group_size", "shard",
+        "tiled_mlp_num_shards",
     },
-    "deepspeed": {"aio.intra_op_parallelism", "checkpoint.parallel_write"},
+    "deepspeed": {
+        "aio.intra_op_parallelism", "checkpoint.parallel_write", "data_parallel_group",
+        "zero_optimization.sub_group_size",
+    },
     "llama-factory": {"sglang_tp_size"},
     "maxtext": {
+        "context_parallel_reorder_strategy", "data_sharding", "debug_sharding",
+        "input_data_sharding_logical_axes", "shard_mode", "sharding_tolerance",
         "mhc_pallas_kernel_bwd_block_size", "mhc_pallas_kernel_bwd_feature_block_size",
         "mhc_pallas_kernel_fwd_block_size", "mtc_data_parallelism", "train_shard_in_read",
     },
     "megatron-bridge": {
-        "checkpoint.fully_parallel_load", "comm_overlap.data_parallel_size", "dist.eval_context_parallel_size",
+        "checkpoint.fully_parallel_load", "comm_overlap.data_parallel_size",
+        "dist.eval_context_parallel_size",
         "inference.inference_dynamic_batching_mamba_memory_ratio",
         "inference.inference_dynamic_batching_prefix_caching_mamba_gb",
         "inference.mamba_inference_conv_states_dtype", "inference.mamba_inference_ssm_states_dtype",
@@ -64,6 +77,7 @@ NOT_OF_THE_STEP = {
     "ms-swift": {
         "data_sharding", "max_shard_size", "no_async_tensor_model_parallel_allreduce",
         "target_pipeline_model_parallel_size", "target_tensor_model_parallel_size",
+        "use_shared_expert_gate",
     },
     "nanotron": {
         "lighteval.batch_size", "lighteval.parallelism", "lighteval.parallelism.context_parallel_size",

@@ -90,6 +90,54 @@ def test_what_really_runs_is_what_mixed_precision_says(
     assert note is None or any(note in one for one in found.notes)
 
 
+CURRENT = "{_target_:x.MixedPrecisionConfig,bf16:true,fp8:hybrid,fp8_recipe:tensorwise,MORE}"
+
+
+def with_lines(*more: str) -> LaunchFile:
+    files = files_of(of("bf16", "none", "bf16"))
+    lines = [line for line in files["plan_args.sh"].splitlines() if "mixed_precision" not in line]
+    place = next(place for place, line in enumerate(lines) if "ddp.grad_reduce_in_fp32=false" in line)
+    lines[place:place] = [f"    '{one}'" for one in more]
+    return read({**files, "plan_args.sh": "\n".join(lines)})
+
+
+def test_weights_of_8_bits_are_priced_as_the_configuration_states_them() -> None:
+    for stated, expected in (("true", None), ("false", False)):
+        text = CURRENT.replace("MORE", f"fp8_param_gather:{stated}")
+        found = with_lines("mixed_precision=null", f"mixed_precision={text}")
+        assert (found.workload.precision, found.unread) == ("fp8", ())
+        assert found.workload.framework_options.get("low_precision_weights") is expected
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        (["mixed_precision=null", f"mixed_precision={CURRENT.replace('MORE', 'fp8_wgrad:false')}"],
+         "mixed_precision.fp8_wgrad"),
+        (["mixed_precision.num_layers_at_end_in_bf16=4"], "mixed_precision.num_layers_at_end_in_bf16"),
+        (["model.tp_comm_overlap=true", "model.tp_comm_overlap_rs=false"], "model.tp_comm_overlap_rs"),
+        (["ddp.nccl_ub=true"], "ddp.nccl_ub"),
+        (["model.grad_sync_func._target_=mine.sync"], "model.grad_sync_func._target_"),
+    ],
+)  # fmt: skip
+def test_what_changes_the_step_and_is_not_priced_is_refused(more: list[str], name: str) -> None:
+    with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read"):
+        with_lines(*more)
+
+
+def test_what_does_nothing_is_neither_refused_nor_listed() -> None:
+    found = with_lines(
+        "mixed_precision=bf16_mixed",
+        "model.cuda_graph_retain_backward_graph=true",  # without graphs
+        "model.store_param_remainders=false",  # without the optimizer that has them
+        "model.fp8=hybrid",  # mixed precision is written over it
+        "ddp.bucket_size=1000",
+        "model.variable_seq_lengths=false",
+    )
+    assert (found.unread, found.workload.precision) == ((), "bf16")
+    assert any("model.fp8 does nothing" in note for note in found.notes)
+
+
 def test_a_recipe_that_is_none_is_refused_with_its_line_and_all_that_are() -> None:
     files = files_of(of("bf16", "none", "fp32"))
     text = files["plan_args.sh"].replace("=bf16_mixed", "=bf17_mixed")

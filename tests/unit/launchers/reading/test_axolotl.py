@@ -165,6 +165,10 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     expected = {"loss_fused": True, "logit_bytes": 2 * 1024 / 8192, "norm_fused": True}
     assert options(f"plugins: [axolotl.integrations.liger.LigerPlugin]\n{fused}") == expected
     assert options(fused) == {}  # nothing without the plugin
+    patched = "flash_attn_cross_entropy: true\nflash_attn_rms_norm: true\nlora_mlp_kernel: true\n"
+    assert options(patched) == {"elementwise_fused": True, "loss_fused": True, "norm_fused": True}
+    layers = "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_layer_norm: true\n"
+    assert options(f"{layers}liger_cross_entropy: true\n") == {"loss_fused": True}  # its norms are RMSNorm
     cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
     assert options(cut) == {"loss_fused": True, "logit_bytes": 0.0}
 

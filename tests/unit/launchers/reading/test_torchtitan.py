@@ -84,6 +84,15 @@ def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -
 
     assert recipe("") == ("fp8", "fp8-current")  # 0.2 scales tensors unless it is asked otherwise
     assert recipe('\n[quantize.linear.float8]\nrecipe_name = "rowwise"\n') == ("fp8", "fp8-rowwise")
+    for lines, expected in (
+        ("", False),  # weights are gathered in 16 bits unless the file asks for 8
+        ("[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n", None),
+    ):
+        found = read_launch_files(Source(name="plan.toml", text=f"{text}\n{lines}"))
+        assert found.workload.framework_options.get("low_precision_gathers") is expected
+    filtered = '\n[quantize.linear.float8]\nfilter_fqns = ["attention.wk"]\n'
+    with pytest.raises(InvalidProblemError, match=r"filter_fqns: .*16 bits next to 8-bit ones"):
+        recipe(filtered)
 
 
 def recomputed(lines: str, mesh: str = "tensor_parallel_degree = 8") -> tuple[str, int, tuple[int, ...]]:
