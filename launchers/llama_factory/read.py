@@ -60,7 +60,7 @@ from meshwright.launchers.trl.read import (
     documents_beside,
 )
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
-from meshwright.shell.values import Script, Word, unknown_arguments
+from meshwright.shell.values import Script, Word, unknown_arguments, unknown_in
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
          "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
@@ -146,7 +146,8 @@ def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
     for name, found in document.items():
         key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
         misplaced = key != name and key in _OWN  # names of the run are not the model's
-        if is_placeholder(text) and (flag_of(key) is not None or key in flag_names("megatron-core")):
+        unfilled = is_placeholder(text) and unknown_in(text) is None
+        if unfilled and (flag_of(key) is not None or key in flag_names("megatron-core")):
             given.refuse(name, f"line {found.line}: {text[:40]} is a placeholder", allowed="the value")
             continue
         if key != name and (key in document or key in _OVER):

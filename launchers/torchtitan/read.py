@@ -35,6 +35,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.shell.values import (
     Word,
+    plainly,
     unknown_arguments,
     unknown_fault,
     unknown_in,
@@ -210,7 +211,12 @@ def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
         for name, one in values.items()
         if name != _TOKENS
     }
-    eight = next((one for name in _OLDEST_FP8 if (one := found.pop(name, None)) and one.value), None)
+    oldest = {name: one for name in _OLDEST_FP8 if (one := found.pop(name, None))}
+    for name, one in oldest.items():
+        if str(one.value).lower() not in ("true", "false", "none"):
+            message = f"line {one.line}: {plainly(shown(str(one.value)))} is neither true nor false"
+            raise InvalidProblemError.of(name, message, allowed="true, false")
+    eight = next((one for one in oldest.values() if str(one.value).lower() == "true"), None)
     if eight is not None and "model.converters" not in found:
         found["model.converters"] = LocatedValue(["float8"], eight.line)
     tokens, length = values.get(_TOKENS), found.get("training.seq_len")

@@ -137,3 +137,19 @@ def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name:
     assert read(f"{swift} false\n", Overrides(), "a.sh").configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read: "):
         core(f"additional_configs:\n  {name}: true\n")
+
+
+def test_a_substitution_in_a_command_is_named_and_not_quoted_as_a_value() -> None:
+    script = (
+        "torchrun --nproc_per_node=8 run_train.py --use_mca --model_name_or_path Qwen/Qwen3-30B-A3B"
+        " --stage sft --do_train --finetuning_type full --cutoff_len=$(cat length.txt) --bf16"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --expert_model_parallel_size 4\n"
+    )
+    with pytest.raises(InvalidProblemError) as fault:
+        read(script, Overrides(), "run.sh")
+    assert [one.sentence() for one in fault.value.errors if "cutoff_len" in one.pointer] == [
+        (
+            "cutoff_len: line 1: it is what $(cat length.txt) prints, which is not run."
+            " Allowed: run it with stand-ins: meshwright capture -- bash …"
+        )
+    ]

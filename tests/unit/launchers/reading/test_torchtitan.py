@@ -181,6 +181,19 @@ def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> Non
     assert found.unread == ()
 
 
+def test_8_bits_of_older_files_are_on_off_or_refused() -> None:
+    text = export(STAGED.plan, STAGED.problem, "torchtitan").files["torchtitan_0_2.toml"]
+    text = text.replace('flavor = "meshwright-0123456789ab"', 'flavor = "70B"')
+
+    def precision(value: str) -> str:
+        lines = f"{text}\n[float8]\nenable_float8_linear = {value}\n"
+        return read_launch_files(Source(name="plan.toml", text=lines)).workload.precision
+
+    assert [precision(value) for value in ("true", "false")] == ["fp8", "bf16"]
+    with pytest.raises(InvalidProblemError, match=r"enable_float8_linear: line \d+: .* neither true nor"):
+        precision('"${EIGHT}"')
+
+
 def test_flags_of_older_sections_count_too() -> None:
     command = "torchrun --nproc_per_node 8 train.py --job.config_file a.toml "
     command += "--experimental.pipeline_parallel_degree 2"
