@@ -296,6 +296,8 @@ class Fields:
         if value is True:
             self.fault(name, "needs a value", allowed=f"{low} to {MAX_INTEGER}")
             return None
+        if self._is_unfilled(name, value, f"{low} to {MAX_INTEGER}"):
+            return None
         if number is None or not low <= number <= MAX_INTEGER:
             nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
             self.fault(
@@ -312,6 +314,8 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return default
+        if self._is_unfilled(name, value, "a finite number"):
+            return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.fault(name, f"{_words(value)} is not a number", allowed="a finite number")
             return default
@@ -323,6 +327,8 @@ class Fields:
         if value is None:
             return default
         word = str(value).lower()
+        if self._is_unfilled(name, value, "true, false"):
+            return default
         if not isinstance(value, bool | int | str) or word not in (*_TRUE, *_FALSE):
             self.fault(name, f"{_words(value)} is neither true nor false", allowed="true, false")
             return default
@@ -342,8 +348,7 @@ class Fields:
         if not isinstance(value, str):
             self.fault(name, f"{_words(value)} is not text", allowed=", ".join(words) or None)
             return default
-        if is_placeholder(value):
-            self.fault(name, f"{_words(value)} is a placeholder", allowed=", ".join(words) or "the value")
+        if self._is_unfilled(name, value, ", ".join(words) or "the value"):
             return default
         same = next((word for word in words if word.lower() == value.lower()), None)
         if words and same is None:
@@ -351,6 +356,13 @@ class Fields:
             self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words), nearest=nearest)
             return default
         return same or value
+
+    def _is_unfilled(self, name: str, value: object, allowed: str) -> bool:
+        """Record a fault for a placeholder, which is no value of the run; return whether it is one."""
+        unfilled = isinstance(value, str) and is_placeholder(value)
+        if unfilled:
+            self.fault(name, f"{shown(str(value))} is a placeholder", allowed=allowed)
+        return unfilled
 
     def priced(self, program: str, name: str, default: str) -> str:
         """Return what the program's table prices a word as; another word is a fault."""
@@ -456,6 +468,8 @@ class Fields:
             if not isinstance(found.value, str) or unknown_in(found.value) is not None:
                 continue
             kind, text = known.kind(name), found.value.strip().lower()
+            if kind and self._is_unfilled(name, found.value, _KIND_NAMES[kind]):
+                continue
             if kind and text not in _LEFT_OPEN and not _KINDS[kind].fullmatch(text):
                 self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
 
