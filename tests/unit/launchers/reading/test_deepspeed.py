@@ -77,10 +77,14 @@ def test_the_buffer_of_reductions_has_the_size_of_the_file(
     assert read(stage, reduce_bucket_size=size).workload.framework_options == held
 
 
-def test_limits_of_what_zero_gathers_are_listed_where_they_are_not_the_defaults() -> None:
+def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_are_refused() -> None:
     usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
-    assert usual.unread == ()
-    assert read(3, sub_group_size=1e7).unread == ("zero_optimization.sub_group_size",)
+    other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e7, stage3_prefetch_bucket_size=1e8)
+    assert (usual.unread, other.unread) == ((), ())
+    assert usual.workload == other.workload
+    for name, value in (("contiguous_gradients", False), ("stage3_allgather_sequential", True)):
+        with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read"):
+            read(3, **{name: value})
 
 
 @pytest.mark.parametrize(

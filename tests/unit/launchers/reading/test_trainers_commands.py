@@ -545,11 +545,12 @@ def test_a_scripts_own_arguments_are_listed_whatever_they_begin_with() -> None:
     assert alone.unread == ("model_parallel_size",)
 
 
-def test_an_argument_at_its_launchers_default_is_not_listed() -> None:
+def test_an_argument_without_a_price_is_not_listed_and_one_that_splits_batches_is_refused() -> None:
     start = f"torchrun --nproc_per_node 2 t.py {WORDS}"
     assert read(f"{start} --ddp_bucket_cap_mb none --average_tokens_across_devices True\n").unread == ()
-    other = read(f"{start} --average_tokens_across_devices False\n").unread
-    assert other == ("average_tokens_across_devices",)
+    assert read(f"{start} --average_tokens_across_devices False --ddp_bucket_cap_mb 5\n").unread == ()
+    with pytest.raises(InvalidProblemError, match=r"accelerator_config: .*split_batches changes how many"):
+        read(f"{start} --accelerator_config '{{\"split_batches\": true}}'\n")
 
 
 def test_what_is_not_an_option_of_accelerate_launch_is_refused() -> None:
