@@ -85,6 +85,7 @@ jobs = Table(
     Column("cpu_s", Double),  # of every worker that had it and could say so
     Column("kind", String(16)),  # fleet; every other job has none
     Column("replanned_as", String(32)),  # the fleet that planned this one anew
+    Column("kind_fence", Integer),  # of its last claim by code that knows kinds; other code cannot claim it
 )
 
 

@@ -70,6 +70,7 @@ def claim_first(
         .values(
             state="running",
             fence=jobs.c.fence + 1,
+            kind_fence=jobs.c.fence + 1,
             attempts=jobs.c.attempts + 1,
             worker=worker[:128],
             claimed_at_s=now_s(),

@@ -130,6 +130,37 @@ def test_every_migration_since_0014_declares_code_that_it_leaves_working() -> No
             assert migrations.oldest_code(revision) < revision
 
 
+OLDER_CLAIM = """
+UPDATE jobs SET state = 'running', fence = fence + 1, attempts = attempts + 1, worker = 'older'
+WHERE id = (
+    SELECT id FROM jobs WHERE state = 'queued' AND tenant = 'default' ORDER BY created_at_s LIMIT 1
+) AND state = 'queued' RETURNING id
+"""  # what workers of revisions 0014 to 0022 change, which know no kinds
+
+
+def test_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) -> None:
+    """Not even one that a worker of this release has given back, or has lost with its lease."""
+    engine = JobEngine(clean, lease_s=60.0)
+    add_job(clean, "fleet", kind="fleet")
+
+    def claimed_by_older() -> list[str]:
+        with clean.write() as connection:
+            return list(connection.execute(text(OLDER_CLAIM)).scalars())
+
+    assert claimed_by_older() == []
+    first = claimed(engine)
+    assert (first.job_id, first.kind) == ("fleet", "fleet")
+    with clean.write() as connection:
+        connection.execute(text("UPDATE jobs SET state = 'queued', worker = NULL"))
+    assert claimed_by_older() == []
+    again = claimed(engine)
+    assert engine.release(again)
+    assert claimed_by_older() == []
+    assert engine.complete(claimed(engine), Outcome(state="succeeded", answer={}))
+    add_job(clean, "search")
+    assert claimed_by_older() == ["search"]
+
+
 def job_count(database: Database) -> int:
     with database.read() as connection:
         return connection.scalar(select(func.count()).select_from(jobs)) or 0

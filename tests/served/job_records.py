@@ -40,7 +40,9 @@ class RememberingQueue:
         return "ok"
 
 
-def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0) -> str:
+def add_job(
+    database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0, kind: str | None = None
+) -> str:
     with database.write() as connection:
         new = NewJob(
             id=job_id,
@@ -49,6 +51,7 @@ def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float =
             time_limit_s=30.0,
             queue_timeout_s=queue_timeout_s,
             priority=DEFAULT_PRIORITY,
+            kind=kind,
         )
         insert_job(connection, new)
     return job_id
