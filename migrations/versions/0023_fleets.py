@@ -1,6 +1,7 @@
 """Jobs get a kind: a fleet is a job that plans several on one cluster.
 
-Code from before ends a fleet that it claims as failed, as it reads its request as that of a search.
+Code from before would end a fleet as failed, as it reads its request as that of a search: 0026 keeps fleets
+from it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def searched_words(document: Mapping[str, Any]) -> str:
     """Return how much of a full sweep was searched."""
     pairs = f"{document['searched']} of {document['choices']} pairs of a job and a number of nodes"
     if document["status"] == "optimal":
-        return f"Searched {pairs}, in {document['rounds']} rounds; bounds rule out the others."
+        rounds = "1 round" if document["rounds"] == 1 else f"{document['rounds']} rounds"
+        return f"Searched {pairs}, in {rounds}; bounds rule out the others."
     return f"Searched {pairs}."
 
 

@@ -12,36 +12,46 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.fleet.problem import NodeChoice, PlannedJob
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.planner.variants import searchable, searched_variants, switched_of
+from meshwright.solver.planner.variants import (
+    searchable,
+    searched_together,
+    searched_variants,
+    switched_of,
+)
 from meshwright.solver.problem import Problem, ShouldStop, problem_digest
-from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import have_room, priced_space
-from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.priced_space import have_room
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import is_too_large
 
 MINUTE_S = 60.0
 _SHORTER = 1.0 - 1e-9  # rounding of a bound
 _STOPPED = "stopped before every job had a plan"
 
 
-def least_step_s(problem: Problem, profile: Profile) -> float:
+def least_step_s(problem: Problem, profile: Profile, should_stop: ShouldStop = lambda: False) -> float:
     """Return a lower bound on the step of every plan; infinite: none fits.
 
-    These are the bounds with which a search begins, of all variants that it would rank. It is 0 where the
-    space is too large to enumerate, and where only some of its rows were looked at and none fits.
+    It is the step of the fastest layout of all variants that a search would rank, proved, but without the
+    ranking, the alternatives and the certificate of an answer. A search that is cut bounds it from below;
+    the bound is 0 where the space is too large to enumerate.
     """
     variants, _ = searchable(searched_variants(switched_of(problem, profile)))
+    if any(is_too_large(one.problem, wide=False) for one in variants):
+        return 0.0
     least = math.inf
-    for one in variants:
-        if not have_room(one.problem, one.profile):
-            continue
-        if is_too_large(one.problem, wide=False):
-            return 0.0
-        space = enumerate_space(one.problem, legal_only=True)
-        frontier = Frontier.of(priced_space(one.problem, one.profile, space.rows), 1)
-        if frontier.fits:
-            least = min(least, frontier.least_s)
-        elif not space.every:
-            return 0.0
+    for first, *others in searched_together(
+        [one for one in variants if have_room(one.problem, one.profile)]
+    ):
+        options = replace(first.problem.options, top_k=1, certify="none")
+        found = search(
+            replace(first.problem, options=options), first.profile, ways=[one.problem for one in others],
+            rivals=Rivals(least, least), should_stop=should_stop, proved=False,
+        )  # fmt: skip
+        if found.status in ("feasible", "unknown"):
+            least = min(least, found.bound_step_time_s or 0.0)
+        elif found.plans:
+            least = min(least, found.plans[0].prediction.step_time_s)
     return least
 
 
@@ -101,7 +111,10 @@ class PlannedDurations:
         if digest not in self.least:
             if self.should_stop():
                 raise StoppedError(_STOPPED)
-            self.least[digest] = least_step_s(problem, self.profile_of(problem)) * _SHORTER
+            found = least_step_s(problem, self.profile_of(problem), self.should_stop)
+            if self.should_stop():
+                raise StoppedError(_STOPPED)
+            self.least[digest] = found * _SHORTER
         step_s = self.least[digest]
         return None if math.isinf(step_s) else self._minutes(job, step_s)
 

@@ -6,6 +6,7 @@ Constraints
   (2) the runs on one kind of nodes never use more of them than there are      cumulative
   (3) a job starts at its release or later, or where it is pinned
   (4) jobs start after those that they wait for; some never overlap; some have equal numbers of nodes
+  (5) the node-minutes of all runs fit before the last end                    follows from (2); a cheap cut
 Objectives, one after the other, each with the ones before held at what was found:
 weighted lateness, last end, cost.
 """
@@ -147,7 +148,6 @@ class Master:
         parameters.catch_sigint_signal = False
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0  # the relaxation is weak: bounds.py has a stronger one
-        parameters.use_dynamic_precedence_in_cumulative = True
         status = solver.solve(model.of, _Stopping(self.cp, self.ended))
         used = float(solver.response_proto.deterministic_time)
         low = max(least, _whole(solver.best_objective_bound))
@@ -168,7 +168,9 @@ class Master:
             if job.due_min is not None and job.weight:  # later alone is more lateness than is known of all
                 latest = min(horizon, job.due_min + value.lateness // job.weight)
             self._add_job(model, job, minutes, heads[job.name], latest)
+        model.last = model.of.new_int_var(0, horizon, "")
         for kind in self.fleet.kinds:
+            model.of.add(_node_minutes(model, minutes, kind.name) <= kind.nodes * model.last)
             own = model.intervals[kind.name]
             model.of.add_cumulative([one for one, _ in own], [nodes for _, nodes in own], kind.nodes)
         for job in self.fleet.jobs:
@@ -179,7 +181,6 @@ class Master:
         for first, *others in equal_counts(self.fleet):
             for other in others:
                 model.of.add(_nodes(model, first) == _nodes(model, other))
-        model.last = model.of.new_int_var(0, horizon, "")
         for end in model.end.values():
             model.of.add(model.last >= end)
         return model
@@ -253,6 +254,15 @@ def _neighbours(schedule: Schedule, draw: random.Random, size: int) -> set[str]:
         ),
     )
     return {*near[: size - 2], *draw.sample(names, min(2, len(names)))}
+
+
+def _node_minutes(model: _Model, minutes: Durations, kind: str) -> Any:  # noqa: ANN401 - OR-Tools
+    return sum(
+        choice.nodes * minutes[name][choice] * literal
+        for name, takes in model.takes.items()
+        for choice, literal in takes.items()
+        if choice.kind == kind
+    )
 
 
 def _nodes(model: _Model, name: str) -> Any:  # noqa: ANN401 - OR-Tools

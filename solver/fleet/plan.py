@@ -4,8 +4,8 @@ Every job has a lower bound on its duration for each of its choices. The master 
 the bounds for durations; what it picks is searched exactly, and put back. Once it picks only what is exact,
 its schedule is one of real durations, and none of the choices that were not searched can be better: with
 their bounds they are not (logic-based Benders decomposition, Hooker and Ottosson, Mathematical Programming
-96, 2003). An overloaded fleet ends at its effort: then the best schedule of exact durations is the answer,
-next to the bounds of ``bounds``.
+96, 2003). A fleet that the master does not prove is overloaded: large neighbourhoods of a local search's
+schedule improve it until the effort is spent, and the answer comes with the bounds of ``bounds``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.solver.fleet.bounds import bounds_of
 from meshwright.solver.fleet.master import Master, Mastered
 from meshwright.solver.fleet.problem import (
@@ -27,7 +27,7 @@ from meshwright.solver.fleet.problem import (
     common_choices,
     equal_counts,
 )
-from meshwright.solver.fleet.rules import RuleResult, by_rules
+from meshwright.solver.fleet.rules import Builder, RuleResult, by_rules
 
 OBJECTIVES = ("weighted_lateness", "last_end", "cost")
 
@@ -94,15 +94,16 @@ class _Known:
     exact: set[tuple[str, NodeChoice]] = field(default_factory=set)
     searched: int = 0
 
-    def search(self, job: str, choice: NodeChoice) -> None:
-        """Replace a bound by the duration of the best plan."""
-        took = self.source.exact_min(job, choice)
+    def search(self, job: str, choice: NodeChoice) -> bool:
+        """Replace a bound by the duration of the best plan; return whether the bound was exact."""
+        took, bound = self.source.exact_min(job, choice), self.minutes[job][choice]
         self.searched += 1
         if took is None:
             del self.minutes[job][choice]
-        else:
-            self.minutes[job][choice] = took
-            self.exact.add((job, choice))
+            return False
+        self.minutes[job][choice] = took
+        self.exact.add((job, choice))
+        return took == bound
 
     def only_exact(self) -> Durations:
         """Return the choices that were searched."""
@@ -114,6 +115,10 @@ class _Known:
     def unsearched(self, schedule: Schedule) -> list[tuple[str, NodeChoice]]:
         """Return the choices of a schedule with durations that are bounds."""
         return sorted({(name, run.choice) for name, run in schedule.items()} - self.exact)
+
+    def searched_as_bounded(self, schedule: Schedule) -> bool:
+        """Search what a schedule picks; return whether all of its durations were exact already."""
+        return not [one for one in self.unsearched(schedule) if not self.search(*one)]
 
     @property
     def has_schedule(self) -> bool:
@@ -230,13 +235,10 @@ def plan_fleet(
     while not settled:
         rounds += 1
         found = _round(fleet, known, master, limits)
-        new = known.unsearched(found.schedule)
-        settled = not new
-        for job, choice in new:
-            known.search(job, choice)
+        settled = known.searched_as_bounded(found.schedule)
         require_room(fleet, known.minutes, at)
-        hopeless = found.proved == 0 and rounds >= _HURRIED
-        if known.has_schedule and (hopeless or rounds >= _ROUNDS or limits.ended()):
+        hopeless = found.proved == 0 or rounds >= _ROUNDS or limits.ended()
+        if hopeless and known.has_schedule:
             break
     answer = _finished(fleet, known, master, found, limits, settled=settled)
     return replace(answer, searched=known.searched, choices=choices, rounds=rounds)
@@ -265,10 +267,9 @@ def _finished(
     if settled and found.value <= value:
         best, value = found.schedule, found.value
     if not proved:
-        least = bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS)
-        bound = Value(*map(max, least, bound))
-        again = master.improve(exact, best, bound, effort=limits.effort)
-        best, value = again, Value.of(fleet, again)
+        best = _improved(known, master, best, bound, limits)
+        value = Value.of(fleet, best)
+        bound = Value(*map(max, bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS), bound))
     objectives = tuple(
         Objective(name=name, value=reached, bound=min(low, reached))
         for name, reached, low in zip(OBJECTIVES, value, bound, strict=True)
@@ -282,9 +283,40 @@ def _finished(
     )  # fmt: skip
 
 
+def _improved(known: _Known, master: Master, best: Schedule, bound: Value, limits: Limits) -> Schedule:
+    """Return a schedule of exact durations that is as good as ``best`` or better.
+
+    Neighbourhoods choose among all choices, by their bounds; what they pick is searched. The last ones
+    choose among those that were searched.
+    """
+    schedule = best
+    for _ in range(_HURRIED):
+        schedule = master.improve(known.minutes, schedule, bound, effort=limits.effort * _HURRIED_SHARE)
+        try:
+            settled = known.searched_as_bounded(schedule)
+        except StoppedError:  # there is a schedule: the best one
+            return best
+        if not settled:
+            schedule = _timed_again(known, schedule)
+        if not known.unsearched(schedule):
+            best = min(best, schedule, key=lambda one: Value.of(known.fleet, one))
+        if settled or limits.ended():
+            break
+    return master.improve(known.only_exact(), best, bound, effort=limits.effort * _LAST_SHARE)
+
+
+def _timed_again(known: _Known, schedule: Schedule) -> Schedule:
+    """Return the schedule in its order, with durations as they are known now."""
+    order = sorted(schedule, key=lambda name: (schedule[name].start_min, schedule[name].end_min))
+    builder = Builder(known.fleet, known.minutes)
+    left = {name: run.choice for name, run in schedule.items() if run.choice in builder.minutes[name]}
+    return builder.build(order, "cheapest", left)
+
+
 _HINT_ORDERS, _HINT_PRICES = 60, 60  # of a round: orders of local search, rounds of the bound on lateness
 _ROUND_SHARE = 0.1  # of the effort, for the master of one round
 _PRICE_ROUNDS = 400  # of the last bound on lateness
-_HURRIED, _ROUNDS = 4, 40  # rounds of a master that proves nothing, and of any
+_ROUNDS = 40  # of the master
+_HURRIED, _HURRIED_SHARE, _LAST_SHARE = 6, 0.12, 0.28  # rounds of neighbourhoods; shares of the effort
 _PROVED_ORDERS = 300  # of the local search that is shown next to a proved schedule
 _ORDERS_PER_EFFORT = 600  # orders that local search tries for each deterministic second
