@@ -55,7 +55,7 @@ def main() -> int:
     """Print the table, and write it where it is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="put the table into the document")
-    parser.add_argument("--draws", type=int, default=3, help="drawn matrices [default: 3]")
+    parser.add_argument("--draws", type=int, default=1, help="drawn matrices [default: 1]")
     parser.add_argument(
         "--long", type=float, default=LONG, help="steps of the long annealing, as a multiple [default: 50]"
     )

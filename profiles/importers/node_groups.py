@@ -17,6 +17,7 @@ from meshwright.profiles.collectives.measured import (
     measured_to_mapping,
 )
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.gpus import NETWORK_LATENCY_S
 from meshwright.profiles.measurements import (
     CollectiveTable,
     CollectiveTables,
@@ -97,6 +98,7 @@ def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
 
 _PAIR = 2
 _POINT_TO_POINT = "point_to_point"
+_SMALL_BYTES = 1024  # at 10 GB/s they pass in a tenth of a microsecond
 _OF_PAIRS: Mapping[str, str] = {  # collectives that state the bandwidth of a pair, and their programs
     _POINT_TO_POINT: "sendrecv_perf", "all_gather": "all_gather_perf",
     "reduce_scatter": "reduce_scatter_perf", "all_reduce": "all_reduce_perf",
@@ -202,18 +204,45 @@ def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: st
             "/links/bytes_per_s", f"{words}; {len(missing)} pairs of {len(hosts)} hosts have none",
             allowed="a run of nccl-tests for every pair of hosts, one after the other in the file",
         )  # fmt: skip
-    at, rates = {host: number for number, host in enumerate(hosts)}, [[0.0] * len(hosts) for _ in hosts]
-    for (one, other), tables in pairs.items():
-        rate = min(_pair_bytes_per_s(table) for table in tables)
-        rates[at[one]][at[other]] = rates[at[other]][at[one]] = rate
-    matrix: list[Json] = [list[Json](row) for row in rates]
-    links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": matrix, "source": source}
-    every = [rate for row in rates for rate in row if rate]
-    note = (
-        f"links of {len(hosts)} nodes: {min(every) / GB:.4g} to {max(every) / GB:.4g} GB/s for one GPU, as "
-        "measured; plans come with an order of these hosts"
-    )
+    rates = {pair: min(map(_pair_bytes_per_s, tables)) for pair, tables in pairs.items()}
+    links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": _matrix(hosts, rates)}
+    low, high = min(rates.values()) / GB, max(rates.values()) / GB
+    words = f"links of {len(hosts)} nodes: {low:.4g} to {high:.4g} GB/s for one GPU, as measured"
+    late = _latencies_s(pairs)
+    if late:
+        links["latency_s"] = _matrix(hosts, late)
+        words += f", and latencies of {min(late.values()) * 1e6:.3g} to {max(late.values()) * 1e6:.3g} µs"
+    links["source"] = source
+    note = f"{words}; plans come with an order of these hosts"
     return GroupFields(fields={"num_nodes": len(hosts), "links": links}, notes=(note,))
+
+
+def _matrix(hosts: Sequence[str], values: Mapping[Pair, float]) -> list[Json]:
+    """Return one value for both directions of every pair."""
+    return [
+        list[Json](0.0 if one == other else values[min(one, other), max(one, other)] for other in hosts)
+        for one in hosts
+    ]
+
+
+def _latencies_s(pairs: Mapping[Pair, Sequence[CollectiveTable]]) -> Mapping[Pair, float]:
+    """Return the latency of every pair: the usual one of the fastest pair, and what others take longer.
+
+    A small message takes its hop and the launch of its kernel, which is the same for all pairs. Empty
+    where a pair has no small ``sendrecv_perf`` message.
+    """
+    took_s = dict[Pair, float]()
+    for pair, tables in pairs.items():
+        small = [
+            one.seconds[0]
+            for one in tables
+            if one.collective == _POINT_TO_POINT and one.payload_bytes[0] <= _SMALL_BYTES
+        ]
+        if not small:
+            return {}
+        took_s[pair] = min(small)
+    least_s = min(took_s.values())
+    return {pair: NETWORK_LATENCY_S + seconds - least_s for pair, seconds in took_s.items()}
 
 
 def _pair_bytes_per_s(table: CollectiveTable) -> float:

@@ -16,7 +16,9 @@ RATES = {("gpu-01", "gpu-02"): 6.0, ("gpu-01", "gpu-03"): 48.0, ("gpu-02", "gpu-
 PAYLOAD = 96_000_000
 
 
-def a_run(one: str, other: str, bus: float, *, program: str = "sendrecv", ranks: int = 1) -> str:
+def a_run(
+    one: str, other: str, bus: float, *, program: str = "sendrecv", ranks: int = 1, small_us: float = 0.0
+) -> str:
     """What nccl-tests prints of one pair, with so many ranks a host, at a bus bandwidth in GB/s."""
     many = 2 * ranks
     factor = {"sendrecv": 1.0, "all_gather": (many - 1) / many}.get(program, 1.0)
@@ -32,6 +34,7 @@ def a_run(one: str, other: str, bus: float, *, program: str = "sendrecv", ranks:
     lines += [
         "#    size    count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong",
         "#     (B)  (elements)                    (us)  (GB/s)  (GB/s)        (us)  (GB/s)  (GB/s)",
+        *([f"  8 2 float none -1 {small_us:.2f} 0.00 0.00 0 N/A N/A N/A N/A"] if small_us else ()),
         f"  {PAYLOAD} {PAYLOAD // 4} float none -1 {half} {half}",
     ]
     return "\n".join(lines) + "\n"
@@ -69,6 +72,24 @@ def test_rings_through_eight_gpus_a_node_have_eight_links(tmp_path: Path) -> Non
 def test_of_two_runs_of_a_pair_the_slower_counts(tmp_path: Path) -> None:
     links = imported(tmp_path, logs() + a_run("gpu-03", "gpu-01", 12.0))
     assert links["bytes_per_s"][0] == [0, 6e9, 12e9]  # type: ignore[index]
+
+
+def test_small_messages_state_how_much_longer_the_latency_of_a_pair_is(tmp_path: Path) -> None:
+    # 25 µs of launch and hop on the fastest pair, 31 and 25.5 on the others; the usual hop is 14 µs
+    small = dict(zip(RATES, (31.0, 25.0, 25.5), strict=True))
+    text = "".join(a_run(*pair, RATES[pair], small_us=us) for pair, us in small.items())
+    links = imported(tmp_path, text)
+    late = links["latency_s"]
+    assert isinstance(late, list)
+    assert late[0] == pytest.approx([0, 20e-6, 14e-6])
+    assert late[2] == pytest.approx([14e-6, 14.5e-6, 0])
+    only_some = text + a_run("gpu-01", "gpu-04", 40.0) + a_run("gpu-02", "gpu-04", 40.0)
+    only_some += a_run("gpu-03", "gpu-04", 40.0)
+    (tmp_path / "some.log").write_text(only_some)
+    request = ImportRequest(file=tmp_path / "some.log", out=tmp_path / "some.yaml", gpu="h100-sxm-80gb")
+    assert run_import(request) == 0
+    (group,) = yaml.safe_load((tmp_path / "some.yaml").read_text())["groups"]
+    assert "latency_s" not in group["links"]
 
 
 @pytest.mark.parametrize(
