@@ -149,10 +149,11 @@ class _Classes:
                 continue
             inside = [one for one in self._named(kind) if one != name]
             alias = _alias(line.value) or called
-            if inside:
-                for one in inside:
-                    for key, flag in self.fields(one, (*seen, name)):
-                        yield f"{alias}.{key}", flag
+            own: dict[str, Flag] = {}
+            for one in reversed(inside):  # of several classes the first one's declaration counts
+                own |= self.fields(one, (*seen, name))
+            for key, flag in own.items():
+                yield f"{alias}.{key}", flag
             for spelt in {alias, called}:  # pydantic takes both
                 yield spelt, Flag(type=_short(kind), default=_default(line.value))
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.catalog.launcher_flags import PROGRAMS, faults, main, merged, written
+from benchmarks.catalog.launcher_flags import (
+    PROGRAMS,
+    Release,
+    declared,
+    faults,
+    main,
+    merged,
+    written,
+)
 from meshwright.launchers.flags import table_path
 
 NAME = "llama-factory"
@@ -45,3 +53,13 @@ def test_a_row_keeps_what_is_said_by_hand_and_a_new_one_has_no_role(releases: Pa
     assert rows["cutoff_len"] == {**known["cutoff_len"], "default": 77}
     assert rows["a_new_argument"] == {"type": "bool", "default": False}
     assert yaml.safe_load(written(NAME, rows)) == rows
+
+
+def test_of_several_classes_of_a_section_the_first_declaration_counts(tmp_path: Path) -> None:
+    text = (
+        "class First:\n    size: int = 1\n\nclass Second:\n    size: int = 2\n    other: int = 3\n\n"
+        "class Root:\n    part: First | Second\n"
+    )
+    (tmp_path / "a.py").write_text(text)
+    found = declared(tmp_path, Release(name="one", files=("a.py",), roots=("Root",)))
+    assert (found["part.size"].default, found["part.other"].default) == (1, 3)

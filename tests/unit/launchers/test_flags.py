@@ -58,7 +58,7 @@ NOT_OF_THE_STEP = {
         "mhc_pallas_kernel_fwd_block_size", "mtc_data_parallelism", "train_shard_in_read",
     },
     "megatron-bridge": {
-        "checkpoint.fully_parallel_load", "comm_overlap.data_parallel_size",
+        "checkpoint.fully_parallel_load", "comm_overlap.data_parallel_size", "dataset.data_sharding",
         "dist.eval_context_parallel_size",
         "inference.inference_dynamic_batching_mamba_memory_ratio",
         "inference.inference_dynamic_batching_prefix_caching_mamba_gb",
