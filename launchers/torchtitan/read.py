@@ -481,7 +481,8 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     seq_length = fields.optional("training.seq_len")
     recipe = _recipe(fields)
     options: dict[str, str | int | float | bool] = {"precision_recipe": recipe} if recipe else {}
-    if recipe and not any(fields.flag(name, default=False) for name in _GATHERS_8_BITS):
+    by_tensor = recipe == "fp8-current"  # other recipes gather 16 bits whatever the file asks for
+    if by_tensor and not any(fields.flag(name, default=False) for name in _GATHERS_8_BITS):
         options["low_precision_gathers"] = False
     if fields.flag("parallelism.disable_loss_parallel", default=False):
         options["logits_sharded"] = False
