@@ -335,6 +335,13 @@ def test_a_flag_that_changes_another_counts_as_in_megatron_lms_own_parser() -> N
     assert read_launch_file(odd.replace("--bf16", "--bf16 --no-pad-vocab-size")).model.vocab_size == 50260
 
 
+def test_a_flag_that_does_nothing_without_another_is_refused_next_to_it_alone() -> None:
+    alone = SCRIPT.replace("--bf16", "--bf16 --no-tp-comm-bulk-dgrad")
+    assert "--no-tp-comm-bulk-dgrad" not in read_launch_file(alone).unread
+    with pytest.raises(InvalidProblemError, match=r"bulk-dgrad: line 21: .*overlap of some products alone"):
+        read_launch_file(alone.replace("--bf16", "--bf16 --tp-comm-overlap --sequence-parallel"))
+
+
 def test_the_order_of_the_ranks_is_read_and_a_flag_that_changes_no_rank_is_the_plain_order() -> None:
     # tp 4, pp 2, dp 4 of 32 GPUs; with 8 GPUs there is one replica, and nothing to order
     found = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --use-tp-pp-dp-mapping"))
