@@ -53,7 +53,15 @@ from tests.launchers.environments import (
 from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
-from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
+from tests.launchers.plans import (
+    legal_targets,
+    pairs_of,
+    placed_targets,
+    problem_of,
+    problem_under,
+    random_targets,
+    tuned,
+)
 from tests.launchers.tables import INSTALLED_IN, PARSERS, changed_rows, renewed
 from tests.launchers.verified import try_verified
 
@@ -95,6 +103,10 @@ class Count:
 def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
     """Random plans, equally many of each model that the launcher trains; another seed draws others."""
     drawn = f" {seed}" if seed else ""
+    if name == "flagscale":  # plans on equal nodes are Megatron-LM's
+        yield OTHER_CASES[name]["llama-3.1-70b-placed"]
+        yield from placed_targets(count, random.Random(f"{name}{drawn}"))
+        return
     launcher = EXPORTER.get(name, name)
     able, models = launcher_capabilities(launcher), [find_model(model) for model in MODELS]
     if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
@@ -196,6 +208,13 @@ def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
         "facts.recompute_modules": sorted(known.recomputed),
         "activations_on_host": sorted(away),
         "microbatch_group": config.pipeline_parallel_size,
+        "placed": [[one.group, one.tensor_parallel_size] for one in config.stage_groups],
+        "replayed_by_stage": [
+            *(
+                config.stage_recompute_layers
+                or (min(config.recompute_layers, n) for n in config.stage_layers)
+            )
+        ],
         "first_forward": config.pipeline_schedule == "gpipe",
         "num_nodes": found.num_nodes,
         "one_product_of_experts": True,
@@ -380,6 +399,7 @@ def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     with (
         patch("meshwright.launchers.megatron_lm.export.refuse"),
         patch("meshwright.launchers.common_rules.refuse"),
+        patch("meshwright.launchers.flagscale.export.refuse"),
     ):
         files = export(found.plan, found.problem, launcher).files
     if mutant.edit:
@@ -414,9 +434,14 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
         count.faults += try_verified(EXPORTER.get(name, name), MODELS, options.verify, options.seed)
         return
     if options.changes:
+        if name == "flagscale":  # most values are those of Megatron-LM's parser, which its judge lacks
+            return
         try_changes(name, environment, judge, count, options.seed)
         return
     try_plans(name, environment, judge, list(plans(name, options.plans, options.seed)), count)
+    if name == "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
+        try_mutants(name, environment, judge, count)
+        return
     if name == "nanotron":  # its judge builds models; its parser does not know what we write
         try_splits(environment, judge, count)
         return
@@ -474,7 +499,7 @@ def main() -> int:
             environment = newest(environment)
         why = (unavailable if environment.torch else None) or ready(environment)
         if why:
-            print(f"{name}: skipped, not installable here: {why}")
+            print(f"{name}: not run, not installable here: {why}")
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1

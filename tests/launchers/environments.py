@@ -112,6 +112,12 @@ ENVIRONMENTS = {
             ("maxtext==0.2.5",),
             torch=False,
         ),
+        Environment(  # no package index has it; its rules of process meshes need no torch
+            "flagscale",
+            ("numpy", "omegaconf==2.3.0"),
+            checkout="FLAGSCALE",
+            torch=False,
+        ),
         Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
     )
 }

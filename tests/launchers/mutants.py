@@ -14,6 +14,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import target
+from tests.launchers.plans import CASES
 
 LLAMA = ModelSpec(
     name="small", num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32,
@@ -286,6 +287,25 @@ def llama_factory() -> list[Mutant]:
     return [replace(one, noticed=one.name == "heads not divided by tp") for one in ms_swift()]
 
 
+def flagscale() -> list[Mutant]:
+    """Process meshes that FlagScale's own checks refuse, or number otherwise than was planned."""
+    placed = CASES["flagscale"]["llama-3.1-70b-placed"]
+    config, model = placed.config, placed.model
+    old, new = config.stage_groups[0], config.stage_groups[-1]
+    tied = replace(placed, problem=replace(placed.problem, model=replace(model, tied_embeddings=True)))
+
+    def on(**changes: object) -> Target:
+        return replace(placed, plan=replace(placed.plan, config=replace(config, **changes)))  # type: ignore[arg-type]
+
+    return [
+        Mutant("a layer too few", on(stage_layers=(26, 27, 26)), noticed=True),
+        Mutant("tied ends of unlike tensor-parallel sizes", tied, noticed=True),
+        Mutant(
+            "a device type in two places of the pipeline", on(stage_groups=(old, new, old)), noticed=True
+        ),
+    ]
+
+
 MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "megatron-lm": megatron_lm,
     "megatron-bridge": megatron_bridge,
@@ -297,5 +317,6 @@ MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "accelerate": accelerate,
     "axolotl": axolotl,
     "trl": trl,
+    "flagscale": flagscale,
     "llama-factory-accelerate": trl,
 }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
+from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.library import find_cluster, find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
@@ -132,6 +133,43 @@ def _on_groups() -> Target:
     )  # fmt: skip
     found = _for("flagscale", LLAMA_70B, config)
     return replace(found, problem=replace(found.problem, cluster=cluster))
+
+
+def placed_targets(count: int, rng: random.Random) -> Iterator[Target]:
+    """Random stages on two or three node groups, of which some are refused; those that are not count."""
+    found = 0
+    while found < count:
+        model = rng.choice([LLAMA_70B, find_model("llama-3.1-8b"), find_model("llama-3.2-1b"), MIXTRAL])
+        names = rng.sample(["a100-sxm-80gb", "h100-sxm-80gb", "l40s"], rng.choice([2, 3]))
+        dp, stages, groups = rng.choice([1, 2, 4, 8]), list[StageGroup](), list[NodeGroup]()
+        for name in names:
+            size, own = rng.choice([1, 2, 4, 8]), rng.randint(1, 3)
+            groups.append(_nodes(name, -(-own * size * dp // 8)))
+            stages += own * [
+                StageGroup(
+                    group=name, num_gpus=size * dp, num_nodes=size * dp / 8, tensor_parallel_size=size
+                )
+            ]
+        cuts = sorted(rng.sample(range(1, model.num_layers), len(stages) - 1))
+        layers = tuple(end - start for start, end in pairwise((0, *cuts, model.num_layers)))
+        largest = max(one.tensor_parallel_size for one in stages)
+        again = rng.choice(["none", "selective", "full"])
+        config = Configuration(
+            tensor_parallel_size=largest, sequence_parallel=largest > 1, pipeline_parallel_size=len(stages),
+            data_parallel_size=dp, zero_stage=int(dp > 1), zero_shard_size=dp, pipeline_schedule="1f1b",
+            micro_batch_size=rng.choice([1, 2]), num_microbatches=rng.choice([8, 64]),
+            recompute_granularity=again, stage_layers=layers, stage_groups=tuple(stages),
+            stage_recompute_layers=tuple(rng.randint(0, one) for one in layers) if again == "full" else (),
+        )  # fmt: skip
+        one = _for("flagscale", model, config, 4096)
+        cluster = ClusterSpec(name="mixed", groups=tuple(groups))
+        one = replace(one, problem=replace(one.problem, cluster=cluster))
+        try:
+            export(one.plan, one.problem, "flagscale")
+        except RefusedExportError:
+            continue
+        found += 1
+        yield one
 
 
 CASES: dict[str, dict[str, Target]] = {

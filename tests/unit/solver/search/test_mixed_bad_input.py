@@ -1,0 +1,88 @@
+"""Requests on node groups that no plan can meet: a refusal with its field, or a proof with its reasons."""
+
+import copy
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Infeasibility
+from meshwright.solver.clock import Watch
+from meshwright.solver.planner.plan import ask_placed
+from tests.problems.mixed_clusters import a_group, a_mixed_problem
+
+DRAWN = {"name": "mine", "memory_gib": 80, "peak_tflops": {"bf16": 300}, "hbm_gb_per_s": 2000}
+REQUEST = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {
+        "name": "two-kinds",
+        "groups": [
+            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8},
+            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8},
+        ],
+        "between_groups": {"kind": "ethernet", "bytes_per_s": 3e9, "latency_s": 2e-5},
+    },
+    "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "none",
+}
+GROUPS = (a_group(slug="fast"), a_group(slug="slow", speed=0.4))  # islands of two GPUs each
+
+
+def faults_of(part: str, **changes: object) -> list[tuple[str, str, str | None]]:
+    """Fields that are refused with their ranges and nearest values, one part of the cluster changed."""
+    raw = copy.deepcopy(REQUEST)
+    found = raw["cluster"]
+    for name in part.split("."):
+        found = found[int(name) if name.isdigit() else name]  # type: ignore[index, call-overload]
+    found |= changes  # type: ignore[operator]
+    with pytest.raises(InvalidProblemError) as refused:
+        parse_problem(raw)
+    return [(one.pointer, str(one.allowed), one.nearest) for one in refused.value.errors]  # type: ignore[misc]
+
+
+def infeasibility_of(**options: object) -> Infeasibility:
+    """Why a request on two unlike groups has no plan."""
+    problem = a_mixed_problem(GROUPS, certify="none", top_k=1, **options)  # type: ignore[arg-type]
+    answer = ask_placed(problem, default_profile(problem.cluster, "none"), Watch(time_limit_s=120.0))
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    return answer.infeasible
+
+
+def test_a_group_without_a_link_to_the_others_is_refused_by_its_field() -> None:
+    ((pointer, allowed, nearest),) = faults_of("between_groups", bytes_per_s=0)
+    assert (pointer, allowed, str(nearest)) == ("/cluster/between_groups/bytes_per_s", "1 to 1e+15", "1")
+
+
+def test_a_gpu_without_memory_is_refused_by_its_field() -> None:
+    ((pointer, allowed, _),) = faults_of("groups.1", gpu={**DRAWN, "memory_gib": 0})
+    assert pointer == "/cluster/groups/1/gpu/memory_gib"
+    assert allowed.startswith("0.25 to ")  # 2^28 bytes
+
+
+def test_a_tensor_parallel_size_that_fits_on_no_group_is_the_only_reason() -> None:
+    found = infeasibility_of(pin={"tensor_parallel_size": 4})  # 4 divides 8 heads and no island of 2
+    assert found.conflicts == (("pin tensor_parallel_size = 4",),)
+    assert any(one.startswith("without pin tensor_parallel_size = 4") for one in found.changes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tensor_parallel_size > 1 and tensor_parallel_size < 1", "stages('fast') > 2 and stages('fast') < 1"],
+)
+def test_a_constraint_that_contradicts_itself_is_the_only_reason(text: str) -> None:
+    found = infeasibility_of(constraints=(text, "zero_stage < 3"))
+    assert found.conflicts == ((f"constraint {text}",),)
+    assert text in found.reasons[0]
+
+
+def test_groups_too_small_for_the_model_are_a_reason_of_memory_alone() -> None:
+    tiny = (a_group(slug="fast", memory_gib=1.0), a_group(slug="slow", memory_gib=1.0, speed=0.4))
+    problem = a_mixed_problem(tiny, num_layers=24, certify="none", top_k=1)
+    answer = ask_placed(problem, default_profile(problem.cluster, "none"), Watch(time_limit_s=120.0))
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    ((memory,),) = answer.infeasible.conflicts
+    assert memory.startswith("memory of ")
+    assert answer.infeasible.nearest is not None
