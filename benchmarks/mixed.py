@@ -1,4 +1,4 @@
-"""Searches of mixed clusters: ``python -m benchmarks.mixed [--write]``.
+"""Searches of mixed clusters: ``python -m benchmarks.mixed [--uniform] [--write]``.
 
 First the problems of ``benchmarks/problems/mixed``, two to eight unlike node groups and 70B models on GPUs
 of little memory, each in a process of its own: CPU seconds of the search, its gap, its peak memory.
@@ -9,6 +9,11 @@ and 128, 320 and 512 GPUs of both types, one A100 to three V100. The layers were
 parallelism, which the reference planner does not have either, so it is pinned to 1. Next to ours stand the
 seconds that the reference planner takes (its authors' planner on their profiles, as measured before).
 ``--write`` puts both tables into the document.
+
+``--uniform`` asks instead whether one solver would do for both: problems of ``benchmarks/problems`` on
+equal nodes under FlagScale, within what it runs on node groups, by the exact programs, by the model of
+mixed clusters on the same nodes as one group, and on two equal groups; ``--write`` puts that table into the
+page on decisions.
 """
 
 from __future__ import annotations
@@ -31,7 +36,9 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.answer import Plan
-from meshwright.solver.problem import Progress
+from meshwright.solver.clock import Watch
+from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 
 DATA = Path(__file__).parent / "data" / "sailor"
@@ -142,9 +149,9 @@ def measured(name: str, top_k: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def in_a_process(name: str, top_k: int) -> dict[str, Any]:
+def in_a_process(name: str, top_k: int, way: str = "") -> dict[str, Any]:
     """Measure a problem in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.mixed", "--one", name, "--top-k", str(top_k)]
+    command = [sys.executable, "-m", "benchmarks.mixed", "--one", name, "--top-k", str(top_k), "--way", way]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return found
 
@@ -161,15 +168,94 @@ def problem_line(name: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------
+# One solver for both? The model of mixed clusters on equal nodes, next to the exact programs.
+
+UNIFORM = (
+    "gpt-3-175b-1024-a100", "gpt-3-175b-4096-a100", "llama-3.1-405b-16384-h100", "megatron-1t-3072-a100",
+    "mixtral-8x22b-512-h100", "qwen3-235b-256-h100",
+)  # fmt: skip
+UNIFORM_HEADINGS = (
+    "problem", "exact programs", "least closed form", "CP-SAT, one group", "gap", "two equal groups",
+    "gap of those",
+)  # fmt: skip
+UNIFORM_DOCUMENT = DOCUMENT.parent / "what-decides-what.md"
+_UNIFORM_LIMIT_S = 120.0
+_APART = 1.0 + 1e-6  # of a latency: two equal groups with that link between them are not joined to one
+
+
+def uniform_problem(name: str) -> Problem:
+    """Return a problem on equal nodes within the space that the model of mixed clusters has as well."""
+    document = json.loads((PROBLEMS.parent / f"{name}.json").read_text(encoding="utf-8"))
+    pin = {"virtual_pipeline_size": 1, "pipeline_schedule": "1f1b", "context_parallel_size": 1}
+    search_for = {"top_k": 1, "certify": "none", "time_limit_s": _UNIFORM_LIMIT_S, "pin": pin}
+    return parse_problem({**document, "launcher": "flagscale", "search": search_for})
+
+
+def on_uniform(name: str, way: str) -> dict[str, object]:
+    """Search one problem on equal nodes in one of three ways; CPU seconds of the search alone."""
+    problem = uniform_problem(name)
+    (group,) = problem.cluster.groups
+    if way != "exact":  # all stages have one tensor-parallel size, as on equal nodes
+        options = replace(problem.options, constraints=(f"num_gpus == {problem.cluster.num_gpus}",))
+        problem = replace(problem, options=options)
+    if way == "two":
+        half = replace(group, num_nodes=group.num_nodes // 2)
+        link = replace(group.inter_node, latency_s=group.inter_node.latency_s * _APART)
+        cluster = replace(problem.cluster, groups=(half, half), between_groups=link)
+        problem = replace(problem, cluster=cluster)
+    profile = default_profile(problem.cluster, problem.launcher)
+    began_s = time.process_time()
+    if way == "exact":
+        answer = search(problem, profile)
+    else:
+        own = profile if way == "two" else replace(profile, by_group=(profile,))
+        answer = search_mixed(problem, own, Watch(time_limit_s=_UNIFORM_LIMIT_S))
+    end_s, best = time.process_time() - began_s, answer.plans[0] if answer.plans else None
+    least_s = None if best is None else best.objective_s * (1.0 - (answer.objective_excess or 0.0))
+    return {"cpu_s": end_s, "least_s": least_s, "gap": answer.objective_gap}
+
+
+def uniform_line(name: str) -> tuple[str, ...]:
+    """Measure one problem in all three ways."""
+    exact, one, two = (in_a_process(name, 1, way) for way in ("exact", "one", "two"))
+
+    def found(own: dict[str, Any]) -> tuple[str, str]:
+        if own["least_s"] is None:
+            return f"{own['cpu_s']:.2f} s: no plan", "-"
+        more = own["least_s"] / exact["least_s"] - 1.0
+        return f"{own['cpu_s']:.2f} s: {more:+.2%}", "-" if own["gap"] is None else f"{own['gap']:.2%}"
+
+    return (name, f"{exact['cpu_s']:.2f} s", f"{exact['least_s']:.3f} s", *found(one), *found(two))
+
+
+def uniform_table(*, write: bool) -> None:
+    """Print the table of equal nodes, and write it where it is asked for."""
+    lines = []
+    for name in UNIFORM:
+        lines.append(uniform_line(name))
+        print("  ".join(lines[-1]), flush=True)
+    if write:
+        document = UNIFORM_DOCUMENT.read_text(encoding="utf-8")
+        table = aligned(UNIFORM_HEADINGS, lines)
+        UNIFORM_DOCUMENT.write_text(written(document, table, "uniform"), encoding="utf-8")
+
+
 def main() -> None:
     """Print the tables, and write them where it is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--uniform", action="store_true", help="equal nodes, next to the exact programs")
     parser.add_argument("--top-k", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     asked_for = parser.parse_args()
     if asked_for.one:
-        print(json.dumps(measured(asked_for.one, asked_for.top_k)))
+        name, way = asked_for.one, asked_for.way
+        print(json.dumps(on_uniform(name, way) if way else measured(name, asked_for.top_k)))
+        return
+    if asked_for.uniform:
+        uniform_table(write=asked_for.write)
         return
     problems = []
     for name in sorted(path.stem for path in PROBLEMS.glob("*.json")):

@@ -34,11 +34,11 @@ def faults_of(part: str, **changes: object) -> list[tuple[str, str, str | None]]
     raw = copy.deepcopy(REQUEST)
     found = raw["cluster"]
     for name in part.split("."):
-        found = found[int(name) if name.isdigit() else name]  # type: ignore[index, call-overload]
+        found = found[int(name) if name.isdigit() else name]  # type: ignore[index]
     found |= changes  # type: ignore[operator]
     with pytest.raises(InvalidProblemError) as refused:
         parse_problem(raw)
-    return [(one.pointer, str(one.allowed), one.nearest) for one in refused.value.errors]  # type: ignore[misc]
+    return [(one.pointer, str(one.allowed), one.nearest) for one in refused.value.errors]
 
 
 def infeasibility_of(**options: object) -> Infeasibility:
