@@ -24,7 +24,7 @@ from meshwright.service.cli.terminal import (
     say_warnings,
     screen,
 )
-from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
+from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.fleets.answer import fleet_document, plan_of, scheduled
 from meshwright.service.fleets.files import fleet_files
 from meshwright.service.fleets.planning import FleetResult, answered
@@ -32,7 +32,7 @@ from meshwright.service.fleets.question import EFFORT, MAX_EFFORT
 from meshwright.service.fleets.request import FleetRequest, read_fleet
 from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.report.fleet import left_out_lines, render_fleet
+from meshwright.service.report.fleet import fleet_page, left_out_lines, render_fleet
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import Limits
@@ -56,7 +56,8 @@ def fleet(
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same answer.")] = 0,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for launch files of each plan and a start list for Slurm.")
+        Path | None,
+        typer.Option(help="Folder for launch files of each plan, a Slurm start list and a report."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
@@ -109,9 +110,15 @@ def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: boo
 
 
 def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: bool) -> None:
+    from meshwright.service.report.page import render_fleet_page  # noqa: PLC0415 - only for a folder
+
     made = fleet_files(scheduled(found))
     answer = {**document, "plans": []}
-    files = {**made.files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    files = {
+        **made.files,
+        ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n",
+        REPORT_FILE: render_fleet_page(fleet_page(document)),
+    }
     save_folder(out, files, plan_id="", force=force, option="--out")
     say_warnings(made.warnings)
     sys.stderr.write(f"wrote {len(files)} files to {out}; queue the jobs with: bash {out}/start.sh\n")

@@ -30,7 +30,7 @@ CENTS = 100  # prices are whole hundredths of the currency
 _HOUR_MIN = 60
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 START_FILE = "start.sh"
-_RESERVED = (START_FILE, "answer.json")  # next to the folders of the jobs
+_RESERVED = (START_FILE, "answer.json", "report.html")  # next to the folders of the jobs
 _LAST_BEGIN = datetime(3000, 1, 1)  # noqa: DTZ001 - Slurm's --begin has no zone
 # A job of a fleet is ranked by its step alone, on all of the nodes that it is given.
 _SEARCH = {"top_k": 1, "certify": "none"}

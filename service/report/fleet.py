@@ -23,8 +23,7 @@ _OBJECTIVES = {
 
 def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
     """Return the answer of a fleet (``service.fleets.answer.fleet_document``) for a terminal."""
-    nodes = " + ".join(f"{count} × {kind}" for kind, count in document["nodes"].items())
-    head = f"{document['name']}: {len(document['jobs'])} jobs on {nodes}"
+    head = f"{document['name']}: {len(document['jobs'])} jobs on {_nodes(document)}"
     return Group(
         Text(head, style="bold"),
         wrapped(proof_words(document), width),
@@ -182,3 +181,39 @@ def left_out_lines(document: Mapping[str, Any]) -> Sequence[str]:
         + (f". Allowed: {faults[0]['allowed']}" if faults[0]["allowed"] else "")
         for name, faults in document["left_out"].items()
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPage:
+    """The schedule of a fleet as pages show it."""
+
+    title: str
+    jobs: tuple[Mapping[str, Any], ...]
+    is_mixed: bool  # nodes are of several kinds
+    nodes: str
+    proof: str
+    rules: tuple[str, ...]
+    searched: str
+    left_out: tuple[str, ...]
+    bars: tuple[GanttBar, ...]
+    marks: tuple[str, ...]
+
+
+def fleet_page(document: Mapping[str, Any]) -> FleetPage:
+    """Return the schedule of an answered fleet."""
+    return FleetPage(
+        title=document["name"],
+        jobs=tuple(jobs_by_start(document)),
+        is_mixed=len(document["nodes"]) > 1,
+        nodes=_nodes(document),
+        proof=proof_words(document),
+        rules=tuple(rule_lines(document)),
+        searched=searched_words(document),
+        left_out=tuple(left_out_lines(document)),
+        bars=gantt_bars(document),
+        marks=gantt_marks(document),
+    )
+
+
+def _nodes(document: Mapping[str, Any]) -> str:
+    return " + ".join(f"{count} × {kind}" for kind, count in document["nodes"].items())

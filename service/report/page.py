@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from meshwright.service.report.document import Document, PredictionDocument
+from meshwright.service.report.fleet import FleetPage
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
 
 HTML = Path(__file__).parent / "html"
@@ -40,6 +41,12 @@ def render_page(document: Document) -> str:
 def render_prediction_page(document: PredictionDocument) -> str:
     """Return one configuration in full, as one file without a script."""
     template = environment().get_template("prediction.html")
+    return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
+
+
+def render_fleet_page(document: FleetPage) -> str:
+    """Return the schedule of a fleet as one file without a script."""
+    template = environment().get_template("fleet_report.html")
     return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
 
 

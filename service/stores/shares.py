@@ -15,7 +15,7 @@ from meshwright.service.auth.keys import DAY_S, SECRET_BYTES, hash_of
 from meshwright.service.db import share_records as records
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
-from meshwright.service.db.records import find_job
+from meshwright.service.db.records import JobRecord, find_job
 from meshwright.service.db.share_records import MAX_LINKS, ShareRecord
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
@@ -66,10 +66,10 @@ class Shares:
                 earlier = records.find_link(connection, made) if made else None
                 if earlier is not None:
                     return earlier[0], None
-                if job.answer is None or job.num_children is not None or job.kind == FLEET:
+                if not _can_be_shown(job):
                     raise ConflictError(
-                        "only a job with an answer can be shared; for a sweep, share its points, and for a "
-                        "fleet its jobs"
+                        "only a job with an answer, or a fleet with a schedule, can be shared; for a "
+                        "sweep, share its points"
                     )
                 if records.count_links(connection, job_id) >= MAX_LINKS:
                     raise ConflictError(f"the job has {MAX_LINKS} links: revoke one first")
@@ -128,3 +128,10 @@ class Shares:
         if record is None or not same:
             raise NotFoundError("this link does not work: it was revoked, has expired or is incomplete")
         return record
+
+
+def _can_be_shown(job: JobRecord) -> bool:
+    """Return whether a job has a report of its own."""
+    if job.kind == FLEET:
+        return bool((job.answer or {}).get("jobs"))
+    return job.answer is not None and job.num_children is None

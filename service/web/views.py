@@ -14,16 +14,6 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
-from meshwright.service.report.fleet import (
-    GanttBar,
-    gantt_bars,
-    gantt_marks,
-    jobs_by_start,
-    left_out_lines,
-    proof_words,
-    rule_lines,
-    searched_words,
-)
 from meshwright.service.report.formatting import gib, seconds
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
@@ -137,36 +127,6 @@ def _row(job: JobSummary, heading: QuestionHeading | None) -> JobRow:
 def path_of(job: JobSummary) -> str:
     """Return the address of a job's page."""
     return f"/{'fleets' if job.kind == FLEET else 'jobs'}/{job.id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPage:
-    """The schedule of a fleet."""
-
-    jobs: tuple[Mapping[str, Any], ...]
-    is_mixed: bool  # nodes are of several kinds
-    nodes: str
-    proof: str
-    rules: tuple[str, ...]
-    searched: str
-    left_out: tuple[str, ...]
-    bars: tuple[GanttBar, ...]
-    marks: tuple[str, ...]
-
-
-def fleet_page(document: Mapping[str, Any]) -> FleetPage:
-    """Return the schedule of an answered fleet."""
-    return FleetPage(
-        jobs=tuple(jobs_by_start(document)),
-        is_mixed=len(document["nodes"]) > 1,
-        nodes=" + ".join(f"{count} × {kind}" for kind, count in document["nodes"].items()),
-        proof=proof_words(document),
-        rules=tuple(rule_lines(document)),
-        searched=searched_words(document),
-        left_out=tuple(left_out_lines(document)),
-        bars=gantt_bars(document),
-        marks=gantt_marks(document),
-    )
 
 
 def child_rows(children: Iterable[JobSummary]) -> list[ChildRow]:

@@ -3,7 +3,8 @@
 Written from the meaning of a fleet, in plain values; it shares no code with what it judges.
 
 A job is a mapping: ``minutes`` by number of nodes, ``release``, ``due`` (None: never late), ``weight``,
-``after``, ``never_with`` (names), ``same`` (a name or None). A schedule has (nodes, start) by name.
+``after``, ``never_with`` (names), ``same`` (a name or None). A schedule has (nodes, start) by name. With
+nodes of several kinds, a number of nodes is written as kind and number: ("fast", 2).
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from itertools import product
 from typing import Any
 
 Job = Mapping[str, Any]
-Placed = Mapping[str, tuple[int, int]]
+Width = Any  # a number of nodes, or (kind, number)
+Placed = Mapping[str, tuple[Width, int]]
+Nodes = int | Mapping[str, int]  # of the cluster, or by kind
 
 
-def broken(jobs: Mapping[str, Job], nodes: int, placed: Placed) -> Iterator[str]:
+def of_kind(width: Width) -> tuple[str, int]:
+    """Return kind and number of nodes."""
+    return width if isinstance(width, tuple) else ("", width)
+
+
+def broken(jobs: Mapping[str, Job], nodes: Nodes, placed: Placed) -> Iterator[str]:
     """Yield what a schedule breaks, in words."""
     if set(placed) != set(jobs):
         yield "not every job is placed once"
@@ -29,15 +37,24 @@ def broken(jobs: Mapping[str, Job], nodes: int, placed: Placed) -> Iterator[str]
             yield f"{name} starts before a job that it waits for has ended"
         if any(start < end[other] and placed[other][1] < end[name] for other in job["never_with"]):
             yield f"{name} overlaps a job that it never runs with"
-        if job["same"] is not None and placed[job["same"]][0] != width:
+        if job["same"] is not None and of_kind(placed[job["same"]][0])[1] != of_kind(width)[1]:
             yield f"{name} has another number of nodes than {job['same']}"
+    yield from _overfull(nodes, placed, end)
+
+
+def _overfull(nodes: Nodes, placed: Placed, end: Mapping[str, int]) -> Iterator[str]:
     for minute in range(max(end.values(), default=0)):
-        used = sum(width for name, (width, start) in placed.items() if start <= minute < end[name])
-        if used > nodes:
-            yield f"{used} nodes are used in minute {minute}"
+        used = dict[str, int]()
+        for name, (width, start) in placed.items():
+            if start <= minute < end[name]:
+                kind, number = of_kind(width)
+                used[kind] = used.get(kind, 0) + number
+        for kind, number in used.items():
+            if number > (nodes if isinstance(nodes, int) else nodes[kind]):
+                yield f"{number} nodes {kind} are used in minute {minute}"
 
 
-def _alone(name: str, job: Job, width: int, start: int) -> Iterator[str]:
+def _alone(name: str, job: Job, width: Width, start: int) -> Iterator[str]:
     if width not in job["minutes"]:
         yield f"{name} has no plan on {width} nodes"
     if start < job["release"]:
@@ -46,17 +63,22 @@ def _alone(name: str, job: Job, width: int, start: int) -> Iterator[str]:
         yield f"{name} is not where it is pinned"
 
 
-def worth(jobs: Mapping[str, Job], placed: Placed) -> tuple[int, int, int]:
-    """Return weighted lateness, last end and node-minutes."""
+def worth(
+    jobs: Mapping[str, Job], placed: Placed, prices: Mapping[str, int] | None = None
+) -> tuple[int, int, int]:
+    """Return weighted lateness, last end and cost: node-minutes times the prices of their kinds."""
     late = last = used = 0
     for name, (width, start) in placed.items():
         job, end = jobs[name], start + jobs[name]["minutes"][width]
         late += 0 if job["due"] is None else job["weight"] * max(0, end - job["due"])
-        last, used = max(last, end), used + width * (end - start)
+        kind, number = of_kind(width)
+        last, used = max(last, end), used + (prices or {}).get(kind, 1) * number * (end - start)
     return late, last, used
 
 
-def best_of_all(jobs: Mapping[str, Job], nodes: int) -> tuple[int, int, int] | None:
+def best_of_all(
+    jobs: Mapping[str, Job], nodes: Nodes, prices: Mapping[str, int] | None = None
+) -> tuple[int, int, int] | None:
     """Return the objectives of the best schedule, by trying every start and every number of nodes.
 
     None: there is none. No schedule needs a start behind the last release and the sum of all durations.
@@ -71,7 +93,7 @@ def best_of_all(jobs: Mapping[str, Job], nodes: int) -> tuple[int, int, int] | N
     found = None
     for some in product(*ways):
         placed = dict(zip(jobs, some, strict=True))
-        value = worth(jobs, placed)
+        value = worth(jobs, placed, prices)
         if (found is None or value < found) and next(broken(jobs, nodes, placed), None) is None:
             found = value
     return found

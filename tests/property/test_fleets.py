@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,58 @@ def test_small_fleets_get_the_best_of_all_schedules(jobs: dict[str, dict[str, An
     assert list(broken(jobs, NODES, placed(answer.schedule))) == []
     assert worth(jobs, placed(answer.schedule)) == best
     assert tuple(one.value for one in answer.objectives) == best
+
+
+KINDS, PRICES = {"fast": 2, "slow": 3}, {"fast": 5, "slow": 2}
+
+
+class OfKinds(Given):
+    """The same, on nodes of two kinds."""
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        took: int | None = self.jobs[job]["minutes"].get((choice.kind, choice.nodes))
+        return None if took is None else max(1, took - choice.nodes % 2)
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        return self.jobs[job]["minutes"][choice.kind, choice.nodes]  # type: ignore[no-any-return]
+
+
+@given(fleets(), st.data())
+@settings(max_examples=draws(25), deadline=None)
+def test_small_fleets_on_nodes_of_two_kinds_get_the_best_of_all_schedules(
+    jobs: dict[str, dict[str, Any]], data: st.DataObject
+) -> None:
+    """A job runs on nodes of one kind; kinds have nodes, durations and prices of their own."""
+    every = [(kind, number) for kind, most in KINDS.items() for number in range(1, most + 1)]
+    for job in jobs.values():
+        widths = data.draw(st.lists(st.sampled_from(every), min_size=1, max_size=2, unique=True))
+        job["minutes"] = {one: data.draw(st.integers(1, 3)) for one in sorted(widths)}
+    fleet = Fleet(
+        kinds=tuple(NodeKind(name=name, nodes=most, price=PRICES[name]) for name, most in KINDS.items()),
+        jobs=tuple(
+            replace(one, node_counts=(), kinds=tuple({kind for kind, _ in jobs[one.name]["minutes"]}))
+            for one in fleet_of({name: {**job, "minutes": {1: 1}} for name, job in jobs.items()}).jobs
+        ),
+    )
+    source = OfKinds(jobs)
+    least, _ = jobs_without_plan(replace(fleet, jobs=_with_counts(fleet, jobs)), source, at)
+    best = best_of_all(jobs, KINDS, PRICES)
+    if best is None:
+        with pytest.raises(InvalidProblemError, match="as_many_nodes_as"):
+            plan_fleet(fleet, least, source, at)
+        return
+    answer = plan_fleet(fleet, least, source, at)
+    found = {name: ((*run.choice,), run.start_min) for name, run in answer.schedule.items()}
+    assert answer.status == "optimal"
+    assert list(broken(jobs, KINDS, found)) == []
+    assert worth(jobs, found, PRICES) == best == tuple(one.value for one in answer.objectives)
+
+
+def _with_counts(fleet: Fleet, jobs: Mapping[str, Mapping[str, Any]]) -> tuple[FleetJob, ...]:
+    return tuple(
+        replace(one, node_counts=tuple(sorted({number for _, number in jobs[one.name]["minutes"]})))
+        for one in fleet.jobs
+    )
 
 
 @given(fleets())

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse
 
 from meshwright.service.api.deps import (
     NO_FIELDS,
@@ -26,6 +27,7 @@ from meshwright.service.api.deps import (
 from meshwright.service.api.openapi import FLEET_BODY, FLEET_STATE_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at
+from meshwright.service.api.routes.reports import page_of_fleet
 from meshwright.service.api.schemas import (
     FleetDetail,
     FleetFilesView,
@@ -165,6 +167,18 @@ async def read_fleet_job(
     """One fleet; ``wait`` works as for a job."""
     await run_in_threadpool(fleet_of, service, tenant, fleet_id)
     return await looked_at(request, service, fleet_id, wait=wait, tag=if_none_match, shown=_detail)
+
+
+@router.get(
+    "/{fleet_id}/report",
+    dependencies=[READS],
+    response_class=HTMLResponse,
+    responses=declared(404, 409),
+    summary="Report of a fleet",
+)
+def fleet_report(fleet_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
+    """The schedule of an answered fleet as one self-contained page: proof, Gantt chart, table and rules."""
+    return page_of_fleet(fleet_of(service, tenant, fleet_id))
 
 
 @router.get(

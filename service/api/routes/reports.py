@@ -15,10 +15,12 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.api.deps import READS, Service, ServiceDep, TenantDep, computed
 from meshwright.service.api.problems import declared
 from meshwright.service.db.records import JobRecord
-from meshwright.service.errors import NotFoundError
+from meshwright.service.errors import NotFoundError, NotReadyError
 from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
-from meshwright.service.report.page import content_security_policy, render_page
+from meshwright.service.report.page import content_security_policy, render_fleet_page, render_page
 from meshwright.service.report.trace import trace_of
 from meshwright.service.reporting import (
     MOST_LISTED,
@@ -116,13 +118,30 @@ def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, wh
         what_if_budget_s=WHAT_IF_BUDGET_S,
         verdicts=service.verifications.verdicts(tenant, [plan.plan_id for plan in answer.plans]),
     )
+    return _html(render_page(report_of(answer, problem, profile, asked)))
+
+
+def page_of_fleet(fleet: JobRecord) -> Response:
+    """Return the report of a fleet that has a schedule.
+
+    Raises:
+        NotReadyError: it has none, or not yet.
+    """
+    answer = fleet.answer or {}
+    if not answer.get("jobs"):
+        finished = fleet.state in TERMINAL_STATES
+        raise NotReadyError(f"the fleet is {fleet.state} and has no schedule", finished=finished)
+    return _html(render_fleet_page(fleet_page(answer)))
+
+
+def _html(text: str) -> Response:
     headers = {
         "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    return HTMLResponse(render_page(report_of(answer, problem, profile, asked)), headers=headers)
+    return HTMLResponse(text, headers=headers)
 
 
 def profile_for(service: Service, problem: Problem, versions: Mapping[str, str]) -> tuple[Profile, bool]:

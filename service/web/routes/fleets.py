@@ -11,6 +11,7 @@ from meshwright.service.api.routes.fleets import fleet_of
 from meshwright.service.api.schemas import State
 from meshwright.service.db.records import JobFilter
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.report.fleet import fleet_page
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS
 from meshwright.service.web.rendering import page
@@ -55,7 +56,7 @@ def show_fleet(request: Request, fleet_id: str, service: ServiceDep, tenant: Ten
         num_jobs=len(job.request["jobs"]),
         words=views.STATE_WORDS[job.state],
         is_open=job.state not in TERMINAL_STATES,
-        fleet=views.fleet_page(answer) if answer.get("jobs") else None,
+        fleet=fleet_page(answer) if answer.get("jobs") else None,
         faults=answer.get("faults", ()),
     )
 

@@ -9,9 +9,10 @@ from fastapi.concurrency import run_in_threadpool
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import READS, CallerDep, Service, ServiceDep, TenantDep, computed
-from meshwright.service.api.routes.reports import page_of_job
+from meshwright.service.api.routes.reports import page_of_fleet, page_of_job
 from meshwright.service.api.routes.shares import SHARED, new_link, revoke_share_link
 from meshwright.service.api.schemas import NewShareLinkView
+from meshwright.service.jobs.states import FLEET
 from meshwright.service.reporting import MOST_LISTED
 from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, Shares
 from meshwright.service.web.callers import SUBMITS, FormDep
@@ -36,10 +37,14 @@ FIELDS = (
 async def show_shared(request: Request, token: str, service: ServiceDep) -> Response:
     """The report that a link shows, and nothing else of its tenant."""
     link = await run_in_threadpool(Shares(service.database).opened, token)
-    listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
-    job, plans = await run_in_threadpool(listed, link.tenant, link.job_id)
-    made = partial(page_of_job, service, link.tenant, job, plans.items, what_if=False)
-    shown = await computed(request, made)
+    job = await run_in_threadpool(service.jobs.read, link.tenant, link.job_id)
+    if job.kind == FLEET:
+        shown = page_of_fleet(job)
+    else:
+        listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
+        job, plans = await run_in_threadpool(listed, link.tenant, link.job_id)
+        made = partial(page_of_job, service, link.tenant, job, plans.items, what_if=False)
+        shown = await computed(request, made)
     # Neither caches nor search engines keep it, so that it ends with the link.
     shown.headers.update({"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow"})
     return shown

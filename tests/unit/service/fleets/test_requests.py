@@ -89,6 +89,28 @@ def test_the_other_jobs_are_planned_on_request() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("bad", "pointer"),
+    [
+        ([job("bad", least_nodes=5)], "/jobs/1/least_nodes"),
+        ([job("bad", node_counts=[8])], "/jobs/1/node_counts"),
+        ([job("bad", as_many_nodes_as="bad")], "/jobs/1/as_many_nodes_as"),
+        ([job("bad", release_hours=3, due_hours=2)], "/jobs/1/release_hours"),
+        ([job("bad", after=["worse"]), job("worse", after=["bad"])], "/jobs/1/after"),
+    ],
+)
+def test_a_job_at_fault_is_left_out_on_request_and_the_others_are_planned(
+    bad: list[dict[str, Any]], pointer: str
+) -> None:
+    """Without the request, the fault refuses the whole fleet."""
+    raw = fleet(job("good"), *bad, job("other"))
+    assert pointer in errors_of(raw)
+    request = read_fleet(raw, skip_impossible=True)
+    assert [one.name for one in request.fleet.jobs] == ["good", "other"]
+    assert set(request.left_out) == {one["name"] for one in bad}
+    assert request.left_out["bad"][0].pointer == pointer
+
+
 def test_prices_by_kind_are_hundredths() -> None:
     request = read_fleet(fleet(job("a"), node_hour_price=25.5))
     assert request.priced

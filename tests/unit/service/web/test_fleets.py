@@ -84,3 +84,27 @@ def test_a_fleet_with_a_job_without_a_plan_names_it(browser: TestClient, worker:
     text = Page(browser.get(f"/fleets/{fleet_id}").text).text
     assert "Not every job can be planned." in text
     assert "no plan on any number of nodes (1)" in text
+
+
+def test_a_schedule_is_read_by_anyone_who_has_its_link_until_that_is_revoked(
+    browser: TestClient, worker: Runner
+) -> None:
+    """The report has chart, table and proof in one file, and no way from there into the service."""
+    fleet_id = submit(browser, CHAT, LONG)
+    waiting = browser.get(f"/v1/fleets/{fleet_id}/report")
+    assert waiting.status_code == 409
+    assert "has no schedule" in waiting.json()["detail"]
+    assert browser.post(f"/v1/jobs/{fleet_id}/share-links", json={}).status_code == 409
+    worker.run_next()
+    report = browser.get(f"/v1/fleets/{fleet_id}/report")
+    assert "Optimal under the predicted durations" in Page(report.text).text
+    assert (report.text.count('class="run"'), report.text.count('class="late"')) == (2, 1)
+    link = browser.post(f"/v1/jobs/{fleet_id}/share-links", json={}).json()
+    seen = browser.get(link["path"])
+    assert seen.text == report.text
+    assert not Page(seen.text).all("a")
+    assert "noindex" in seen.headers["X-Robots-Tag"]
+    links = {one["href"] for one in Page(browser.get(f"/fleets/{fleet_id}").text).all("a")}
+    assert {f"/v1/fleets/{fleet_id}/report", f"/jobs/{fleet_id}/share"} <= links
+    assert browser.delete(f"/v1/jobs/{fleet_id}/share-links/{link['id']}").status_code == 204
+    assert browser.get(link["path"]).status_code == 404
