@@ -35,20 +35,20 @@ BENCHMARKS = {
         "benchmarks.placement",
     ),
     "default-switches": Benchmark(
-        "the default search of 12 models of experts beside every switch, a CPU minute",
+        "the default search of 12 models of experts next to every switch, a CPU minute",
         "benchmarks.default_switches",
     ),
     "fit": Benchmark(
         "constants of the software stacks; writes (--spreads: intervals alone; --check: compares)",
         "benchmarks.fit_stacks",
     ),
-    "cost": Benchmark("configurations priced a second beside published tools", "benchmarks.cost"),
+    "cost": Benchmark("configurations priced a second, next to published tools", "benchmarks.cost"),
     "weight-shards": Benchmark(
-        "weak scaling with weights that ranks share beside the published one", "benchmarks.weight_shards"
+        "weak scaling with weights that ranks share, next to the published one", "benchmarks.weight_shards"
     ),
-    "recipes": Benchmark("published recipes beside our plans, docs/recipes.md", "benchmarks.recipes"),
+    "recipes": Benchmark("published recipes next to our plans, docs/recipes.md", "benchmarks.recipes"),
     "verify": Benchmark(
-        "measured peaks beside priced and traced ones, a minute a run; --every 9: some of them",
+        "measured peaks next to priced and traced ones, a minute a run; --every 9: some of them",
         "benchmarks.verify",
     ),
     "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
@@ -70,7 +70,7 @@ BENCHMARKS = {
         "re-planning: answer times, a replay of Llama 3, docs/howto/replan.md", "benchmarks.replanning"
     ),
     "tune": Benchmark(
-        "what tune chooses beside a full sweep, Megatron-LM and torchtitan on this CPU, half an hour",
+        "what tune chooses, next to a full sweep, Megatron-LM and torchtitan on this CPU, half an hour",
         "tests.launchers.tuned",
     ),
     "startup": Benchmark(

@@ -625,7 +625,7 @@ def readme(
         *_open_points(warnings),
         "## Send back",
         "",
-        "The log of a dry start or of a run tells how far off the prediction is, and corrects the next",
+        "The log of a dry start or of a run shows how far off the prediction is, and corrects the next",
         f"plans for this cluster. It is what {TORCHRUN_FILE} prints on the first node, kept with",
         f"`2>&1 | tee train.log`; under Slurm it is `meshwright-{printable(plan.plan_id)}-JOB.log`:",
         "",
@@ -642,7 +642,7 @@ def readme(
         "",
         *(f"- `{name}`" for name in files),
         "",
-        f"Versions whose own code reads such files: {_judged(target.problem.launcher)}.",
+        f"Versions with code that reads these files: {_judged(target.problem.launcher)}.",
         "",
     ]
     return "\n".join(lines)

@@ -121,7 +121,7 @@ def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]
         if rule.violated(row).any():
             name = VARIABLE_OF[rule.reads[0]].name
             value = getattr(target.config, name)
-            yield fault(name, f"{able.launcher} does not run {value} beside the options: {rule.reason}")
+            yield fault(name, f"{able.launcher} does not run {value} with these options: {rule.reason}")
 
 
 def model_is_stated(launcher: str) -> Rule:

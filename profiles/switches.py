@@ -238,7 +238,7 @@ def _lacking(launcher: str, stated: Options, facts: FrameworkFacts) -> Iterator[
             name = "cuda_graphs" if option == "cuda_graph" and "cuda_graphs" in stated else option
             if name in stated and asked != does:
                 usual, takers = str(does).lower(), ", ".join(sorted(switch.takers))
-                why = switch.lacking.get(launcher, f"no launch file of {launcher} says so")
+                why = switch.lacking.get(launcher, f"no launch file of {launcher} can state it")
                 yield FieldError(
                     pointer=f"/workload/framework_options/{name}",
                     message=f"{str(stated[name]).lower()[:40]}, but {why}",
@@ -422,13 +422,13 @@ def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: s
     weights = "fp16" if precision == "fp16" else "bf16"
     if facts.gradient_dtype not in ("fp32", weights):
         # Megatron-LM takes --grad-reduce-in-bf16 with --fp16 and does not do it (ta:1172)
-        against = f"precision = {precision}, whose weights are in {weights}"
+        against = f"precision = {precision}, with weights in {weights}"
         yield Clash(("gradient_dtype",), against, f"fp32, {weights}", weights)
     elif launcher == "llama-factory" and precision == "bf16" and facts.gradient_dtype != "fp32":
         # mcore_adapter/training_args.py __post_init__ overwrites the value in the file
         yield Clash(
             ("gradient_dtype",),
-            "precision = bf16, whose gradients its adapter keeps in fp32",
+            "precision = bf16: its adapter keeps the gradients in fp32",
             "fp32",
             "fp32",
         )
@@ -474,7 +474,7 @@ def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
         yield Clash(("cuda_graph", "moe_dispatcher"), against, "a scope without moe", without("moe"))
     biased = model.qkv_bias or model.attention_output_bias
     if biased and facts.delay_wgrad and "attn" in graph:  # ta:1846
-        against = "delay_wgrad = true beside biases of attention"
+        against = "delay_wgrad = true with biases of attention"
         instead = "a scope without attn, or delay_wgrad = false"
         yield Clash(("cuda_graph", "delay_wgrad"), against, instead, without("attn"))
     drawn = {"core_attn": "attn", "mlp": "mlp", "moe": "moe"}  # modules with dropout, and their scopes

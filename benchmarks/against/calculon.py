@@ -56,7 +56,7 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     theirs = ask(NAME, script, REQUEST, budget)
     cpu_s, least_s = median_of([run.cpu_s for run in ours]), theirs.answer["step_s"]
     return Comparison(
-        question=f"Megatron 22B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
+        question=f"Megatron 22B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, next to Calculon",
         rows=(
             Row.of(
                 f"{NAME} {theirs.answer['version']}",

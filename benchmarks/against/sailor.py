@@ -58,7 +58,7 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
             pair, remark = one_size(home, gpus, dtype, budget)
             rows += pair
             remarks.append(remark)
-    question = f"OPT-350M on A100, {BATCH} sequences of 2 048, beside Sailor, on the layers that it timed"
+    question = f"OPT-350M on A100, {BATCH} sequences of 2 048, next to Sailor, on the layers that it timed"
     return Comparison(question=question, rows=tuple(rows), remarks=tuple(remarks))
 
 

@@ -90,7 +90,7 @@ column.
 _LAUNCHERS = """
 ## Which launch file states it
 
-Where the launcher has it, by the source that says so; *script*: your own script builds the model;
+Where the launcher has it, by the source that states it; *script*: your own script builds the model;
 **refused** by this name elsewhere. Sizes, the base of rotary positions and the epsilon of norms stand in
 every launch file.
 

@@ -45,7 +45,7 @@ from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 SHARED = tuple(OPTIONS)
 _CLI_HEAD = """# Commands
 
-`meshwright COMMAND --help` says the same in a terminal;
+`meshwright COMMAND --help` shows the same in a terminal;
 [exit codes](../troubleshooting.md#exit-codes) say how
 a command ended.
 
@@ -400,7 +400,7 @@ def _cluster() -> list[str]:
         "",
         *_yaml(written),
         "Of a group only `gpu` and `num_nodes` are needed: what is left out is the GPU's usual node's,",
-        "and a warning says so. `gpu` is a name of `meshwright gpus`, or the figures of one that is not",
+        "and a warning states it. `gpu` is a name of `meshwright gpus`, or the figures of one that is not",
         "there: `memory_gib`, `hbm_gb_per_s` and dense `peak_tflops` by precision are needed; `name`,",
         "`power_watts`, links, `gpus_per_node` and an `architecture` of the catalog may follow",
         "([a GPU of your own](../howto/own-gpu.md)). `bytes_per_s` (or `gb_per_s`) is of one GPU and one",
@@ -578,7 +578,7 @@ def _standalone_section() -> str:
         "The embedding may have the model's first chunk to itself, and the head (with loss and prediction",
         "layers) its last one: `stage_layers` then begins or ends with 0. It ends with 0, 0 where layers",
         "of multi-token prediction have the chunk before that (`…|m|L` of Megatron's layout). Such splits",
-        "are searched beside the others where `standalone_stages` is allowed (`switches` does not mean",
+        "are searched with the others where `standalone_stages` is allowed (`switches` does not mean",
         "it), for pipelines that recompute no layers or all of them; where a rank holds several chunks,",
         "[some alone](../how-the-search-works.md#what-is-decided), so that a better one may exist.",
         "A pinned split may begin or end with 0 anyway.", "",
@@ -601,7 +601,7 @@ def _offload_section() -> str:
     return "\n".join([
         "## `offload` {#offload}", "",
         "What leaves the GPU, to host memory or to NVMe: a variable of every configuration, searched where",
-        "`offload` is allowed (`switches` does not mean it). Sources are beside each launcher's entry in",
+        "`offload` is allowed (`switches` does not mean it). Sources are next to each launcher's entry in",
         "`profiles/catalog/frameworks/capabilities.yaml`.", "",
         *_who_can({name: one.offload for name, one in able.items()}, OFFLOAD[1:]), "",
         *conditions, "",

@@ -255,7 +255,7 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
     whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
     yield (
         f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "
-        f"target_modules={targets}{whole}) beside the model, frozen and loaded with "
+        f"target_modules={targets}{whole}) on the model, frozen and loaded with "
         f"{_LOADED[workload.base_precision]}"
     )
 
@@ -266,8 +266,8 @@ def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocki
     if target.workload.lora_rank and target.problem.model.moe:
         count = target.problem.model_figures["num_trainable_parameters"]
         yield (
-            f"{count} weights of adapters were priced, as peft 0.21 counts them beside transformers 5.23; "
-            "other versions adapt other layers of experts: compare what print_trainable_parameters() says"
+            f"{count} weights of adapters were priced, as peft 0.21 counts them with transformers 5.23; "
+            "other versions adapt other layers of experts: compare with print_trainable_parameters()"
         )
     if target.config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"

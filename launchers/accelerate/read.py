@@ -398,7 +398,7 @@ def mesh_run(
     fields.stop()
     model = known.model()
     if kind == "NO" and fields.integer("num_processes", 1) > 1:
-        fields.note("distributed_type NO starts one process, whatever num_processes says")
+        fields.note("distributed_type NO starts one process, whatever num_processes is")
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
     options = _as_compiled(fields, given, launcher)

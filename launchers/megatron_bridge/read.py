@@ -102,7 +102,7 @@ def take_precision(given: Given, values: ConfigValues) -> None:
     said, at = values.get(_DDP, ("", 0))
     if said and (said.lower() in _FALSE) is not low:
         given.note(
-            f"line {at}: {_DDP}={said[:8]} does nothing: mixed_precision says "
+            f"line {at}: {_DDP}={said[:8]} does nothing: mixed_precision sets "
             f"grad_reduce_in_fp32={str(not low).lower()} and is written over it"
         )
 
@@ -292,7 +292,7 @@ def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: R
     said = {key for key, _, _ in own}
     for key, text, line in values:
         if text == _COMPUTED and key not in said and recipe is not None:
-            message = f"line {line}: {recipe.name} computes it, and the command does not say it"
+            message = f"line {line}: {recipe.name} computes it, and the command does not state it"
             raise InvalidProblemError.of(key, message, allowed=f"{key}=… in the command")
 
 
@@ -430,7 +430,7 @@ class MegatronBridgeReader:
         _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
         if recipe is not None:
             given.note(
-                f"{recipe.name} is a recipe of Megatron-Bridge: what the command does not say is its own"
+                f"{recipe.name} is a recipe of Megatron-Bridge: what the command leaves out comes from it"
             )
         overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
         return launch_file(self.name, given, overrides, world, name="launch file")

@@ -128,7 +128,7 @@ FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 # Megatron-LM 0.16.1, training/arguments.py:940-950: "set CUDA_DEVICE_MAX_CONNECTIONS to 1 or 32", which
 # depends on whether tensor parallelism or overlapped experts come first.
 MANY_CONNECTIONS = "32"
-MANY_CONNECTIONS_REASON = "All-to-alls of experts run beside computing on hardware queues of their own."
+MANY_CONNECTIONS_REASON = "All-to-alls of experts overlap with compute on hardware queues of their own."
 
 
 def parallel_values(target: Target) -> Values:
@@ -309,10 +309,12 @@ def environment(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVa
     """Yield the variables that Megatron-Core and Transformer Engine read for this plan."""
     yield from _queues(target, facts)
     if facts.cuda_graph != "none":
-        reason = "Megatron-LM asks for it beside CUDA graphs where the allocator's blocks grow in place."
+        reason = "Megatron-LM requires it with CUDA graphs where the allocator's blocks grow in place."
         yield EnvironmentVariable(name="NCCL_GRAPH_REGISTER", value="0", reason=reason)
     if "activations" in target.config.offload:
-        reason = "Or Transformer Engine 2.10 would send weights to the host beside the named activations."
+        reason = (
+            "Or Transformer Engine 2.10 would send weights to the host along with the named activations."
+        )
         yield EnvironmentVariable(name="NVTE_CPU_OFFLOAD_V1", value="1", reason=reason)
 
 

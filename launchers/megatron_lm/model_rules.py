@@ -197,7 +197,7 @@ def documents_pass_one_sequence_at_a_time(target: Target) -> Iterator[FieldError
     if target.workload.lengths is not None and size > 1:
         yield fault(
             "micro_batch_size",
-            f"{size} sequences of documents whose lengths are stated: --sft packs one a micro-batch",
+            f"{size} sequences of documents of stated lengths: --sft packs one per micro-batch",
             allowed="1",
             nearest=1,
         )

@@ -86,7 +86,7 @@ def require_known(given: Given, program: str) -> None:
     if strange and not any(given.has(name) for name in _SIZES):
         line, names = next(iter(strange.values())).line, ", ".join([*strange][:4])
         message = f"line {line}: takes {names}, which Megatron-LM does not, and no size of a language model"
-        allowed = f"a command that says {', '.join(f'--{one}' for one in _SIZES)}"
+        allowed = f"a command with {', '.join(f'--{one}' for one in _SIZES)}"
         raise InvalidProblemError.of(base, message, allowed=allowed)
     for called, value in strange.items():
         message = f"line {value.line}: is a fork's own, or another program's: what it changes is not known"
@@ -94,7 +94,7 @@ def require_known(given: Given, program: str) -> None:
     family = _GATED.search(program)
     said = any(given.has(name) for name in ("swiglu", "quick-geglu")) or FROM_CHECKPOINT in given.others
     if family is not None and not said:
-        message = f"is a {family[0]} by its name, but no flag says --swiglu: it builds its layers by itself"
+        message = f"is a {family[0]} by its name, but --swiglu is not set: it builds its layers itself"
         given.refuse(program[:64], message, allowed="--model with the model that it builds")
 
 
@@ -204,10 +204,10 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
         why, step = why_unknown(name.split(UNKNOWN)[1])
         given.fault_of(flag, given.others[flag], why, allowed=step)
     elif found is None and not said and name:
-        message = f"{shown(base)} is not next to the file, and no --zero-stage says what it would"
+        message = f"{shown(base)} is not next to the file, and --zero-stage is not set either"
         given.fault_of(flag, given.others[flag], message, allowed="that file too, or its folder")
     elif text is None and "--cpu-optimizer" in given.others:
-        message = f"the states lie where {shown(plain)} says, which is not next to the file"
+        message = f"the states are placed by {shown(plain)}, which is not next to the file"
         given.fault_of("--cpu-optimizer", given.others["--cpu-optimizer"], message, allowed="that file too")
     elif found is None:
         given.note(
@@ -215,7 +215,7 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
         )
     elif said and said != found:
         line = given.others["--zero-stage"].line
-        given.note(f"line {line}: --zero-stage {said}, but {base[:60]} says {found}, which counts")
+        given.note(f"line {line}: --zero-stage {said}, but {base[:60]} sets {found}, which counts")
     found = found or said or "0"
     given.others["--zero-stage"] = Value((found,), 0)
     stages = given.integer("pipeline-model-parallel-size", 1)

@@ -48,7 +48,7 @@ def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         )
         given.fault(
             "pipeline-model-parallel-size",
-            f"{counted} are not split evenly by {chunks} chunks; say --pipeline-model-parallel-layout",
+            f"{counted} are not split evenly by {chunks} chunks; use --pipeline-model-parallel-layout",
         )
         return ()
     split = [whole // chunks] * chunks
@@ -80,7 +80,7 @@ def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     vpp = given.integer("num-virtual-stages-per-pipeline-rank", 1)
     name = names[0] if first is not None else names[1]
     if vpp > 1:
-        given.fault(name, "with virtual stages is not read; say --pipeline-model-parallel-layout")
+        given.fault(name, "with virtual stages is not read; use --pipeline-model-parallel-layout")
     elif middle < 0 or left < 0 or (left % middle if middle else left):
         given.fault(name, f"leaves {left} layers, which {middle} stages between do not share evenly")
     else:
@@ -132,7 +132,7 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
     granularity = given.word("recompute-granularity")
     if given.has("recompute-activations"):
         if granularity == "full":
-            given.fault("recompute-activations", "means selective, --recompute-granularity says full")
+            given.fault("recompute-activations", "means selective, --recompute-granularity is full")
         granularity = granularity or "selective"
     if granularity not in ("", "selective", "full"):
         given.fault("recompute-granularity", "is unknown", allowed="selective or full")
@@ -291,7 +291,7 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
             given.note(note)
     _note_slower_runs(given)
     if found["dropout"]:
-        given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
+        given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout is 0")
     return {name: None if value == getattr(known, name) else value for name, value in found.items()}
 
 

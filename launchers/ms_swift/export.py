@@ -125,10 +125,10 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Data parallelism", distributed_optimizer(target, known) | _states(target)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
-        ("Adapters beside frozen weights", _adapters(target)),
+        ("Adapters next to frozen weights", _adapters(target)),
         ("Kernels", _kernels(target)),
         ("What the model's own configuration does not switch on", _losses(target.model)),
-        ("Experts over the network, and what goes to Megatron-Core as it is", _switches(target)),
+        ("Experts over the network, and what goes to Megatron-Core unchanged", _switches(target)),
     )
     return [
         (title, [_written(name, value) for name, value in values.items() if value is not None])

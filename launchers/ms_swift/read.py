@@ -155,7 +155,7 @@ def completed(
     predicted = given.integer("mtp-num-layers", 0)
     if predicted != model.num_mtp_layers:
         given.note(
-            f"{predicted} prediction layers are trained, as mtp_num_layers says (0 without it), "
+            f"{predicted} prediction layers are trained, as mtp_num_layers states (0 without it), "
             f"not the {model.num_mtp_layers} of {model.title}"
         )
         model = replace(model, num_mtp_layers=predicted)

@@ -145,12 +145,12 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
     name = name or fields.valued(lambda text: text.lower() in _KINDS_OF_THEM)
     base = program.rpartition("/")[2]
     if name is not None and not said:
-        why = "of adapters, and nothing says whether the script trains them"
+        why = "of adapters, and nothing states whether the script trains them"
         fields.fault(
             name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
         )
     elif not said and re.search(r"(?:^|_)(?:q?lora|peft|p_?tuning|prefix|adapters?)(?=_|\.)", base):
-        why = f"{shown(base)} trains adapters by its name, and no argument says which"
+        why = f"{shown(base)} trains adapters by its name, and no argument names them"
         fields.fault("lora_r", why, allowed="lora_r with lora_target_modules, or use_peft true or false")
 
 
@@ -224,7 +224,7 @@ def of_trainer(
         return targets
     if more := of_linear_experts(model, rank):
         fields.note(
-            "all linear layers are those of transformers 5, whose experts are none; under transformers 4 "
+            "all linear layers are those of transformers 5, which leave out experts; under transformers 4 "
             f"adapters stand next to each expert, too: {more} weights more, which are not priced"
         )
     return linear_names(model)
@@ -286,7 +286,7 @@ def whole_base(fields: Fields, precision: str) -> BasePrecision:
     if said in ("bfloat16", "auto") or (said == "float16" and precision == "fp16"):
         return "bf16"
     if name is None:
-        fields.note("no argument says what frozen weights are loaded in: float32, 4 bytes each")
+        fields.note("no argument sets the type that frozen weights are loaded in: float32, 4 bytes each")
     return "fp32"
 
 

@@ -404,7 +404,7 @@ def require_training(command: Command, name: str) -> None:
     blank = command.words[-1] if command.words else None  # earlier ones may be quoted separators
     if blank is not None and blank.text.isspace():
         raise refused(
-            f"line {blank.line} of {name[:64]}: the backslash stands before a blank, not before the line's "
+            f"line {blank.line} of {name[:64]}: the backslash is before a blank, not before the line's "
             "end: the command ends there, with a blank as an argument, which its parser refuses",
             allowed="no blank behind the backslash",
         )

@@ -159,7 +159,7 @@ class Known:
         """
         value = self.value(name, found)
         if value is None:
-            message = f"the files do not say it: {where}, or give it with them (--set {name}=…)"
+            message = f"the files do not state it: {where}, or give it with them (--set {name}=…)"
             lacking = self.world.lacking if name == "num_gpus" else None
             raise InvalidProblemError(
                 [FieldError(pointer=name, message=message), *([lacking] if lacking else [])]

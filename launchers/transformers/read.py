@@ -95,7 +95,7 @@ PADDED = (  # with the name of the longest length
     "packing is off: micro-batches are padded to their longest sequence, and priced as if each had one of "
     "{} tokens; a plan for documents of stated lengths (batching padding_to_longest) prices shorter ones"
 )
-REPLICAS = "no file or command says how ranks share the model: plain replicas, a whole one each"
+REPLICAS = "no file or command states how ranks share the model: plain replicas, a whole model each"
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
@@ -422,8 +422,8 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
         fields.note(f"{said} auto: the weights' own type, taken for bfloat16")
     elif said is None and tool in _PEFTS and not in_bf16:
         fields.note(
-            "no argument says what weights are loaded in: float32, transformers' default before 5; where "
-            "the script, or a later transformers, says bfloat16: --set optimizer=adamw-pure-bf16"
+            "no argument sets the type that weights are loaded in: float32, transformers' default before "
+            "5; where the script, or a later transformers, sets bfloat16: --set optimizer=adamw-pure-bf16"
         )
 
 

@@ -292,7 +292,7 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
     """
     fields.slip_for(MICRO_BATCH)
     if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
-        fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")
+        fields.fault(_LENGTH, "null: nothing states the sequence length", allowed="--set seq_length=…")
     defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
     own = {
         name: Word(str(fields.integer(name, default)), fields.place(name)[1])

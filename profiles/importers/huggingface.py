@@ -135,7 +135,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
 def _tied(reader: FieldReader, family: ModelTypeKeys) -> bool:
     """Return whether the head is tied; the config of a model inside a model may leave it out."""
     if family.head_of_whole and not reader.has("tie_word_embeddings"):
-        reader.fault("tie_word_embeddings", "is required: what the whole model's config says of it")
+        reader.fault("tie_word_embeddings", "is required: copy it from the config of the whole model")
     return reader.flag("tie_word_embeddings", default=False)
 
 
@@ -246,7 +246,7 @@ def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> f
         share = min(_integer(reader, "rotary_dim", limits="head_dim") / head_dim, 1.0)
         stated = holder.number("partial_rotary_factor", low=1e-3, high=1.0, default=share)
         if round(stated * head_dim) != round(share * head_dim):
-            why = f"{stated:g}: rotary_dim says {share:g} of a head of {head_dim}; leave one of them out"
+            why = f"{stated:g}: rotary_dim states {share:g} of a head of {head_dim}; leave one of them out"
             raise UnsupportedModelError.field("partial_rotary_factor", why)
         return share
     name = holder.first(("rotary_pct", "partial_rotary_factor"))

@@ -442,7 +442,7 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
         words = listed if isinstance(listed, list | str) else ""
         kinds = [{"full": "F", "shared": "S"}.get(str(word), str(word)) for word in words]
         if len(kinds) < num_layers or not {*kinds} <= {"F", "S"}:
-            reader.fault(name, f"must say of each of {num_layers} layers whether it is full or shared")
+            reader.fault(name, f"must state full or shared for each of {num_layers} layers")
             return ()
     if kinds[0] == "S":
         stated_by = ("indexer_types", "index_topk_pattern", "index_skip_topk_offset")

@@ -189,7 +189,7 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
         return fields_of_switches(found)
     if isinstance(found, CollectiveTables):
         return fields_of_collectives(found, measured_from(before.child("measured")), source)
-    raise InvalidProblemError.of("/file", f"{source}: says nothing of a cluster, a model or a run")
+    raise InvalidProblemError.of("/file", f"{source}: states no cluster, model or run")
 
 
 def _words(value: Json) -> str:
@@ -338,7 +338,7 @@ def _model(request: ImportRequest) -> Imported:
 
 def _model_of(request: ImportRequest) -> ModelSpec:
     if request.model is None:
-        raise InvalidProblemError.of("--model", "is required: the file does not say what was measured")
+        raise InvalidProblemError.of("--model", "is required: the file does not state what was measured")
     try:
         return model_from_mapping(model_part(request.model))
     except UnknownNameError as fault:
@@ -417,7 +417,9 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
     settings: Mapping[str, object] = values_of("--set", request.assign)
     model = _model_of(request)
     if request.gpu is None:
-        raise InvalidProblemError.of("--gpu", "is required: the file does not say what it was measured on")
+        raise InvalidProblemError.of(
+            "--gpu", "is required: the file does not state what it was measured on"
+        )
     facts = RunFacts(
         run_id=request.file.stem[:100],
         cluster=request.cluster or "imported",
@@ -434,7 +436,7 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
         logged, own = run.configuration.get(name), getattr(facts.model, name)
         if logged not in (None, own):
             unlike = f"{name} is {logged} in the log, {own} in {facts.model.name}"
-            notes.append(f"{unlike}: the log's counts, and what it does not say is that model's")
+            notes.append(f"{unlike}: the log's counts; what it leaves out is taken from that model")
     usage = "meshwright calibrate {}"
     return Imported(
         text=table_with(_existing(request), row), read=f"{title}, {time}", notes=tuple(notes), usage=usage

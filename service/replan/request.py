@@ -303,7 +303,7 @@ def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
 def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:
     """Yield faults unless saved, done and all steps are in this order."""
     if total is None:
-        message = "is required: the job does not say how many tokens it trains on"
+        message = "is required: the job does not state how many tokens it trains on"
         yield FieldError(pointer="/steps_total", message=message)
     elif asked.steps_done > total:
         message = f"{asked.steps_done} steps are more than the run has"
@@ -356,7 +356,7 @@ def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int
     if isinstance(given, int):
         if len(groups) > 1:
             names = ", ".join(cluster.group_names)
-            message = "the cluster is mixed: say how many of which group"
+            message = "the cluster is mixed: state how many of which group"
             raise InvalidProblemError.of("/lost_nodes", message, allowed=f"an object of {names}")
         given = {cluster.group_names[0]: given}
     for name in given.keys() - set(cluster.group_names):
@@ -378,7 +378,7 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
     groups = cluster.distinct_groups
     if asked.num_nodes is not None and len(groups) > 1:
         raise InvalidProblemError.of(
-            "/num_nodes", "the cluster is mixed: say which nodes are lost", allowed="lost_nodes"
+            "/num_nodes", "the cluster is mixed: state which nodes are lost", allowed="lost_nodes"
         )
     counts = [group.num_nodes - gone for group, gone in zip(groups, lost, strict=True)]
     if asked.num_nodes is not None:

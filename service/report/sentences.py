@@ -17,7 +17,7 @@ from meshwright.service.report import formatting
 from meshwright.service.report.formatting import signed, words, wrapped
 from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
-from meshwright.solver.explain.sentences import limit_sentence, time_sentence
+from meshwright.solver.explain.sentences import limit_sentence, limit_words, time_sentence
 from meshwright.solver.problem import WEIGHT_SHARDS, Problem, searched_switches
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
         return []
     step_s = sum(why.waterfall_s.values())
     lines = [_loss(loss, step_s) for loss in why.losses]
-    for limit in why.limits:
-        gain = tied(signed(-limit.gain_s, step_s))
-        lines.append(f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}")
+    lines += [f"binds: {limit_words(limit, step_s)}" for limit in why.limits]
     if plan.odds is not None:
         lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
     return [wrapped(line, width, indent=2) for line in lines]

@@ -281,7 +281,7 @@ def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
     for name in workload:
         if name not in _OVERRIDABLE:
             raise InvalidProblemError.of(
-                pointer("workload", name), "is the launch file's to say", allowed=", ".join(_OVERRIDABLE)
+                pointer("workload", name), "is set by the launch file", allowed=", ".join(_OVERRIDABLE)
             )
     return _plain(workload, "workload")
 
@@ -291,7 +291,7 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
     for name, value in values.items():
         if not isinstance(value, int | str | bool):
             raise InvalidProblemError.of(
-                pointer(part, name), "is the launch file's to say", allowed="one number or word"
+                pointer(part, name), "is set by the launch file", allowed="one number or word"
             )
         found[str(name)] = value
     return found

@@ -231,9 +231,9 @@ def contradictions(
         way = words[0] if leave_one_out[index] > 0 else words[1]
         text = f"run {called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {way} than "
         if apart[index, twin] < _TWINS:
-            text += f"the other runs say; the most alike is {called(observations[twin])}"
+            text += f"the other runs imply; the most alike is {called(observations[twin])}"
         else:
-            text += "the other runs say"
+            text += "the other runs imply"
         findings.append(text)
     return findings
 

@@ -58,8 +58,10 @@ def limit_sentence(why: Why) -> str:
 def limit_words(limit: Limit, step_s: float) -> str:
     """Return a limit: ``tp 4 would be 0.15 s faster but for memory (activations of stage 1, …)``."""
     kind, colon, detail = limit.name.partition(": ")
-    by = f"{kind} ({detail})" if colon else f"this limit: {limit.name}"
-    return f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster but for {by}."
+    faster = f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster"
+    if not colon:
+        return f"{faster}, but breaks the rule that {limit.name}."
+    return f"{faster} but for {kind} ({detail})."
 
 
 def listed(words: Sequence[str]) -> str:

@@ -122,7 +122,7 @@ def _check_header(header: Sequence[str]) -> None:
         what = f"missing: {', '.join(missing)}"
         errors.append(FieldError(pointer="/columns", message=what, allowed=COLUMNS_ARE_DESCRIBED))
     errors += [
-        FieldError(pointer=f"/columns/{name[:64]}", message="this column stands twice") for name in doubled
+        FieldError(pointer=f"/columns/{name[:64]}", message="this column occurs twice") for name in doubled
     ]
     if errors:
         raise InvalidProblemError(errors)

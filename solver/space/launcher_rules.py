@@ -385,7 +385,7 @@ def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if some:
         kinds = {RECOMPUTE.index(kind) for one in some for kind in one.recompute}
         yield Rule(
-            name=f"{able.launcher} recomputes beside the options",
+            name=f"{able.launcher} recomputes with these options",
             reason="; ".join(one.against for one in some),
             reads=("recompute",),
             violated=lambda c: is_one_of(c.recompute, kinds),
@@ -504,13 +504,13 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
     schedules = [SCHEDULES.index(word) for word in able.schedules]
     recompute = [RECOMPUTE.index(word) for word in able.recompute]
     yield Rule(
-        name=f"{name} has the schedule",
+        name=f"{name} supports the schedule",
         reason=f"it runs {', '.join(able.schedules)}",
         reads=("pipeline_schedule",),
         violated=lambda c: ~is_one_of(c.pipeline_schedule, schedules),
     )
     yield Rule(
-        name=f"{name} has the ZeRO stage",
+        name=f"{name} supports the ZeRO stage",
         reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
         reads=("pipeline_parallel_size", "zero_stage"),
         violated=lambda c: (
@@ -519,7 +519,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
         ),
     )
     yield Rule(
-        name=f"{name} has the recomputation",
+        name=f"{name} supports the recomputation",
         reason=f"it offers {', '.join(able.recompute)}",
         reads=("recompute", "recompute_layers"),
         violated=lambda c: (
@@ -547,7 +547,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     offload = [OFFLOAD.index(word) for word in words]
     sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
     yield Rule(
-        name=f"{name} has the shard sets",
+        name=f"{name} supports the shard sets",
         reason="sharding inside groups, replicas across them, where the launcher has that",
         reads=(
             "context_parallel_size",
@@ -562,7 +562,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     )
     yield from _weight_shard_rules(problem, able)
     yield Rule(
-        name=f"{name} has the split of experts and sequences",
+        name=f"{name} supports the split of experts and sequences",
         reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
         reads=("tensor_parallel_size", "sequence_parallel", "expert_tensor_parallel_size"),
         violated=lambda c: (
@@ -620,7 +620,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     layers, name = problem.model.num_layers, able.launcher
     modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
     yield Rule(
-        name=f"{name} has the parallel axes",
+        name=f"{name} supports the parallel axes",
         reason="context or expert parallelism that the launcher lacks",
         reads=("context_parallel_size", "expert_parallel_size", "context_parallel_mode"),
         violated=lambda c: (

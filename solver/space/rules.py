@@ -135,13 +135,13 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
     return tuple(
         f"host memory of {group.gpu.slug} nodes is not stated: the usual node's "
         f"{_node_gib(group, host_of(group).memory_bytes)} GiB are assumed ({host_of(group).source}); "
-        "host_memory_bytes says otherwise"
+        "host_memory_bytes states another size"
         for group in problem.cluster.distinct_groups
         if group.host_memory_bytes is None
     ) + tuple(
         f"drives of {group.gpu.slug} nodes are not stated: the usual node's "
         f"{_node_gib(group, host_of(group).nvme_bytes)} GiB of NVMe are assumed; nvme_bytes, "
-        "nvme_read_bytes_per_s and nvme_write_bytes_per_s say otherwise"
+        "nvme_read_bytes_per_s and nvme_write_bytes_per_s state other figures"
         for group in problem.cluster.distinct_groups
         if swaps and group.nvme_bytes is None
     )

@@ -46,7 +46,7 @@ Version = Annotated[int | None, Query(ge=1, le=10**9, description="default: the 
 IfNoneMatch = Annotated[str | None, Header()]
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Unchanged since If-None-Match"}}
 SAME: dict[int | str, dict[str, Any]] = {
-    200: {"model": DefinitionView, "description": "The newest version says just that"}
+    200: {"model": DefinitionView, "description": "The newest version has the same content"}
 }
 
 _NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {

@@ -246,7 +246,7 @@ def replan_fleet(
 ) -> Response:
     """Plan again after nodes were lost, or jobs failed, grew or arrived: a new fleet, which this one names.
 
-    Jobs run as planned where the body says nothing of them; running jobs keep their nodes.
+    Jobs run as planned where the body does not mention them; running jobs keep their nodes.
     """
     tenant = caller.tenant
     fleet = fleet_of(service, tenant, fleet_id)

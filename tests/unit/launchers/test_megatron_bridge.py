@@ -70,7 +70,7 @@ def test_only_another_gradient_dtype_than_the_recipes_needs_a_configuration() ->
         (
             "mixed_precision=bf16_mixed",
             "fp32",
-            "mixed_precision says grad_reduce_in_fp32=true",
+            "mixed_precision sets grad_reduce_in_fp32=true",
         ),
         ("mixed_precision=bf16-mixed", "fp32", "does nothing"),
         ("mixed_precision=bf16_mixed_bf16_grad_reduce", "bf16", None),

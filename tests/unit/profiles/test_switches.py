@@ -236,8 +236,8 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
 @pytest.mark.parametrize(
     ("launcher", "stated", "says"),
     [
-        ("deepspeed", {"cuda_graph": "layer"}, "no launch file of deepspeed says so"),
-        ("torchtitan", {"cuda_graphs": True}, "no launch file of torchtitan says so"),
+        ("deepspeed", {"cuda_graph": "layer"}, "no launch file of deepspeed can state it"),
+        ("torchtitan", {"cuda_graphs": True}, "no launch file of torchtitan can state it"),
         ("ms-swift", {"cuda_graph": "attn"}, "a loop of its own, which captures none"),
         ("llama-factory", {"cuda_graphs": True}, "a loop of its own, which captures none"),
         (

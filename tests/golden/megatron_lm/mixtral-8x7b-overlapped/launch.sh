@@ -131,7 +131,7 @@ for given in "$@"; do
     done
 done
 
-# All-to-alls of experts run beside computing on hardware queues of their own.
+# All-to-alls of experts overlap with compute on hardware queues of their own.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"

@@ -44,7 +44,7 @@ PLAN_ARGS=(
     --bias_activation_fusion true
     --gradient_accumulation_fusion true
     --apply_rope_fusion true
-    # Experts over the network, and what goes to Megatron-Core as it is
+    # Experts over the network, and what goes to Megatron-Core unchanged
     --moe_token_dispatcher_type alltoall
     --moe_grouped_gemm true
     --moe_router_dtype fp32

@@ -321,7 +321,7 @@ def test_flash_attention_by_its_version_is_megatron_deepspeeds() -> None:
 def test_a_blank_behind_a_backslash_ends_the_command() -> None:
     # bash hands the blank over as a word of its own, and starts the next line as a command
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512"
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: the backslash stands before a blank"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: the backslash is before a blank"):
         read(command + " \\ \n --global-batch-size 8\n")
     separated = read(f"{command} --separator ' ' --global-batch-size 8\n")
     assert separated.workload.global_batch_size == 8

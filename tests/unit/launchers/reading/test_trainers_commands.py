@@ -162,7 +162,7 @@ def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> 
     words = f"{names} --per_device_train_batch_size 1 --bf16"
     assert read(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}\n").workload.seq_length == 2048
     run = "CUDA_VISIBLE_DEVICES=0 python sft_train.py"
-    with pytest.raises(InvalidProblemError, match="seq_length: the files do not say it"):
+    with pytest.raises(InvalidProblemError, match="seq_length: the files do not state it"):
         read(f"{run} {words}\n")
     found = read(f"{run} {words} --cutoff_len 512 --gradient_checkpointing False\n")
     assert found.configuration.recompute_granularity == "none"
@@ -182,7 +182,7 @@ def test_a_package_that_is_installed_is_no_program() -> None:
     mesh = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\n"
     mesh += "num_machines: 1\nnum_processes: 4\ndeepspeed_config:\n  zero_stage: 3\n"
     source = Source(name="a.sh", text=run, files={"a.sh": run, "z3.yaml": mesh})
-    with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not say it"):
+    with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not state it"):
         read_launch_files(source, Overrides(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
 
 
@@ -206,7 +206,7 @@ TRLS = (
     [
         (TRLS.replace("Qwen2.5-7B", "Qwen3-8B-FP8"), "model_name_or_path: .* is stored quantised"),
         (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "is stored quantised"),
-        (TRLS.replace("2048", "null"), "max_length: .*nothing says how long sequences are"),
+        (TRLS.replace("2048", "null"), "max_length: .*nothing states the sequence length"),
         (TRLS + "dtype: bf16\n", "dtype: .*Allowed: auto, bfloat16"),
         (TRLS.replace("bf16", "fp16") + "dtype: float16\n", "dtype: .*gradients cannot be unscaled"),
     ],
@@ -234,7 +234,7 @@ ARGUMENTS = (
     ("start", "more", "says"),
     [
         ("train_lora.py", "", "lora_r: train_lora.py trains adapters by its name"),
-        ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing says whether"),
+        ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing states whether"),
         ("train.py", "--ssm_layers [0,1,2]", "affects which layers the model has"),
         ("train.py", "--bits 4 --lora_r 8", "lora_target_modules: is not given, and scripts on weights of"),
         ("train.py", "--rrhf_weight 1", "training on preferences or rewards is not priced"),
@@ -378,7 +378,7 @@ def test_open_instructs_weights_are_in_bf16() -> None:
      "python -m torch.distributed.run --nproc_per_node $GPUS"],
 )  # fmt: skip
 def test_ranks_that_hang_on_what_nobody_says_are_asked_for(start: str) -> None:
-    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not state it"):
         read(f"{start} train.py {ARGUMENTS}")
     assert read(f"{start} train.py {ARGUMENTS}", Overrides(num_gpus=16)).configuration.num_gpus == 16
 
@@ -396,7 +396,7 @@ def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> No
             "the script starts one process; 8 GPUs are given and counted, with a process each"
             in found.notes
         )
-    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not state it"):
         read(f"srun python train.py {ARGUMENTS}")  # was one GPU
 
 

@@ -387,7 +387,7 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
     # with biases of 2048 + 2 · 1024 where Qwen3 has norms of 2 · 128
     as_text = model_from_config({**older, "model_type": "qwen2_5_vl_text"}, name="x")
     assert as_text.num_parameters() == 1_720_574_976 + 28 * (2048 + 2 * 1024 - 2 * 128)
-    with pytest.raises(InvalidProblemError, match="tie_word_embeddings: is required: what the whole"):
+    with pytest.raises(InvalidProblemError, match="tie_word_embeddings: is required: copy it from"):
         model_from_config(text | {"tie_word_embeddings": None}, name="x")
 
 
@@ -439,10 +439,10 @@ def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
 def test_two_statements_of_one_thing_are_read_where_they_agree() -> None:
     config = {"model_type": "minimax_m2", "rotary_dim": 64, "partial_rotary_factor": 0.5, "head_dim": 128}
     assert model_from_config(config, name="x").rotary_fraction == 0.5
-    with pytest.raises(UnsupportedModelError, match=r"rotary_dim says 0\.5 of a head of 128"):
+    with pytest.raises(UnsupportedModelError, match=r"rotary_dim states 0\.5 of a head of 128"):
         model_from_config(config | {"partial_rotary_factor": 0.25}, name="x")
     parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
-    with pytest.raises(UnsupportedModelError, match=r"rotary_dim says 0\.5 of a head of 128"):
+    with pytest.raises(UnsupportedModelError, match=r"rotary_dim states 0\.5 of a head of 128"):
         model_from_config(config | {"rope_parameters": parameters}, name="x")
     # Qwen2 has these biases whether or not a key that its class does not read says so
     biased = {"model_type": "qwen2", "attention_bias": True}

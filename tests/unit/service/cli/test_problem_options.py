@@ -32,7 +32,7 @@ def test_a_slip_in_a_short_name_is_told_what_was_meant(text: str, meant: str) ->
 
 def test_a_constraint_with_such_a_slip_is_told_it_too() -> None:
     with pytest.raises(
-        InvalidProblemError, match=r"character 6: cpp is no variable. Nearest: cp \(context"
+        InvalidProblemError, match=r"character 6: cpp is not a variable. Nearest: cp \(context"
     ):
         read_request(constraint=["tp * cpp <= 8"])
 

@@ -42,7 +42,7 @@ def test_time_and_limit_have_a_sentence_each_without_a_word_of_the_waterfall() -
 def test_a_rule_that_binds_is_named_whole() -> None:
     rule = Limit(name="tensor_parallel_size divides an island", change="tp 16", gain_s=0.2)
     assert limit_sentence(replace(WHY, limits=(rule,))) == (
-        "Binds: tp\N{NO-BREAK SPACE}16 would be 0.20\N{NO-BREAK SPACE}s faster but for this limit: "
+        "Binds: tp\N{NO-BREAK SPACE}16 would be 0.20\N{NO-BREAK SPACE}s faster, but breaks the rule that "
         "tensor_parallel_size divides an island."
     )
 
@@ -96,7 +96,7 @@ def test_the_losses_the_limits_and_the_certainty_are_said() -> None:
     assert "costs: GEMM efficiency 1.20 s (21 %); lower: a larger micro-batch\n" in text
     assert "vpp 5: −0.11 s of it, +0.46 s of the step" in text
     assert (
-        "binds: memory: activations of stage 1, 41.0 GiB more; without that limit tp 4, dp 128: −0.15 s"
+        "binds: tp 4, dp 128 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more)."
         in text
     )
     assert "Certainty: #1 has a 58 % chance of being the fastest of its ranking" in text

@@ -342,7 +342,7 @@ def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() 
     search = {"constraints": ["zero_stage == 1", "tp_size * tensor_parallel <= 8"]}
     found = fault(searching(**search))
     assert found.pointer == "/search/constraints/1"
-    assert found.message == "character 1: tp_size is no variable"
+    assert found.message == "character 1: tp_size is not a variable"
     search = {"constraints": ["8 >= tensor_parallel * 2"]}
     assert "character 6" in sentence(searching(**search))
     assert "Nearest: tensor_parallel_size" in sentence(searching(**search))

@@ -131,7 +131,7 @@ def test_a_schedule_that_the_launcher_lacks_is_named_as_the_reason() -> None:
     answer = searched_with_reasons(on_8_gpus("megatron-lm", pin={"pipeline_schedule": "zb_h1"}))
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
-    assert any("megatron-lm has the schedule" in reason for reason in answer.infeasible.reasons)
+    assert any("megatron-lm supports the schedule" in reason for reason in answer.infeasible.reasons)
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD)

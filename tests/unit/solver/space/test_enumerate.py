@@ -33,7 +33,7 @@ BREAKS: list[tuple[str, dict[str, object]]] = [
     ("divides the global batch", {"micro_batch_size": 3}),
     ("2 * context_parallel_size divides", {"context_parallel_size": 8192}),
     ("ZeRO needs data-parallel ranks", {"data_parallel_size": 1, "num_microbatches": 512}),
-    ("has the ZeRO stage", {"zero_stage": 2}),
+    ("supports the ZeRO stage", {"zero_stage": 2}),
     ("interleaving needs two stages", {"pipeline_parallel_size": 1, "pipeline_schedule": "none"}),
     ("a multiple of pipeline_parallel_size", {"num_microbatches": 2, "micro_batch_size": 64}),
     ("the schedule fits the stages", {"pipeline_schedule": "1f1b"}),

@@ -60,8 +60,8 @@ def test_what_does_not_hold_is_broken_for_columns_and_for_the_check(text: str) -
 @pytest.mark.parametrize(
     ("text", "at", "words"),
     [
-        ("tensor_paralel_size <= 8", 1, "no variable"),
-        ("zero_stage == 3 => qq", 20, "qq is no variable"),
+        ("tensor_paralel_size <= 8", 1, "not a variable"),
+        ("zero_stage == 3 => qq", 20, "qq is not a variable"),
         ("zero_stage = 3", 12, "write =="),
         ("zero_stage == ", 14, "missing at the end"),
         ("(zero_stage == 3", 17, "closing parenthesis"),
