@@ -93,6 +93,7 @@ def within_capabilities(launcher: str) -> Rule:
         if able.data_parallel_alike:
             yield from grouped_alike(target)
         yield from _stage_faults(able, target)
+        yield from _inner_output_faults(able, target)
         beside = able.standalone_constraints * (0 in target.config.stage_layers)
         by_stage = able.stage_recompute_constraints * bool(target.config.stage_recompute_layers)
         texts = tuple(dict.fromkeys((*constraints_of(target.problem, able), *beside, *by_stage)))
@@ -245,6 +246,18 @@ def grouped_alike(target: Target) -> Iterator[FieldError]:
             + (": context_parallel_size 1" if dense else ": ep * expert tp = tp * cp"),
             allowed=RANK_ORDERS[0],
             nearest=RANK_ORDERS[0],
+        )
+
+
+def _inner_output_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Require the layers that add a tower's inner outputs in the first chunk, which embeds the images."""
+    tower, first = target.model.tower, next(iter(target.config.stage_layers), 0)
+    if tower is not None and tower.model_type in able.towers and first < tower.inner_outputs:
+        yield fault(
+            "stage_layers",
+            f"the first chunk has {first} layers; the tower's {tower.inner_outputs} inner outputs are "
+            "added behind as many layers",
+            allowed=f"{tower.inner_outputs} or more layers in the first chunk",
         )
 
 

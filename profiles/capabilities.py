@@ -34,6 +34,7 @@ class Capabilities:
     source: str
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
+    places_pattern_layers: bool = False  # a model's ``layer_pattern`` states its stages, each with a layer
     standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
     stage_recompute_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such counts
@@ -78,7 +79,15 @@ class Capabilities:
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
-    towers: bool = False  # models with a vision tower
+    # Model types with a vision tower that it trains, each with its source; or "any"
+    towers: tuple[str, ...] = ()
+    # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
+    whole_towers: bool = False
+    shares_out_images: bool = (
+        False  # but where a micro-batch has an image for each of them, these are shared out
+    )
+    frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
+    projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given
     batching_note: str = ""  # what it does instead
     # What the tokens of each packed document are filled up to a multiple of (``packing_multiple``).
@@ -101,7 +110,8 @@ class Capabilities:
     def alone(self, model: ModelSpec) -> tuple[int, int]:
         """Return the most stages without a layer at the beginning and end of a model's pipeline."""
         prediction = self.standalone_prediction and model.num_mtp_layers > 0
-        return (1, 1 + prediction) if self.standalone_stages else (0, 0)
+        alone = self.standalone_stages and not (model.layer_pattern and self.places_pattern_layers)
+        return (1, 1 + prediction) if alone else (0, 0)
 
 
 def packing_multiple(launcher: str, tensor: int, context: int, *, sequence_parallel: bool) -> int:
@@ -161,7 +171,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "rings_are_plain", "offloads_modules",
+             "data_parallel_alike", "rings_are_plain", "places_pattern_layers", "offloads_modules",
              "biased_experts_whole", "places_stages", "placed_ends_alike",
              "unlike_replicas")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
@@ -228,7 +238,8 @@ TOWER = "vision tower"
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
-    lacks_tower = model.tower is not None and not able.towers
+    known = (model.tower.model_type, "any") if model.tower else ()
+    lacks_tower = model.tower is not None and not set(known) & set(able.towers)
     if "any" in able.model_facts:
         return (TOWER,) if lacks_tower else ()
     own = model_facts(model)
@@ -297,6 +308,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gated delta nets": model.mixer is not None and model.mixer.kind == "gated_delta_net",
         "state-space layers (Mamba 2)": model.mixer is not None and model.mixer.kind == "mamba2",
         "layers of one block": bool(model.layer_pattern),
+        **_state_space_facts(model),
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
@@ -317,6 +329,19 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         **_position_facts(model),
     }
     return frozenset(name for name, there in found.items() if there)
+
+
+def _state_space_facts(model: ModelSpec) -> dict[str, bool]:
+    mixer, pattern = model.mixer, bool(model.layer_pattern)
+    known = mixer is not None and mixer.kind == "mamba2"
+    usual = mixer is not None and (mixer.convolution, mixer.chunk, mixer.convolution_bias) == (4, 128, True)
+    return {
+        "MLPs next to state-space layers": known and not pattern,
+        "state-space layers of another form": known
+        and not (usual and mixer is not None and not mixer.projection_bias),
+        "gated delta nets in layers of one block": mixer is not None and not known and pattern,
+        "prediction after layers of one block": pattern and model.num_mtp_layers > 0,
+    }
 
 
 def _window_facts(model: ModelSpec) -> dict[str, bool]:

@@ -43,7 +43,7 @@ _PARTS: Mapping[type, Limits] = {
     TowerSpec: TOWER_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
-_MAY_BE_EMPTY = ("source", "display_name", "layer_pattern")
+_MAY_BE_EMPTY = ("source", "display_name", "layer_pattern", "model_type")
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
 

@@ -52,6 +52,7 @@ def requirements_of(
     overlaps: bool = True,
     offloads: bool = False,
     zero_stage: int = 0,
+    weight_shards: bool = False,
 ) -> tuple[Requirement, ...]:
     """Return the packages that a launcher over Megatron-Core needs for a plan; none for other launchers.
 
@@ -64,6 +65,7 @@ def requirements_of(
         overlaps: Whether the plan overlaps its experts where ``facts`` ask for that.
         offloads: Whether the plan sends activations to the host.
         zero_stage: Of the plan; from 2 on Megatron-FSDP shards.
+        weight_shards: Whether data-parallel ranks share weights of the plan.
     """
     if launcher not in switches()["recompute_modules"].launchers:
         return ()
@@ -73,7 +75,8 @@ def requirements_of(
         *(_delayed_graphs(facts, model) if delays else ()),
         *((_OFFLOADED_IN_GRAPH,) if offloads and _sends_from_graphs(facts, model) else ()),
         *((_SHARDED,) if zero_stage > 1 else ()),
-        *((_DELTA_RULE,) if model.mixer and model.mixer.kind == "gated_delta_net" else ()),
+        *((_WEIGHT_SHARDS,) if weight_shards else ()),
+        *((_MIXERS[model.mixer.kind],) if model.mixer else ()),
         *_engines(facts, model, delays=delays),
     ]
     by_package = attrgetter("package")
@@ -196,6 +199,27 @@ _DELTA_RULE = Requirement(
     stock=True,  # checked, not marked: no plan of such a model does without it
     install="pip install flash-linear-attention",
     instead="a model without gated delta nets",
+)
+_STATE_SPACE = Requirement(
+    name="mamba-ssm",
+    package="mamba_ssm",
+    minimum="",
+    why="state-space layers run on its kernels",
+    check="from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined",
+    source="megatron/core/ssm/mamba_mixer.py:203",
+    stock=True,  # as flash-linear-attention
+    install="pip install mamba-ssm causal-conv1d",
+    instead="a model without state-space layers",
+)
+_MIXERS = {"gated_delta_net": _DELTA_RULE, "mamba2": _STATE_SPACE}
+_WEIGHT_SHARDS = replace(
+    _engine(
+        "2.19.0",
+        "weights that data-parallel ranks share are gathered by its DistributedWeight",
+        "megatron/core/tensor_parallel/generalized_tensor_parallelism.py:43, initialize.py:366",
+        instead="--pin weight_shard_size=1 --pin expert_weight_shard_size=1",
+    ),
+    stock=True,  # checked, not marked: a request asks for such plans itself
 )
 _PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
 

@@ -37,6 +37,7 @@ TOWER_LIMITS: Limits = {
     "layer_vectors": (0, 2**24),
     "further_parameters": (0, 2**40),
     "further_tokens": (0, 4096),
+    "inner_outputs": (0, 1000),
     "tile_patches": (0, 2**24),
     "window_patches": (0, 2**24),
 }
@@ -68,6 +69,9 @@ class TowerSpec:
     merged_patches: int  # patches in one token of the language model
     projector_matrices: int  # weights that one token of the language model is multiplied by
     projector_vectors: int = 0  # norms and biases of the projector
+    model_type: str = ""  # of Hugging Face, with this tower in it; empty: none that is known
+    # Inner layers with outputs that are projected, too, each added behind a layer of the language model
+    inner_outputs: int = 0
     position_rows: int = 0  # of a trained table of positions
     layer_vectors: int = 0  # weights of a layer next to matrices, norms and biases: scales of its sums
     further_parameters: int = 0  # at both ends of the tower: norms, biases, trained tokens, an unused head

@@ -338,7 +338,8 @@ def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     every = model.attentions()
     if any(one.num_attention_heads % tp for one in every) or any(one.ffn_hidden_size % tp for one in every):
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
-    if model.tower and (model.tower.num_attention_heads % tp or model.tower.ffn_hidden_size % tp):
+    tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
+    if tower and (tower.num_attention_heads % tp or tower.ffn_hidden_size % tp):
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width of the tower"
     if model.moe and model.moe.shared_ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the width of the shared experts"

@@ -241,6 +241,12 @@ class Problem:
         return flops + images / work.tokens_per_sequence
 
     @cached_property
+    def split_model(self) -> ModelSpec:
+        """Return the model that tensor-parallel ranks split, without a tower that each of them holds."""
+        whole = launcher_capabilities(self.launcher).whole_towers and self.model.tower is not None
+        return replace(self.model, tower=None) if whole else self.model
+
+    @cached_property
     def frozen_parts(self) -> tuple[FrozenPart, ...]:
         """Return the parts that are not trained: the whole tower next to adapters."""
         return TOWER_PARTS if self.workload.lora_rank else self.workload.frozen

@@ -82,10 +82,10 @@ them, and so do the launchers that stand with each.
 
 def _towers() -> str:
     """Types with a vision tower, and the launchers that train them."""
-    able = [name for name in launchers_of("any") if launcher_capabilities(name).towers]
-    words = ", ".join(able) or "–"
+    able = {name: launcher_capabilities(name).towers for name in launchers_of("any")}
     rows = (
-        f"| `{name}` | {f'`{one.text}`' if one.text else 'any planned one'} | {words} |\n"
+        f"| `{name}` | {f'`{one.text}`' if one.text else 'any planned one'} | "
+        f"{', '.join(launcher for launcher, types in able.items() if name in types) or '–'} |\n"
         for name, one in sorted(whole_types().items())
     )
     return _TOWERS + "".join(rows) + "\n"

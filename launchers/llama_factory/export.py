@@ -18,6 +18,7 @@ from meshwright.launchers.export import (
     common_warnings,
     model_is_in_the_script,
 )
+from meshwright.launchers.images import image_warnings, llama_factory_values
 from meshwright.launchers.megatron_core.names import (
     SWITCHES_OF_ALL,
     Values,
@@ -125,6 +126,7 @@ def values_of(target: Target) -> Values:
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
         "optimizer": "adam",
         "overlap_p2p_comm": known.overlap_transfer if config.virtual_pipeline_size > 1 else None,
+        **llama_factory_values(target),
     }
     core: Values = {
         "cross_entropy_loss_fusion": known.loss_fused,
@@ -164,3 +166,4 @@ def found_warnings(target: Target) -> Iterator[str]:
     """Yield the parts that the checkpoint sets."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield model_is_in_the_script(target)
+    yield from image_warnings(target)

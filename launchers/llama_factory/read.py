@@ -17,6 +17,7 @@ from meshwright.launchers.accelerate.read import (
 )
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
 from meshwright.launchers.flags import flag_names
+from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.megatron_core.read import (
     DISPATCHER,
     core_names,
@@ -41,6 +42,7 @@ from meshwright.launchers.reading.commands import (
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, is_placeholder
 from meshwright.launchers.reading.given import Given, Value
+from meshwright.launchers.reading.images import settings_of, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers.read import (
     LLAMA_FACTORY,
@@ -71,7 +73,8 @@ _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "conte
 _READ = (
     "model_name_or_path", "do_train", "finetuning_type", "lora_rank", "lora_target", "optim",
     "packing", "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
-    "per_device_train_batch_size", "additional_configs",
+    "per_device_train_batch_size", "additional_configs", LLAMA_FACTORY_PIXELS,
+    *LLAMA_FACTORY_PARTS.values(),
 )  # fmt: skip
 # Defaults of the adapter's own arguments, which override additional_configs
 # (training_args.py DistributingParallelArguments, models/model_config.py update_with_args).
@@ -133,11 +136,13 @@ class LlamaFactoryReader:
         if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
             given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
         adapters = _adapters(fields)
+        settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
         word = Word(named, fields.place("model_name_or_path")[1]) if named else None
         usual = _OVER[DISPATCHER]
-        return completed(
+        run = completed(
             self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
         )
+        return with_images(run, known, settings)
 
 
 def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:

@@ -56,7 +56,8 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 
 VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
-PRODUCT = f"Megatron-LM {VERSIONS}"
+_OTHER_LAYERS = ("hybrid-override-pattern", "is-hybrid-model")  # would build other layers
+_SINCE = "0.19"  # the first with | in the pattern, and with pretrain_hybrid.py
 # Names of the data of a run: tokens of a pretraining, or conversations (--sft), with a data set that asks
 # SFTTokenizer for ``tokenize_conversation`` (training/datasets/sft_dataset.py) and has no synthetic tokens.
 _TOKENS = {
@@ -131,8 +132,18 @@ run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "$
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
     --rdzv-backend static --node-rank "${NODE_RANK}" \\
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
-    "${MEGATRON_LM_DIR}/pretrain_gpt.py" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
+    "${MEGATRON_LM_DIR}/@PROGRAM@" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
 """
+
+
+def program_of(target: Target) -> str:
+    """Return the program that trains the plan's model."""
+    return "pretrain_hybrid.py" if target.model.layer_pattern else "pretrain_gpt.py"
+
+
+def versions_of(target: Target) -> str:
+    """Return the releases of Megatron-LM that run the plan's files."""
+    return _SINCE if target.model.layer_pattern else VERSIONS
 
 
 def arguments_file(head: str, sections: Iterable[Section]) -> str:
@@ -154,7 +165,8 @@ def _filled(text: str, target: Target) -> str:
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
         "ROWS": str(padded_vocabulary(target)),
-        "VERSIONS": VERSIONS,
+        "VERSIONS": versions_of(target),
+        "PROGRAM": program_of(target),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
@@ -164,7 +176,9 @@ def _filled(text: str, target: Target) -> str:
         "PACKAGES": package_checks(packages_of(target)),
         **_data(target),
         "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
-        "GUARD": guard((*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *planned)).rstrip("\n"),
+        "GUARD": guard(
+            (*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *_OTHER_LAYERS, *planned)
+        ).rstrip("\n"),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
@@ -179,7 +193,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
     """Return the inputs that a run needs besides the plan, as named in the script."""
     data = _data(target)
     return (
-        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
+        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {versions_of(target)}"),
         ("DATA_PATH", data["DATA"] + data["DRY"]),
         ("TOKENIZER_TYPE", data["TOKENIZER"]),
         ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
@@ -189,7 +203,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
 
 
 class MegatronLm:
-    """Exporter to Megatron-LM's ``pretrain_gpt.py``."""
+    """Exporter to Megatron-LM's ``pretrain_gpt.py``, or ``pretrain_hybrid.py`` for a pattern of layers."""
 
     name = "megatron-lm"
 
@@ -204,15 +218,16 @@ class MegatronLm:
         refuse(rules, target)
         warnings = list(found_warnings(target))
         packages = packages_of(target)
-        head = header(target, warnings, PRODUCT, packages=packages)
+        product = f"Megatron-LM {versions_of(target)}"
+        head = header(target, warnings, product, packages=packages)
         files = {
             ARGUMENTS_FILE: arguments_file(head, sections(target)),
             TORCHRUN_FILE: torchrun_script(head, target),
             SLURM_FILE: slurm_script(head, target),
         }
         kept = (("CHECKPOINTS", "checkpoints in this folder"),)
-        start = StartCommand(program="pretrain_gpt.py", needs=needs(target), takes=kept, packages=packages)
-        return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
+        start = StartCommand(program=program_of(target), needs=needs(target), takes=kept, packages=packages)
+        return with_readme(target, files, product=product, start=start, warnings=warnings)
 
 
 def found_warnings(target: Target) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from meshwright.launchers.megatron_core.names import (
     DROPOUT,
@@ -234,7 +234,9 @@ def _parallel(target: Target) -> list[MegatronFlag]:
 def _split(target: Target) -> list[MegatronFlag]:
     config = target.config
     flags = []
-    if not is_even(config.stage_layers):
+    if target.model.layer_pattern:
+        flags.append(flag("hybrid-layer-pattern", staged_pattern(target)))
+    elif not is_even(config.stage_layers):
         text = layout(config.stage_layers, target.model.num_mtp_layers)
         flags.append(flag("pipeline-model-parallel-layout", text))
     elif config.virtual_pipeline_size > 1:
@@ -246,6 +248,15 @@ def _split(target: Target) -> list[MegatronFlag]:
         if not facts(target).overlap_transfer:
             flags.append(flag("no-overlap-p2p-communication"))
     return flags
+
+
+def staged_pattern(target: Target) -> str:
+    """Return the pattern of a model's layers with ``|`` between chunks, in model order.
+
+    As in a layout, chunk i belongs to pipeline rank i mod pp (Megatron-Core's ``select_pipeline_segment``).
+    """
+    ends = [0, *accumulate(target.config.stage_layers)]
+    return "|".join(target.model.layer_pattern[first:last] for first, last in pairwise(ends))
 
 
 def _expert_ranks(target: Target) -> list[MegatronFlag]:
@@ -396,7 +407,7 @@ def _positions(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
         flag("position-embedding-type", positions_of(model)),
         flag("max-position-embeddings", max(seq_length, rows)),
     ]
-    if not model.has_rotary_positions:
+    if not model.has_rotary_positions or positions_of(model) == "none":
         return flags
     if model.rotary_base is not None:
         flags.append(flag("rotary-base", model.rotary_base))
@@ -411,6 +422,8 @@ def positions_of(model: ModelSpec) -> str:
     """Return Megatron-Core's name for the model's positions; latent attention has a YaRN of its own."""
     if not model.has_rotary_positions:
         return "learned_absolute"
+    if model.layer_pattern and all(model.layers_without_rotary()):
+        return "none"
     scaling = model.rotary_scaling
     return "yarn" if model.mla is None and scaling is not None and scaling.kind == "yarn" else "rope"
 
@@ -499,8 +512,8 @@ def _experts(target: Target) -> list[MegatronFlag]:
     if moe is None:
         return []
     sizes = stated(moe, "model.moe", "num_experts", "top_k", "ffn_hidden_size")
-    layers = flag("moe-layer-freq", expert_layers(model))
-    return [*sizes, layers, *stated(moe, "model.moe", "shared_ffn_hidden_size"), *_router(moe)]
+    layers = [] if model.layer_pattern else [flag("moe-layer-freq", expert_layers(model))]
+    return [*sizes, *layers, *stated(moe, "model.moe", "shared_ffn_hidden_size"), *_router(moe)]
 
 
 def _router(moe: MoeSpec) -> list[MegatronFlag]:
@@ -519,6 +532,13 @@ def _mixer(model: ModelSpec) -> list[MegatronFlag]:
     mixer = model.mixer
     if mixer is None:
         return []
+    if model.layer_pattern:
+        return [
+            flag("mamba-num-heads", mixer.num_heads),
+            flag("mamba-head-dim", mixer.value_head_dim),
+            flag("mamba-num-groups", mixer.num_key_heads),
+            flag("mamba-state-dim", mixer.key_head_dim),
+        ]
     sizes = ("num_heads", "num_key_heads", "key_head_dim", "value_head_dim", "convolution")
     listed = layer_list(model.mixing_layers())
     return [

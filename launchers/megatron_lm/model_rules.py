@@ -22,7 +22,7 @@ from meshwright.launchers.rules import (
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import FieldError
-from meshwright.solver.space.launcher_rules import batching_faults, offloads
+from meshwright.solver.space.launcher_rules import batching_faults, constraints_of_model, offloads
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 
@@ -259,6 +259,12 @@ def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
         )
 
 
+def layers_run_in_the_plan(target: Target) -> Iterator[FieldError]:
+    """Require what Megatron-Core asks of kinds of layers, such as ranks that divide their groups."""
+    able = launcher_capabilities("megatron-lm")
+    yield from constraint_faults(able, target, constraints_of_model(target.model, able))
+
+
 options_go_together = options_hold("megatron-lm")
 weights_are_shared = shares_weights("megatron-lm")
 MODEL_RULES: tuple[Rule, ...] = (
@@ -280,4 +286,5 @@ MODEL_RULES: tuple[Rule, ...] = (
     options_go_together,
     weights_are_shared,
     prediction_layers_need_rotary,
+    layers_run_in_the_plan,
 )

@@ -45,7 +45,6 @@ _OTHER_PROGRAMS = {
     "pretrain_vlm.py": "a vision model", "pretrain_llava.py": "a vision model",
     "pretrain_megatron_llava.py": "a vision model", "finetune_megatron_llava.py": "a vision model",
     "finetune_megatron_qwen_vl.py": "a vision model", "train_esm2.py": "an encoder",
-    "pretrain_mamba.py": "a state-space model", "pretrain_hybrid.py": "a state-space model",
     "pretrain_vision_classify.py": "a vision model", "pretrain_vision_dino.py": "a vision model",
     "pretrain_vision_inpaint.py": "a vision model",
 }  # fmt: skip
@@ -79,6 +78,13 @@ class MegatronLmReader:
             line = command.before[0].line if command.before else 1
             raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
         given = given_flags(command.words, overrides)
+        if program in _OF_PATTERNS and not {"hybrid-layer-pattern", "hybrid-override-pattern"} & _plain(
+            given
+        ):
+            raise refused(
+                f"{program} takes its layers from --hybrid-layer-pattern, which is not given",
+                allowed="--hybrid-layer-pattern M*-E…",
+            )
         if not program:
             _require_started(script, given, source.name)
             given.note(
@@ -96,6 +102,13 @@ class MegatronLmReader:
         return launch_file(
             launcher, given, overrides, world, name=source.name.partition(".")[0], include=source.other
         )
+
+
+_OF_PATTERNS = ("pretrain_mamba.py", "pretrain_hybrid.py")
+
+
+def _plain(given: Given) -> set[str]:
+    return {name.removeprefix("--") for name in (*given.values, *given.others)}
 
 
 def _require_started(script: Script, given: Given, name: str) -> None:

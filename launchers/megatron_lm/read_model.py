@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.launchers.reading.base import Include
-from meshwright.launchers.reading.given import Given
+from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.vocabulary import vocabulary_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
@@ -45,6 +45,9 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
     Raises:
         InvalidProblemError: a size is missing, or the shape is not priced.
     """
+    pattern = pattern_of(given)
+    if pattern:
+        given.values["--num-layers"] = Value((str(len(pattern)),), given.values[f"--{PATTERN}"].line)
     for flag in _NEEDED:
         if not given.has(flag):
             given.fault(flag, "is not given; add it, or name the model with --model")
@@ -61,7 +64,7 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
         given.note("--kv-channels does nothing with --multi-latent-attention")
     positions = given.word("position-embedding-type", "learned_absolute")
     learned = positions == "learned_absolute"
-    if positions not in ("learned_absolute", "rope", "yarn"):
+    if positions not in ("learned_absolute", "rope", "yarn") and not (positions == "none" and pattern):
         given.note(f"--position-embedding-type {positions} is priced as rope")
     biased = not given.has("disable-bias-linear")
     model = ModelSpec(
@@ -88,7 +91,7 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
         learned_position_embeddings=learned,
         max_position_embeddings=given.optional("max-position-embeddings"),
         rotary_base=None if learned else given.optional("rotary-base"),
-        **({} if learned else _no_rotary(given)),
+        **_no_rotary(given, positions),
         rotary_fraction=1.0 if learned else _number(given, "rotary-percent") or 1.0,
         rotary_scaling=None if learned else _rotary_scaling(given, mla),
         normalization="rmsnorm"
@@ -102,7 +105,46 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
         attention_output_bias=biased,
         mlp_bias=biased,
     )
-    return _with_experts(given, model, ffn)
+    model = _with_experts(given, model, ffn, pattern)
+    state_space = _state_space(given) if "M" in pattern else None
+    return replace(model, layer_pattern=pattern, mixer=state_space) if pattern else model
+
+
+PATTERN = "hybrid-layer-pattern"
+_SYMBOLS = "M*-E"  # GDN, latent and sparse attention of such patterns are not planned
+
+
+def pattern_of(given: Given) -> str:
+    """Return the layers of a pattern, without the marks between stages; empty without one."""
+    text = given.word(PATTERN)
+    main, _, prediction = text.partition("/")
+    if prediction:
+        given.fault(PATTERN, "prediction layers behind a pattern are not priced", allowed="no / in it")
+    letters = main.replace("|", "")
+    wrong = next((letter for letter in letters if letter not in _SYMBOLS), None)
+    if wrong is not None or (text and not letters):
+        what = f"has {wrong!r}, which is not a layer that is planned" if wrong else "names no layer"
+        given.fault(PATTERN, what, allowed="M (Mamba 2), * (attention), - (MLP), E (experts), |")
+    stated = given.optional("num-layers")
+    if letters and stated not in (None, len(letters)):
+        given.note(f"--num-layers {stated} does nothing: --{PATTERN} has {len(letters)} layers")
+    given.stop()
+    return letters
+
+
+def _state_space(given: Given) -> MixerSpec:
+    """Return Megatron-Core's Mamba 2 mixer, with its defaults where they are not given."""
+    width = given.integer("mamba-head-dim", 64)
+    heads = given.integer("mamba-num-heads", 2 * given.integer("hidden-size", 0) // max(width, 1))
+    return MixerSpec(
+        kind="mamba2",
+        num_heads=heads,
+        num_key_heads=given.integer("mamba-num-groups", 8),
+        key_head_dim=given.integer("mamba-state-dim", 128),
+        value_head_dim=width,
+        chunk=128,  # ssm/mamba_mixer.py: chunk_size, which no flag sets
+        convolution_bias=True,
+    )
 
 
 def _vocabulary(given: Given, include: Include) -> int:
@@ -213,8 +255,12 @@ def _activation(given: Given) -> Activation | None:
     return "squared_relu" if given.has("squared-relu") else None
 
 
-def _no_rotary(given: Given) -> dict[str, Any]:
+def _no_rotary(given: Given, positions: str) -> dict[str, Any]:
     """Return the layers without positions: every n-th (``4``), or a list (``([0]*3+[1])*12``)."""
+    if positions == "learned_absolute":
+        return {}
+    if positions == "none" and given.has(PATTERN):
+        return {"no_rotary_every": 1}
     layers = _layers_of(given, "no-rope-freq", lambda every: lambda layer: (layer + 1) % every == 0)
     every, listed = spaced(layers, given.integer("num-layers", 0))
     return {"no_rotary_every": every, "no_rotary_layers": listed}
@@ -324,12 +370,14 @@ def _window(given: Given) -> int | None:
     return int(left) + 1
 
 
-def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
-    if not given.has("num-experts"):
+def _with_experts(given: Given, model: ModelSpec, ffn: int, pattern: str) -> ModelSpec:
+    if not given.has("num-experts") or (pattern and "E" not in pattern):
         return model
     width = given.integer("moe-ffn-hidden-size", ffn)
     shared = given.integer("moe-shared-expert-intermediate-size", 0)
     layers = _layers_of(given, "moe-layer-freq", lambda every: lambda layer: layer % every == 0, "1")
+    if pattern:  # which states the layers with experts
+        layers = list(range(model.num_layers))
     if not layers:
         raise InvalidProblemError.of("--moe-layer-freq", "leaves no layer for experts")
     top_k, sigmoid = (

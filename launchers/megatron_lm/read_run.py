@@ -34,8 +34,8 @@ def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         return ()
     if f"--{DEEPSPEED}" in given.others:
         return partition(given, num_layers, pp)
-    if given.has("pipeline-model-parallel-layout"):
-        return _layout(given, num_layers, pp)
+    if "|" in given.word("hybrid-layer-pattern") or given.has("pipeline-model-parallel-layout"):
+        return _stated_chunks(given, num_layers, pp)
     if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):
         return _uneven_ends(given, num_layers, pp)
     embedding = int(given.has("account-for-embedding-in-pipeline-split"))
@@ -86,6 +86,25 @@ def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     else:
         ends = [[] if end is None else [end] for end in (first, last)]
         return (*ends[0], *[left // middle if middle else 0] * middle, *ends[1])
+    return ()
+
+
+def _stated_chunks(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Return the chunks that a pattern of layers states, or else a layout."""
+    in_pattern = "|" in given.word("hybrid-layer-pattern")
+    return _segments(given, pp) if in_pattern else _layout(given, num_layers, pp)
+
+
+def _segments(given: Given, pp: int) -> tuple[int, ...]:
+    """Return the layers of each chunk of a pattern with ``|`` between chunks."""
+    name = "hybrid-layer-pattern"
+    split = tuple(len(chunk) for chunk in given.word(name).split("|"))
+    if len(split) % pp:
+        given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
+    elif not all(split):
+        given.fault(name, "has a stage without a layer, which is not priced")
+    else:
+        return split
     return ()
 
 
@@ -333,9 +352,13 @@ def _kernel(given: Given, known: FrameworkFacts) -> str:
 
 def _interleaves(given: Given) -> bool:
     """Return whether chunks interleave, so that transfers can overlap."""
-    return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
-        given.has(name)
-        for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
+    return (
+        given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1
+        or any(
+            given.has(name)
+            for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
+        )
+        or "|" in given.word("hybrid-layer-pattern")
     )
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     ARGUMENTS_FILE,
+    EnvironmentVariable,
     StartCommand,
     arguments_file,
     bundled,
     common_warnings,
     model_is_in_the_script,
 )
+from meshwright.launchers.images import frozen_values, image_warnings, most_pixels
 from meshwright.launchers.megatron_core.names import (
     SWITCHES_OF_ALL,
     Values,
@@ -44,6 +46,8 @@ from meshwright.launchers.megatron_lm.model_rules import (
 from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.towers import FrozenPart
+from meshwright.solver.problem import trains
 
 PRODUCT = "ms-swift 4.6.0"
 OWN_RULES = (
@@ -66,6 +70,14 @@ NEEDS = (
 )
 
 
+# Parts by name (megatron_args.py:450-452), and what ``target_modules`` calls every layer of trained parts.
+FROZEN_ARGUMENTS: Mapping[FrozenPart, str] = {
+    "vision": "freeze_vit",
+    "projector": "freeze_aligner",
+    "language": "freeze_llm",
+}
+ALL_LINEAR = "all-linear"
+MAX_PIXELS = "MAX_PIXELS"  # the variable; in lower case the argument
 RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look for itself"
 
 
@@ -97,7 +109,7 @@ class MsSwift:
                 follows="--model … --dataset … --lr …",
                 takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
                 packages=packages_of(target),
-                environment=tuple(environment(target, megatron_facts(target))),
+                environment=(*environment(target, megatron_facts(target)), *_image_environment(target)),
                 has_arguments=True,
                 decides=decided_names(argument_parts(target)),
             ),
@@ -126,6 +138,7 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
         ("Adapters next to frozen weights", _adapters(target)),
+        ("Images, and which parts are frozen", _images(target)),
         ("Kernels", _kernels(target)),
         ("What the model's own configuration does not switch on", _losses(target.model)),
         ("Experts over the network, and what goes to Megatron-Core unchanged", _switches(target)),
@@ -212,8 +225,28 @@ def _adapters(target: Target) -> Values:
         "lora_rank": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
-        "target_modules": workload.lora_targets,
+        "target_modules": workload.lora_targets if target.model.tower is None else (ALL_LINEAR,),
     }
+
+
+def _images(target: Target) -> Values:
+    """Return frozen parts, and the tower's recomputation, which is on by default where it is trained."""
+    if target.model.tower is None:
+        return {}
+    replays = target.config.recompute_granularity == "full" and trains(target.workload, "vision")
+    return {
+        **frozen_values(target, FROZEN_ARGUMENTS),
+        "vit_gradient_checkpointing": replays,
+        MAX_PIXELS.lower(): most_pixels(target),
+    }
+
+
+def _image_environment(target: Target) -> Iterator[EnvironmentVariable]:
+    """Yield the limit that qwen-vl-utils reads, which counts behind ``max_pixels``."""
+    pixels = most_pixels(target)
+    if pixels and target.model.tower and target.model.tower.model_type.startswith("qwen"):
+        reason = "qwen-vl-utils rounds sides to whole tokens; with this it rounds the largest images down."
+        yield EnvironmentVariable(name=MAX_PIXELS, value=str(pixels), reason=reason)
 
 
 def _losses(model: ModelSpec) -> Values:
@@ -241,3 +274,4 @@ def found_warnings(target: Target) -> Iterator[str]:
     """Yield the parts that the checkpoint sets."""
     yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "attention_kernel", "flash_attention"))
     yield model_is_in_the_script(target)
+    yield from image_warnings(target)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.launchers.flags import flag_names, is_off
+from meshwright.launchers.flags import flag_names, flags_of, is_off
 from meshwright.launchers.megatron_core.names import WHOLE_STEP
 from meshwright.launchers.megatron_core.read import (
     DISPATCHER,
@@ -21,6 +21,7 @@ from meshwright.launchers.megatron_core.read import (
     text_of,
 )
 from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.ms_swift.export import ALL_LINEAR, FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.launchers.reading.commands import (
@@ -35,6 +36,7 @@ from meshwright.launchers.reading.commands import (
     world_of,
 )
 from meshwright.launchers.reading.given import Given, Value, flags_in
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
@@ -48,7 +50,7 @@ from meshwright.shell.values import (
 )
 
 _LEAST_NAMES = 2
-_ALL_LINEAR = "all-linear"
+_LANGUAGE_ONLY = "language_model_only"
 # Programs that are not ms-swift's own (swift/cli/_megatron/sft.py), such as Megatron-LLM's finetune.py.
 _OTHERS = re.compile(
     r"^(?!.*(?:swift|_megatron/))(?:.*/)?(?!(?:pt|sft|rlhf|main|train\w*)\.py$)[\w-]+\.py$"
@@ -122,9 +124,13 @@ class MsSwiftReader:
             world = replace(world, num_nodes=1)  # default of NNODES
         named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
         model = Word(named, 0) if named else None
-        return completed(
+        found = completed(
             self.name, given, known, world, adapters=_adapters(others, command.words), named=model
         )
+        if not is_off(others.get(_LANGUAGE_ONLY, "false")):
+            return replace(found, model=replace(found.model, tower=None))
+        run = with_images(found, known, _image_settings(others, environment_of(script, command)))
+        return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
 
 
 def completed(
@@ -192,7 +198,41 @@ def _leave_graphs(given: Given, launcher: str) -> None:
 
 _NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
 _TUNERS = ("tuner_type", "train_type", "sft_type")  # of release 4, 3 and 2
-_OTHERS_READ = (*_NAMES_OF_MODELS, *_TUNERS, "torch_dtype", "lora_rank", "target_modules")
+_OTHERS_READ = (
+    *_NAMES_OF_MODELS, *_TUNERS, *FROZEN_ARGUMENTS.values(), MAX_PIXELS.lower(), _LANGUAGE_ONLY,
+    "vit_gradient_checkpointing",
+    "torch_dtype", "lora_rank", "target_modules",
+)  # fmt: skip
+
+
+def _image_settings(others: Mapping[str, str], variables: Mapping[str, Sequence[str]]) -> ImageSettings:
+    """Return frozen parts and the lower limit of an image, of the argument and the variable."""
+    usual = flags_of("ms-swift")
+    frozen = (
+        part
+        for part, name in FROZEN_ARGUMENTS.items()
+        if not is_off(others.get(name, str(usual[name].default)))
+    )
+    argument = MAX_PIXELS.lower()
+    given = {argument: others[argument]} if argument in others else {}
+    if MAX_PIXELS in variables:
+        given[MAX_PIXELS] = " ".join(variables[MAX_PIXELS])
+    sizes = {name: int(text) for name, text in given.items() if text.isascii() and text.isdecimal()}
+    limit = min(sizes, key=lambda name: sizes[name], default="")
+    return ImageSettings(frozen=tuple(frozen), limit=limit, most_pixels=sizes.get(limit, 0))
+
+
+def _tower_notes(run: LaunchFile, others: Mapping[str, str]) -> Iterator[str]:
+    """Yield that a trained tower replays its layers where the language model does not, or keeps them."""
+    trained = (
+        run.model.tower is not None and not run.workload.lora_rank and "vision" not in run.workload.frozen
+    )
+    replays = not is_off(others.get("vit_gradient_checkpointing", "true"))  # the default of a trained tower
+    if trained and replays != (run.configuration.recompute_granularity == "full"):
+        yield (
+            f"vit_gradient_checkpointing is {str(replays).lower()}: layers of the tower are priced as "
+            "those of the language model, which replay where recompute_granularity is full"
+        )
 
 
 def _is_name(text: str) -> bool:
@@ -299,9 +339,9 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
     rank = others.get("lora_rank", "8")
     if not (rank.isascii() and rank.isdecimal() and len(rank) < 6 and int(rank)):  # noqa: PLR2004
         raise refusal("lora_rank", "a whole number from 1 to 99999")
-    named = others.get("target_modules", _ALL_LINEAR).split()
-    if set(named) - {*FUSED_TARGETS, _ALL_LINEAR}:
-        raise refusal("target_modules", ", ".join((_ALL_LINEAR, *FUSED_TARGETS)))
-    return int(rank), FUSED_TARGETS if _ALL_LINEAR in named else tuple(
+    named = others.get("target_modules", ALL_LINEAR).split()
+    if set(named) - {*FUSED_TARGETS, ALL_LINEAR}:
+        raise refusal("target_modules", ", ".join((ALL_LINEAR, *FUSED_TARGETS)))
+    return int(rank), FUSED_TARGETS if ALL_LINEAR in named else tuple(
         one for one in FUSED_TARGETS if one in named
     )

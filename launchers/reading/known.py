@@ -19,6 +19,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.library import find_model, model_of_folder
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
+from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.shell.values import Word
 
 # --------------------------------------------------------------------------------------------------
@@ -36,6 +37,7 @@ _BATCHES = re.compile(r"Micro-batches: (\d{1,9}) of (\d{1,9})")
 _NODES = re.compile(r"Nodes: (\d{1,9}) of (\d{1,9}) ")
 _SEQUENCE = re.compile(r", (\d{1,9}) tokens a sequence")
 _SHAPE = re.compile(r"(?:^# |\")Model shape: (\{.*\})", re.MULTILINE)
+_IMAGES = re.compile(r"^# Images: (\{.*\})", re.MULTILINE)
 _ADAPTERS = re.compile(r"^# Adapters: (\{.*\})", re.MULTILINE)
 
 
@@ -49,6 +51,7 @@ class Header:
     model: ModelSpec | None = None
     values: tuple[tuple[str, int], ...] = ()  # of configuration and workload, by glossary name
     adapters: Mapping[str, Any] = field(default_factory=dict)  # fields of a workload
+    images: tuple[float, SequenceLengths | None] = (0.0, None)  # in a sequence, and the tokens of each
 
     def value(self, name: str) -> int | None:
         """Return one of the values."""
@@ -78,7 +81,21 @@ def header_of(text: str) -> Header:
         model=_model(top),
         values=tuple(values.items()),
         adapters=_adapters(top),
+        images=_images(top),
     )
+
+
+def _images(text: str) -> tuple[float, SequenceLengths | None]:
+    found = _IMAGES.search(text)
+    try:
+        said = read_json(found[1]) if found else None
+        if not isinstance(said, dict) or not isinstance(
+            number := said.pop("images_per_sample"), int | float
+        ):
+            return 0.0, None
+        return float(number), lengths_from_mapping(said, ("workload", "image_tokens"))
+    except (InvalidProblemError, KeyError):
+        return 0.0, None
 
 
 def _adapters(text: str) -> Mapping[str, Any]:

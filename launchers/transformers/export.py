@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from meshwright.launchers import images
 from meshwright.launchers.accelerate.export import (
     ATTENTION,
     CONFIG_FILE,
@@ -370,6 +371,7 @@ def llama_factory_values(target: Target) -> Values:
         "pure_bf16": not keeps_fp32(target),
         "optim": optimizer(target),
         **_llama_factory_adapter(target),
+        **images.llama_factory_values(target),
     }
 
 

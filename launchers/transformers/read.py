@@ -20,6 +20,8 @@ from meshwright.launchers.accelerate.read_command import (
     shares_of_environment,
 )
 from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
+from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import (
     adapters_of,
     base_of,
@@ -48,6 +50,7 @@ from meshwright.launchers.reading.commands import (
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
+from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.launchers.transformers.read_ranks import (
     engines_precision,
@@ -306,7 +309,7 @@ def trainer_run(
     if tool is LLAMA_FACTORY:
         require_do_train(fields)
         fields.stop()
-    model = _model(fields, known)
+    model = _model(fields, known, tool)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
@@ -324,6 +327,7 @@ def trainer_run(
         fields.note(other_gpus_note(1, world))
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
+    settings = _image_settings(fields, tool)
     fields.stop()
     overrides = replace(
         known.overrides,
@@ -352,7 +356,7 @@ def trainer_run(
     workload = replace(found.workload, **tuned, framework_options=options)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
-    return replace(
+    run = replace(
         found,
         workload=workload,
         num_nodes=nodes.num_nodes,
@@ -360,6 +364,16 @@ def trainer_run(
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(*tool.programs), *found.unread),
     )
+    return run if settings is None else with_images(run, known, settings)
+
+
+def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
+    """Return frozen parts and the largest image, for tools that train towers; None for others."""
+    if tool in (LLAMA_FACTORY, _FORK):
+        return settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
+    if tool is _MS_SWIFT:
+        return settings_of(fields, FROZEN_ARGUMENTS, MAX_PIXELS.lower())
+    return None
 
 
 def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
@@ -427,12 +441,14 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
         )
 
 
-def _model(fields: Fields, known: Known) -> ModelSpec:
+def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
         refuse_stored(fields, named)
-    if named and SEES.search(text.rstrip("/").rpartition("/")[2]):
+    given = known.overrides.model or known.header.model
+    planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
+    if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
         why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
         fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
     if named in _PERHAPS_MODELS and named_model(text) is None:

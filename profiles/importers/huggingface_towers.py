@@ -88,6 +88,7 @@ def model_from_whole(
     for reader in (inner, outer):
         reader.finish()
         _refuse_unread(reader, whole)
+    tower = replace(tower, model_type=str(config.get("model_type", ""))[:64])
     return replace(model, tower=tower, source=f"{model.source}, and its vision_config"[:200])
 
 
@@ -233,7 +234,7 @@ def _qwen3_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> Tow
     further = len(_listed(reader, "deepstack_visual_indexes", 1000)) if stated else 0
     return TowerSpec(
         **sizes, hidden_size=hidden, ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
-        projector_matrices=(1 + further) * matrices,
+        projector_matrices=(1 + further) * matrices, inner_outputs=further,
         projector_vectors=(1 + further) * biases + 2 * hidden * (1 + further * merged),
         position_rows=_size(reader, "num_position_embeddings", "position_rows"), further_parameters=hidden,
     )  # fmt: skip

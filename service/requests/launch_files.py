@@ -16,7 +16,7 @@ from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.requests.configuration import assumed_values, completed
-from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parse import parse_problem, stated_sizes
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
@@ -25,6 +25,8 @@ Request = Mapping[str, object]
 Values = Mapping[str, object]
 # Fields of the workload that a request may set over the files.
 _OVERRIDABLE = ("seq_length", "global_batch_size", "precision", "optimizer")
+# Fields of the workload that describe the data, which no launcher's own arguments state.
+_OF_DATA = ("images_per_sample", "image_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,11 +281,12 @@ def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
     if not isinstance(workload, Mapping):
         raise InvalidProblemError.of("/workload", "must be an object")
     for name in workload:
-        if name not in _OVERRIDABLE:
+        if name not in (*_OVERRIDABLE, *_OF_DATA):
+            allowed = ", ".join((*_OVERRIDABLE, *_OF_DATA))
             raise InvalidProblemError.of(
-                pointer("workload", name), "is set by the launch file", allowed=", ".join(_OVERRIDABLE)
+                pointer("workload", name), "is set by the launch file", allowed=allowed
             )
-    return _plain(workload, "workload")
+    return _plain({name: value for name, value in workload.items() if name not in _OF_DATA}, "workload")
 
 
 def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
@@ -301,7 +304,11 @@ def _request_of(request: Request, found: LaunchFile, values: Values | None = Non
     """Return the request with the files' model, workload (with ``values`` over it) and number of nodes."""
     workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
     workload |= values or {}
-    lists = {"lora_targets": found.workload.lora_targets, "trained_modules": found.workload.trained_modules}
+    given = request.get("workload")
+    workload["image_tokens"] = stated_sizes(found.workload.image_tokens)
+    workload |= {name: given[name] for name in _OF_DATA if isinstance(given, Mapping) and name in given}
+    names = ("lora_targets", "trained_modules", "frozen")
+    lists = {name: getattr(found.workload, name) for name in names}
     workload |= {name: list(values) for name, values in lists.items() if values}
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
     complete.setdefault("launcher", found.launcher)

@@ -258,8 +258,8 @@ def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[s
     return {"image_tokens": SequenceLengths(percentiles=alike) if given else None}
 
 
-def _image_tokens_to_json(problem: Problem) -> object:
-    tokens = problem.workload.image_tokens
+def stated_sizes(tokens: SequenceLengths | None) -> object:
+    """Return tokens of images as a request states them: one number, or percentiles."""
     if tokens is None:
         return None
     sizes = {size for _, size in tokens.percentiles}
@@ -306,7 +306,9 @@ MEANINGS: Mapping[str, Meaning] = {
         },
         lambda problem: problem.workload.lengths and problem.workload.lengths.to_mapping(),
     ),
-    "workload.image_tokens": Meaning(_image_tokens, _image_tokens_to_json),
+    "workload.image_tokens": Meaning(
+        _image_tokens, lambda problem: stated_sizes(problem.workload.image_tokens)
+    ),
     "workload.frozen": Meaning(
         lambda given, _: {"frozen": tuple(part for part in FROZEN_PARTS if part in given)}
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import TRAINED_MODULES
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
@@ -244,6 +244,8 @@ class Context:
     p: FloatArray  # pipeline_parallel_size
     g: FloatArray  # weight_shard_size
     ge: FloatArray  # expert_weight_shard_size
+    tower_t: FloatArray  # tensor-parallel ranks that split a vision tower
+    image_ranks: FloatArray  # ranks that share the images of a micro-batch out among each other
     micro_batch: FloatArray
     tokens: FloatArray  # of one micro-batch on one rank: b s / c
     row_share: FloatArray  # share of a sequence that norms and residuals see: 1 / t with SP, else 1
@@ -535,11 +537,11 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     low_precision = precision in ("fp8", "fp4")
     gpu = profile.group.gpu
     tensor, context, expert, data, stages = map(profile.fabric_of, KINDS)
+    able = launcher_capabilities(problem.launcher)
     optimizer = optimizer_named(workload.optimizer)
     # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
     own_dtypes = optimizer.short_states or (
-        facts.gradient_dtype == "bf16"
-        and launcher_capabilities(problem.launcher).bf16_gradients_are_optimizers
+        facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers
     )
     short = facts.keeps_remainders and own_dtypes and workload.precision == "bf16" and not low_precision
     remainder_bytes = 2.0 if short else 0.0
@@ -589,6 +591,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         moved_share=(optimizer.moved_bytes - remainder_bytes) / ADAMW_MOVED_BYTES,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
         t=t, c=c, e=e, et=et, d=d, p=p, g=g, ge=ge,
+        tower_t=np.ones_like(t) if able.whole_towers else t,
+        image_ranks=_image_ranks(able, workload, (t, c, b)),
         micro_batch=b,
         tokens=b * workload.seq_length / c,
         row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
@@ -607,6 +611,17 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         weight_group=Group(g, t, data, place.blocks),
         expert_weight_group=Group(ge, e * et, data, place.blocks),
     )  # fmt: skip
+
+
+def _image_ranks(
+    able: Capabilities, workload: Workload, sizes: tuple[FloatArray, FloatArray, FloatArray]
+) -> FloatArray:
+    """Return the ranks that share out the images of a micro-batch, (n,): sizes are t, c, micro-batch."""
+    t, c, b = sizes
+    if not able.whole_towers:
+        return c
+    enough = able.shares_out_images & (workload.images_per_sample * b >= t * c)
+    return np.where(enough, t * c, 1.0)
 
 
 _DUALPIPE_V = SCHEDULES.index("dualpipe_v")

@@ -555,7 +555,7 @@ def tower_bytes(ctx: Context) -> FloatArray:
     # rotated queries and keys next to the product that yields them with values; inputs of a sum's scales
     further = its.tokens * 2.0 * (2.0 * tower.rotary * tower.hidden_size + tower.layer_vectors) / its.t
     layer = np.where(its.full, checkpoint_bytes(its), layer_activation_bytes(its, LAYER.kind) + further)
-    pixels = 2.0 * ctx.micro_batch * images_of(ctx).patches / ctx.c * tower.patch_inputs
+    pixels = 2.0 * ctx.micro_batch * images_of(ctx).patches / ctx.image_ranks * tower.patch_inputs
     return np.asarray(kept + pixels + tower.num_layers * layer)
 
 

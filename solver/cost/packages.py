@@ -25,4 +25,5 @@ def packages_of(
         overlaps=may_overlap_experts(config, model),
         offloads="activations" in config.offload,
         zero_stage=config.zero_stage,
+        weight_shards=max(config.weight_shard_size, config.expert_weight_shard_size) > 1,
     )

@@ -105,18 +105,18 @@ def embedding_weights(ctx: Context) -> Weights:
 def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> Weights:
     """Count the weights of a vision tower and its projector, or of one of these; 0 without a tower.
 
-    Tensor-parallel ranks split matrices of layers and of the projector; both ends of the tower are whole.
+    Ranks that split the tower split matrices of layers and of the projector; both ends of it are whole.
     Weight shards leave a tower whole.
     """
     dense, tower = np.zeros_like(ctx.t), ctx.model.tower
     if tower is not None and "vision" in parts:
         split, single, whole = _split_and_whole(ctx.model.tower_layers, "dense")
         dense = (
-            tower.num_layers * ((split + single) / ctx.t + whole + tower.layer_vectors)
+            tower.num_layers * ((split + single) / ctx.tower_t + whole + tower.layer_vectors)
             + tower.end_parameters()
         )
     if tower is not None and "projector" in parts:
-        dense = dense + tower.projector_matrices / ctx.t + tower.projector_vectors
+        dense = dense + tower.projector_matrices / ctx.tower_t + tower.projector_vectors
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), whole=dense)
 
 

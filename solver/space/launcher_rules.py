@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from math import gcd
+from math import ceil, gcd
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_fa
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import clashes, switch_faults, switches
+from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -88,6 +90,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
                 allowed=", ".join(able.base_precisions),
                 nearest=able.base_precisions[0],
             )
+    yield from _frozen_faults(problem, able)
     yield from batching_faults(problem, able)
     yield from _overlap_faults(problem, able)
     yield from option_faults(problem, able)
@@ -100,6 +103,30 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"1 to {positions}",
             nearest=str(positions),
         )
+
+
+def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Reject parts of a tower that the launcher does not freeze as the request states them."""
+    tower, workload = problem.model.tower, problem.workload
+    if tower is None or tower.model_type not in able.towers:
+        return
+    frozen, kind, at = set(problem.frozen_parts), tower.model_type, "/workload/frozen"
+    both = {*TOWER_PARTS}
+    if kind in able.frozen_together and len(frozen & both) == 1:
+        message = f"{able.launcher} freezes vision and projector of {kind} together, or neither"
+        allowed = "both of vision, projector; or neither"
+        nearest = json.dumps([part for part in FROZEN_PARTS if part in frozen | both])
+        yield FieldError(pointer=at, message=message, allowed=allowed, nearest=nearest)
+    if kind in able.projector_trained and "projector" in frozen:
+        message = f"{able.launcher} trains projectors of {kind}'s inner layers, whatever is frozen"
+        nearest = json.dumps([part for part in workload.frozen if part != "projector"])
+        yield FieldError(pointer=at, message=message, allowed="vision, language", nearest=nearest)
+    if workload.lora_rank and "single" not in able.adapters and workload.lora_targets != FUSED_TARGETS:
+        message = (
+            f"{able.launcher} adapts layers of the tower, too, where lora_targets are named one by one"
+        )
+        allowed, at = f"all of {', '.join(FUSED_TARGETS)}", "/workload/lora_targets"
+        yield FieldError(pointer=at, message=message, allowed=allowed)
 
 
 def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -212,6 +239,7 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     experts = (
         (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
         (model.moe is None, "a model without experts has none to overlap"),
+        (bool(model.layer_pattern), "layers of one block do not overlap the all-to-alls of experts"),
         (model.num_mtp_layers > 1, f"{model.num_mtp_layers} multi-token-prediction layers, beyond 1"),
         (pins.get("expert_parallel_size") == 1, "expert_parallel_size 1 (pinned) has no all-to-alls"),
         (pins.get("recompute_granularity") == "full", "recompute_granularity full (pinned) excludes it"),
@@ -428,21 +456,41 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     if workload.base_precision not in WHOLE_PRECISIONS:  # bitsandbytes cuts none of its tensors
         found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
     if able.model_constraints:
-        found += _constraints_of_model(model, able)
+        found += constraints_of_model(model, able)
     if able.biased_experts_whole and model.expert_bias_parameters():
         found.append("expert_tensor_parallel_size == 1")
-    return tuple(found)
+    return (*found, *_room_for_inner_outputs(problem, able))
 
 
-def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
+def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[str]:
+    """Yield what leaves the first chunk as many layers as the tower has inner outputs.
+
+    They are added behind layers of the chunk that embeds the images. A split gives a stage as many layers
+    fewer as images take the time of, for which twice their FLOPs are taken, as narrow products are slower;
+    of several chunks it may take all from the first.
+    """
+    tower, model = problem.model.tower, problem.model
+    if tower is None or not tower.inner_outputs or tower.model_type not in able.towers:
+        return
+    images = model.image_flops(problem.workload.images(tower), problem.frozen_parts)
+    whole = problem.model_flops_per_token * problem.workload.tokens_per_sequence
+    as_layers = ceil(2.0 * images / ((whole - images) / model.num_layers))
+    ranks = "tensor_parallel_size * context_parallel_size" if able.whole_towers else "1"
+    least = f"({tower.inner_outputs} + {as_layers} * {ranks})"
+    yield "virtual_pipeline_size == 1"
+    yield f"pipeline_parallel_size == 1 or pipeline_parallel_size * {least} <= {model.num_layers}"
+
+
+def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
     """Return what plans of such a model satisfy; ``{num_experts}`` and the like mean its sizes.
 
     ``expert_width`` divides both sides of an expert's matrices.
     """
-    moe, own = model.moe, model_facts(model)
+    moe, own, mixer = model.moe, model_facts(model), model.mixer
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
+    groups = mixer.num_key_heads if mixer else 1
     return [
-        text.format(num_experts=sizes[0], expert_width=sizes[1])
+        text.format(num_experts=sizes[0], expert_width=sizes[1], state_groups=groups)
         for fact, texts in able.model_constraints
         if fact in own
         for text in texts

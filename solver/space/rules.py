@@ -239,7 +239,7 @@ def _all_of(counts: tuple[int, ...]) -> str:
 
 
 def _tensor_rules(problem: Problem) -> Iterator[Rule]:
-    model = problem.model
+    model = problem.split_model
     heads, kv_heads = gcd(*model.split_heads), model.kv_head_counts
     island = common_island(problem)
     shared = model.moe.shared_ffn_hidden_size if model.moe else 0

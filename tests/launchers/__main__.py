@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import yaml
 
+from meshwright.launchers.images import most_pixels
 from meshwright.launchers.nanotron.export import nanotron_file
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
@@ -61,6 +62,7 @@ from tests.launchers.plans import (
     problem_under,
     random_targets,
     tuned,
+    with_towers,
 )
 from tests.launchers.tables import INSTALLED_IN, PARSERS, changed_rows, renewed
 from tests.launchers.verified import try_verified
@@ -133,6 +135,7 @@ def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
         yield CASES["mixtral-8x7b-overlapped"]
         yield CASES["mixtral-8x7b-weight-shards"]
     yield from tuned(launcher)
+    yield from with_towers(launcher)
     if name == "torchtitan-0.3":
         yield from OTHER_CASES[launcher].values()
 
@@ -180,6 +183,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "precision": found.workload.precision,
         "compiled": known.elementwise_fused and config.pipeline_schedule not in SPLIT,
         **trained(found.workload),
+        **(images(found) if found.model.tower else {}),
         **found.workload.framework_options,
         **switched(found, known),
     }
@@ -246,6 +250,18 @@ def trained(workload: Workload) -> dict[str, object]:
         if (workload.lora_rank and workload.base_precision != "fp32")
         or workload.optimizer in ("adamw-8bit-bf16", "adamw-pure-bf16")
         else "float32",
+    }
+
+
+def images(found: Target) -> dict[str, object]:
+    """Return what of a tower is trained, and the largest image."""
+    frozen = found.problem.frozen_parts
+    replays = found.config.recompute_granularity == "full" and "vision" not in frozen
+    return {
+        "trained_tower": found.model.tower_parameters(frozen),
+        "trained_language": "language" not in frozen,
+        "replayed_tower": replays,
+        "most_pixels": most_pixels(found),
     }
 
 

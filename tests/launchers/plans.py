@@ -15,10 +15,13 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_cluster, find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.profiles.switches import Setting, switches
+from meshwright.profiles.towers import FrozenPart
 from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration, StageGroup
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
@@ -319,6 +322,42 @@ def tuned(launcher: str) -> Iterator[Target]:
     for config, changes in TUNED.get(launcher, ()):
         workload = replace(problem.workload, **changes)  # type: ignore[arg-type]
         yield Target(plan=plan(config), problem=replace(problem, workload=workload))
+
+
+# A small Qwen3-VL, and what is frozen of it.
+SEEING = model_from_config(
+    {
+        "model_type": "qwen3_vl",
+        "text_config": {
+            "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 32,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1024,
+        },
+        "vision_config": {
+            "depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4,
+            "out_hidden_size": 512, "num_position_embeddings": 64, "deepstack_visual_indexes": [1],
+        },
+    },
+    name="small-qwen3-vl",
+)  # fmt: skip
+FROZEN: tuple[tuple[FrozenPart, ...], ...] = (
+    (), ("vision",), ("projector",), ("vision", "projector"), ("language",), ("vision", "language"),
+    ("projector", "language"),
+)  # fmt: skip
+
+
+def with_towers(launcher: str) -> Iterator[Target]:
+    """Plans of a model with a tower, of each choice of frozen parts that the launcher has."""
+    able = launcher_capabilities(launcher)
+    one_size = SequenceLengths(percentiles=((0.0, 64), (100.0, 256)))
+    plain = problem_of(launcher, SEEING, num_nodes=1)
+    for frozen in FROZEN:
+        workload = replace(plain.workload, images_per_sample=2.0, image_tokens=one_size, frozen=frozen)
+        problem = replace(plain, workload=workload)
+        if not list(problem_faults(problem, able)):
+            for kind in ("none", "full") if launcher == "ms-swift" else ("none",):
+                layers = 32 if kind == "full" else 0
+                config = replace(REPLICAS, recompute_granularity=kind, recompute_layers=layers)
+                yield Target(plan=plan(config), problem=problem)
 
 
 def problem_of(

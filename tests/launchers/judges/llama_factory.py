@@ -7,6 +7,7 @@ the modules with the arguments and the model's configuration are imported withou
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -48,6 +49,7 @@ core_utils._te_version = Version("2.9.0")
 rope.fused_apply_rotary_pos_emb = rope.fused_apply_rotary_pos_emb or (lambda *_args: None)
 _CONVERTER = "mcore_adapter.models.converter"
 StandIns(("mcore_adapter.models",), ("mcore_adapter.initialize", _CONVERTER, f"{_CONVERTER}.template"))
+import towers  # noqa: E402
 from llamafactory.hparams import parser  # noqa: E402
 
 model_config = importlib.import_module("mcore_adapter.models.model_config")
@@ -90,7 +92,7 @@ def judge(case: Case) -> Seen:
             "template": "default",
             "use_cpu": True,
         }
-        _, data, run, tuning, _ = parser._parse_train_mca_args(given | own)
+        model, data, run, tuning, _ = parser._parse_train_mca_args(given | own)
     # with packing it takes a token away and its collator pads it back (data_args.py:189, mca/workflow.py)
     if not (
         data.packing
@@ -107,7 +109,9 @@ def judge(case: Case) -> Seen:
     if not config.bias_activation_fusion or config.apply_rope_fusion is latent:
         raise ValueError("element by element")
     ranks = config.tensor_model_parallel_size * config.pipeline_model_parallel_size
+    shape = towers.shape_in(case["files"]["llama_factory.yaml"])
     return {
+        **(images_of(shape, model, tuning) if shape else {}),
         "seq_length": data.cutoff_len + 1,
         "tensor_parallel_size": config.tensor_model_parallel_size,
         "pipeline_parallel_size": config.pipeline_model_parallel_size,
@@ -131,6 +135,29 @@ def judge(case: Case) -> Seen:
             **({} if latent else {"rotary_scaling.factor": stretched if stretched != 1 else None}),
             **(balance_of(config) if config.num_moe_experts else {}),
         },
+    }
+
+
+def images_of(shape: dict[str, typing.Any], model: typing.Any, tuning: typing.Any) -> Seen:
+    """Return what of the tower is trained, by LLaMA-Factory's own function, and the largest image."""
+    name = "llamafactory/train/mca/workflow.py"
+    path = next(Path(folder) / name for folder in sys.path if (Path(folder) / name).exists())
+    (own,) = (
+        one
+        for one in ast.parse(path.read_text()).body
+        if isinstance(one, ast.FunctionDef) and one.name == "_freeze_model_parameters"
+    )
+    found: dict[str, typing.Any] = {"Any": typing.Any}
+    code = compile(ast.Module([own], []), str(path), "exec")  # its module imports the whole trainer
+    exec(code, found)  # noqa: S102 - LLaMA-Factory's own function
+    whole = torch.nn.Module()
+    whole.config = types.SimpleNamespace(hf_model_type=shape["tower"]["model_type"])
+    whole.vision_model, whole.decoder = towers.tower_of(shape), torch.nn.Linear(8, 8, device="meta")
+    found["_freeze_model_parameters"](whole, tuning)
+    return {
+        "trained_tower": towers.trained(whole.vision_model),
+        "trained_language": towers.trained(whole.decoder) > 0,
+        "most_pixels": model.image_max_pixels,
     }
 
 

@@ -18,6 +18,7 @@ import yaml
 HERE = str(Path(__file__).parent)
 sys.path.remove(HERE)  # this folder has the names of packages
 sys.path.append(HERE)
+import towers  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
 
 typing.override = typing_extensions.override  # type: ignore[attr-defined]
@@ -68,6 +69,9 @@ def judge(case: Case) -> Seen:
     if model.quantization_bit and model.quantization_method != "bnb":
         raise ValueError(f"weights in 4 bits by {model.quantization_method}")
     base = {True: "nf4-double", False: model.quantization_type}[model.double_quantization]
+    shape = towers.shape_in(case["files"]["llama_factory_train.yaml"])
+    if shape is not None:
+        seen |= _images(shape, model, tuning)
     trained = _trained(model, tuning)
     seen |= {
         "lora_rank": tuning.lora_rank if tuning.finetuning_type == "lora" else 0,
@@ -93,6 +97,17 @@ def judge(case: Case) -> Seen:
         "micro_batch_size": run.per_device_train_batch_size,
         "num_microbatches": run.gradient_accumulation_steps,
     }
+
+
+def _images(shape: dict[str, object], model: object, tuning: object) -> Seen:
+    """Return what of a tower is trained once LLaMA-Factory has set it up, and the largest image."""
+    small = towers.small_model(shape)
+    ready = init_adapter(small.config, small, model, tuning, is_trainable=True)
+    language = [one for name, one in ready.named_parameters() if "visual" not in name]
+    found = {"trained_tower": towers.trained(ready.model.visual), "most_pixels": model.image_max_pixels}
+    if tuning.finetuning_type == "full":
+        found["trained_language"] = all(one.requires_grad for one in language)
+    return found
 
 
 def _trained(model: object, tuning: object) -> dict[str, torch.dtype]:

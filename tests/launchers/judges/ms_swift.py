@@ -6,6 +6,7 @@ does to Megatron-Core and Transformer Engine, process groups and the inference e
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -40,11 +41,13 @@ mcore_bridge.model.get_mcore_model_type = lambda name: name
 mcore_bridge.model.get_model_meta = lambda _name: object()
 swift.megatron.init._patch_mcore_bridge = lambda: None
 
+import towers  # noqa: E402
 from megatron.core.transformer.pipeline_parallel_layer_layout import (  # noqa: E402
     PipelineParallelLayerLayout,
 )
 from swift.megatron.arguments import megatron_args, pretrain_args, sft_args  # noqa: E402
 from swift.utils import parse_args  # noqa: E402
+from swift.utils.transformers_utils import activate_parameters, freeze_parameters  # noqa: E402
 
 
 def started(args: typing.Any) -> None:
@@ -91,7 +94,12 @@ def judge(case: Case) -> Seen:
     refuse_other_kernels(args)
     if args.apply_rope_fusion is ('"mla":' in case["files"]["plan_args.sh"]):
         raise ValueError("fused rotary embeddings of latent attention, or none")
-    return {**seen_of(args), **(exchanges_of(args) if "--moe_token_dispatcher_type" in words else {})}
+    images = images_of(args, case["files"]) if "--freeze_vit" in words else {}
+    return {
+        **seen_of(args),
+        **images,
+        **(exchanges_of(args) if "--moe_token_dispatcher_type" in words else {}),
+    }
 
 
 def seen_of(args: typing.Any) -> Seen:
@@ -161,6 +169,45 @@ def exchanges_of(args: typing.Any) -> Seen:
             "moe.balanced_by_sequence": args.moe_router_load_balancing_type == "seq_aux_loss",
         },
     }
+
+
+def images_of(args: typing.Any, files: dict[str, str]) -> Seen:
+    """Return what of the tower is trained, by ms-swift's own rules, and the largest image.
+
+    The names of the tower and its projector are those of mcore-bridge's class (mm_gpts/qwen3_vl.py).
+    """
+    shape = towers.shape_in(files["plan_args.sh"])
+    model, visual = torch.nn.Module(), torch.nn.Module()
+    visual.visual = towers.tower_of(shape)
+    model.visual, model.language_model = visual, torch.nn.Linear(8, 8, device="meta")
+    args.is_multimodal, args.megatron_model_meta = True, SimpleNamespace(visual_cls=visual_class())
+    args.freeze_parameters, args.trainable_parameters = [], []
+    args._init_multimodal_full()
+    freeze_parameters(model, args.freeze_parameters_ratio, args.freeze_parameters)
+    if args.trainable_parameters:
+        activate_parameters(model, args.trainable_parameters)
+    limit = re.search(r"^export MAX_PIXELS=(\d+)$", files["launch.sh"], re.MULTILINE)
+    if limit is None or int(limit[1]) != args.max_pixels:
+        raise ValueError("MAX_PIXELS is not max_pixels")
+    return {
+        "trained_tower": towers.trained(visual),
+        "trained_language": all(one.requires_grad for one in model.language_model.parameters()),
+        "replayed_tower": bool(args.vit_gradient_checkpointing),
+        "most_pixels": args.max_pixels,
+    }
+
+
+def visual_class() -> SimpleNamespace:
+    """Return the names of tower and projector in mcore-bridge's class."""
+    name = "mcore_bridge/model/mm_gpts/qwen3_vl.py"
+    path = next(Path(folder) / name for folder in sys.path if (Path(folder) / name).exists())
+    (body,) = (
+        one.body
+        for one in ast.parse(path.read_text()).body
+        if isinstance(one, ast.ClassDef) and one.name == "Qwen3VL_Vit"
+    )
+    parts = (one for one in body if isinstance(one, ast.Assign))
+    return SimpleNamespace(**{one.targets[0].id: ast.literal_eval(one.value) for one in parts})
 
 
 def refuse_other_kernels(args: typing.Any) -> None:

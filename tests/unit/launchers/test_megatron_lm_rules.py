@@ -13,6 +13,7 @@ from meshwright.launchers.rules import Rule, near_divisors, near_multiples
 from meshwright.launchers.target import Target
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec
 from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.sequences import SequenceLengths
@@ -33,6 +34,13 @@ INTERLEAVED = Configuration(
     pipeline_schedule="interleaved_1f1b",
 )  # fmt: skip
 EXPERTS = replace(TINY, moe=MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=4))
+STATE_SPACE = replace(
+    TINY, layer_pattern="M" * TINY.num_layers, no_rotary_every=1,
+    mixer=MixerSpec(
+        kind="mamba2", num_heads=2, num_key_heads=1, key_head_dim=4, value_head_dim=4, chunk=128,
+        convolution_bias=True,
+    ),
+)  # fmt: skip
 LEARNED = replace(TINY, learned_position_embeddings=True, max_position_embeddings=8)
 
 
@@ -233,6 +241,8 @@ PAIRS = [
          with_option("gradient_dtype", "fp16"), "workload.framework_options.gradient_dtype", "bf16"),
     pair(model_rules.prediction_layers_need_rotary, case(replace(TINY, num_mtp_layers=1)),
          case(replace(LEARNED, num_mtp_layers=1)), "model.num_mtp_layers", "0"),
+    pair(model_rules.layers_run_in_the_plan, case(STATE_SPACE),
+         case(STATE_SPACE, replace(ONE, zero_stage=3)), "config.zero_stage", None),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.rule.__name__}:{pair.field}")
 

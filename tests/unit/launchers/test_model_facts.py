@@ -87,6 +87,8 @@ def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator
         return
     if name == "frequency" and model.layer_kinds().count("moe") == 1:  # of one layer there is no distance
         return
+    if name.startswith("rotary_") and all(model.layers_without_rotary()):
+        return
     whole = model.moe and "dense" not in model.layer_kinds() and not model.moe.num_shared_experts
     if name == "fused_gate_up" and whole:  # there is no MLP next to the experts
         return

@@ -12,6 +12,7 @@ import pytest
 from meshwright.profiles import requirements
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.library import find_model
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import (
     Requirement,
@@ -129,9 +130,19 @@ STUBS = {
     "deep_ep.py": "Buffer = HybridEPBuffer = None", "flash_attn.py": "", "kernels.py": "",
     "fla/__init__.py": "", "fla/ops/__init__.py": "",
     "fla/ops/gated_delta_rule.py": "chunk_gated_delta_rule = None",
+    "mamba_ssm/__init__.py": "", "mamba_ssm/ops/__init__.py": "", "mamba_ssm/ops/triton/__init__.py": "",
+    "mamba_ssm/ops/triton/ssd_combined.py": "mamba_split_conv1d_scan_combined = None",
     "deepspeed/__init__.py": "", "deepspeed/ops/__init__.py": "",
     "deepspeed/ops/op_builder.py": "class AsyncIOBuilder:\n    is_compatible = lambda _: True",
 }  # fmt: skip
+
+
+def test_shared_weights_and_state_space_layers_need_their_packages() -> None:
+    (engine,) = requirements_of("megatron-lm", FACTS, DENSE, weight_shards=True)
+    assert (engine.name, engine.stock) == ("Transformer Engine 2.19", True)
+    mixer = MixerSpec(kind="mamba2", num_heads=2, num_key_heads=1, key_head_dim=8, value_head_dim=8)
+    (kernels,) = requirements_of("megatron-lm", FACTS, replace(DENSE, mixer=mixer))
+    assert (kernels.name, kernels.stock) == ("mamba-ssm", True)
 
 
 def test_every_check_holds_where_the_package_is_there_and_fails_where_it_is_not(tmp_path: Path) -> None:

@@ -42,37 +42,57 @@ needs_package 'Transformer Engine for JAX (attention runs on cuDNN'"'"'s fused k
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
 readonly PLAN_DECIDES=(
-    attention attention-bias attention-out attention-sink attention-type attn-logits-soft-cap
-    base-emb-dim base-mlp-dim base-moe-mlp-dim base-num-decoder-layers base-num-kv-heads
-    base-num-query-heads capacity-factor chunk-attn-window-size context context-parallel-strategy
+    activations-in-float32 allow-split-physical-axes attention attention-bias attention-out
+    attention-sink attention-type attn-logits-soft-cap base-emb-dim base-mlp-dim base-moe-mlp-dim
+    base-num-decoder-layers base-num-kv-heads base-num-query-heads capacity-factor
+    cast-logits-to-fp32 chunk-attn-window-size context context-parallel-load-balance
+    context-parallel-strategy context-sharding custom-mesh custom-mesh-and-rule
     dcn-autoregressive-parallelism dcn-context-autoregressive-parallelism dcn-context-parallelism
     dcn-context-usp-ulysses-parallelism dcn-data-parallelism dcn-diloco-parallelism
     dcn-expert-parallelism dcn-fsdp-parallelism dcn-fsdp-transpose-parallelism
     dcn-pipeline-parallelism dcn-sequence-parallelism dcn-tensor-parallelism
-    dcn-tensor-sequence-parallelism decoder-block decoder-layer-input dropout-rate dtype
-    elastic-enabled enable-diloco enable-rampup-batch-size enable-streaming-diloco engram-layers
-    final-logits-soft-cap first-num-dense-layers global-num-kv-heads global-parameter-scale
-    grad-dtype gradient-accumulation-steps head-dim hf-lora-adapter-path hidden-size-per-layer-input
+    dcn-tensor-sequence-parallelism decoder-block decoder-layer-input defer-small-all-reduces
+    dense-fsdp-use-two-stage-all-gather dropout-rate dtype elastic-enabled enable-diloco
+    enable-rampup-batch-size enable-single-controller enable-streaming-diloco engram-layers
+    final-logits-soft-cap first-num-dense-layers first-phase-ragged-buffer-factor float32-logits
+    float32-qk-product force-q-layout global-num-kv-heads global-parameter-scale grad-dtype
+    gradient-accumulation-steps hardware head-dim hf-lora-adapter-path hidden-size-per-layer-input
     ici-autoregressive-parallelism ici-context-autoregressive-parallelism ici-context-parallelism
     ici-context-usp-ulysses-parallelism ici-data-parallelism ici-diloco-parallelism
     ici-expert-parallelism ici-fsdp-parallelism ici-fsdp-transpose-parallelism
     ici-pipeline-parallelism ici-sequence-parallelism ici-tensor-parallelism
     ici-tensor-sequence-parallelism inhomogeneous-layer-cycle-interval interleave-moe-layer-step
-    key-proj kv-proj logits-via-embedding lora lora-input-adapters-path max-target-length
-    mhc-expansion-rate mlp-activations mlp-activations-limit mlp-bias mlpwi mlpwi-0 mlpwi-1 mlpwo
-    moba model-call-mode model-name moe-mlpwi-0 moe-mlpwi-1 moe-mlpwo moe-routing-maps moe-x-sorted
-    mtp-num-layers mu-dtype n-routing-groups nope-layer-interval normalization-layer-epsilon
-    num-experts num-experts-per-tok num-kv-shared-layers num-layers-per-pipeline-stage
-    num-pipeline-microbatches num-pipeline-repeats opt-type optimizer-memory-host-offload out-proj
+    key-proj kv-proj logical-axis-rules logits-dot-in-fp32 logits-via-embedding lora
+    lora-input-adapters-path matmul-precision max-checkify max-inflight-computations
+    max-target-length mesh-axes mhc-expansion-rate mlp-activations mlp-activations-limit mlp-bias
+    mlpwi mlpwi-0 mlpwi-1 mlpwo moba model-call-mode model-name moe-chunk-barrier
+    moe-dispatch-no-expert-sharding moe-dropless-fallback moe-fsdp-use-two-stage-all-gather
+    moe-mlpwi-0 moe-mlpwi-1 moe-mlpwo moe-pin-sparse-core-all-gathers
+    moe-pin-sparse-core-ep-all-gathers moe-pin-sparse-core-fsdp-all-gathers
+    moe-pin-sparse-core-fsdp-all-gathers-fwd-only moe-quantize-combine-bwd-method
+    moe-quantize-token-all-gather moe-routing-maps moe-topk-before-ep-all-gather
+    moe-use-direct-token-gather moe-x-sorted mtp-num-layers mu-dtype n-routing-groups
+    nope-layer-interval normalization-layer-epsilon num-experts num-experts-per-tok
+    num-kv-shared-layers num-layers-per-pipeline-stage num-moe-emb-chunks num-moe-token-chunks
+    num-pipeline-microbatches num-pipeline-repeats num-vocab-tiling opt-type
+    optimize-mesh-for-tpu-v6e optimizer-memory-host-offload out-proj override-logical-axis-rules
     parameter-memory-host-offload partial-rotary-factor per-device-batch-size
+    pipeline-delay-activation-forwarding pipeline-fsdp-ag-once pipeline-fsdp-ag-per-repeat
     pipeline-parallel-layers qkv-proj quant-cfg-path quantization query-proj ragged-buffer-factor
-    remat-policy rope-linear-scaling-factor rope-max-timescale rope-type rope-use-scale routed-bias
-    routed-score-func shard-optimizer-over-data share-kv-projections shared-experts
-    sliding-window-size te-gmm-quantization topk-routing-group trainable-parameters-mask
-    training-objective use-audio use-double-wide-mlp use-dpo use-grpo use-indexer use-multimodal
-    use-post-attn-norm use-post-ffw-norm use-qk-clip use-qk-norm use-ragged-attention
-    use-random-routing use-untrainable-positional-embedding value-proj vocab-size weight-dtype
-    weight-sparsity-m weight-sparsity-n
+    ragged-gather-fallback ragged-gather-reduce-fallback ragged-sort-use-single-sparsecore
+    remat-policy retry-dropless-first-steps rope-linear-scaling-factor rope-max-timescale rope-type
+    rope-use-scale routed-bias routed-score-func set-remat-policy-on-layers-per-stage
+    set-remat-policy-on-pipeline-iterations shard-exp-on-fsdp shard-optimizer-over-data
+    sharding-strategy share-kv-projections shared-experts sliding-window-size subslice-shape
+    te-comm-gemm-overlap te-gmm-quantization te-moe-block topk-routing-group
+    trainable-parameters-mask training-objective ulysses-context-sharding use-2d-fsdp-sharding
+    use-audio use-batch-split-schedule use-custom-sort-vjp use-double-wide-mlp use-dpo
+    use-gather-mosaic-kernel use-gmm-v2 use-gmm-v2-heuristic-tiling use-grpo use-indexer
+    use-iota-embed use-lineage use-m3-model use-multimodal use-post-attn-norm use-post-ffw-norm
+    use-qk-clip use-qk-norm use-ragged-attention use-ragged-sort use-random-routing
+    use-ring-of-experts use-tokamax-gmm use-tunix-gradient-accumulation
+    use-untrainable-positional-embedding value-proj vocab-size weight-dtype weight-sparsity-m
+    weight-sparsity-n
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

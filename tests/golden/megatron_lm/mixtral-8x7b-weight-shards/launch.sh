@@ -7,6 +7,7 @@
 # Layers of each chunk: 16 16
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: Transformer Engine 2.19 or newer
 # Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
 # Warning: nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise
 set -euo pipefail
@@ -51,6 +52,21 @@ else
 fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'Transformer Engine 2.19 or newer (weights that data-parallel ranks share are gathered by its DistributedWeight)' \
+    'from importlib.metadata import version; from packaging.version import Version; assert Version(version("transformer_engine")) >= Version("2.19.0")' \
+    transformer_engine 'pip install "transformer_engine[pytorch]>=2.19.0", or plan with --pin weight_shard_size=1 --pin expert_weight_shard_size=1'
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.

@@ -6,6 +6,7 @@
 # Layers of each chunk: 16 16
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: Transformer Engine 2.19 or newer
 # Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
 # Warning: nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise
 

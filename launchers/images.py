@@ -1,0 +1,56 @@
+"""Images of a plan in launch files: parts that are not trained, and the largest image that was priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from meshwright.launchers.target import Target
+from meshwright.profiles.towers import FrozenPart
+
+# Arguments of LLaMA-Factory 0.9.5 (hparams/finetuning_args.py), both with Megatron-Core and without.
+LLAMA_FACTORY_PARTS: Mapping[FrozenPart, str] = {
+    "vision": "freeze_vision_tower",
+    "projector": "freeze_multi_modal_projector",
+    "language": "freeze_language_model",
+}
+LLAMA_FACTORY_PIXELS = "image_max_pixels"
+LLAMA_FACTORY_TILES = ("crop_to_patches", "image_do_pan_and_scan")  # of InternVL, and of Gemma 3
+DEFAULT_PIXELS = 768 * 768  # hparams/model_args.py:306
+
+
+def frozen_values(target: Target, names: Mapping[FrozenPart, str]) -> dict[str, object]:
+    """Return by the launcher's names whether parts of a model with a tower are frozen; {} without one."""
+    if target.model.tower is None:
+        return {}
+    return {name: part in target.problem.frozen_parts for part, name in names.items()}
+
+
+def most_pixels(target: Target) -> int | None:
+    """Return the pixels of the largest image that was priced; None for tiles of one size, or no images."""
+    tower, tokens = target.model.tower, target.workload.image_tokens
+    if tower is None or tokens is None or tower.tile_patches:
+        return None
+    return tokens.longest * tower.pixels_per_token
+
+
+def llama_factory_values(target: Target) -> dict[str, object]:
+    """Return LLaMA-Factory's arguments on images: none without a tower."""
+    tower, tokens, pixels = target.model.tower, target.workload.image_tokens, most_pixels(target)
+    values = frozen_values(target, LLAMA_FACTORY_PARTS)
+    if pixels:
+        values[LLAMA_FACTORY_PIXELS] = pixels
+    elif tower is not None and tokens is not None:
+        values |= dict.fromkeys(LLAMA_FACTORY_TILES, tokens.longest > tower.tile_tokens)
+    return values
+
+
+def image_warnings(target: Target) -> Iterator[str]:
+    """Yield how many images the data must have, which no launcher's file states."""
+    tower, workload = target.model.tower, target.workload
+    if tower is None or workload.image_tokens is None:
+        return
+    tiles = f", in tiles of {tower.tile_tokens}" if tower.tile_patches else ""
+    yield (
+        f"{workload.images_per_sample:g} images a sequence were priced, of up to "
+        f"{workload.image_tokens.longest} tokens each{tiles}: the data must have as many"
+    )

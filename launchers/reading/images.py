@@ -1,0 +1,68 @@
+"""Images of a run that launch files start: parts that are frozen, and how large its images are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.launchers.reading.base import LaunchFile
+from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.known import Known
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, FrozenPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """Images and frozen parts as files state them."""
+
+    frozen: tuple[FrozenPart, ...]
+    limit: str = ""  # the setting that limits images
+    most_pixels: int = 0  # that it allows an image; 0: any
+    stated: bool = False  # the files state it, so that it is not the launcher's default
+
+
+def settings_of(
+    fields: Fields, parts: Mapping[FrozenPart, str], limit: str, usual: int = 0
+) -> ImageSettings:
+    """Return the settings under a trainer's own names; tower and projector are frozen by default."""
+    frozen = (part for part, name in parts.items() if fields.flag(name, default=part in TOWER_PARTS))
+    return ImageSettings(
+        frozen=tuple(frozen),
+        limit=limit,
+        most_pixels=fields.integer(limit, usual) if fields.has(limit) else usual,
+        stated=fields.has(limit),
+    )
+
+
+def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> LaunchFile:
+    """Return a run with its images, those of the file's header before others; unchanged without a tower.
+
+    Raises:
+        InvalidProblemError: adapters next to a tower that is not frozen; images for a model without one.
+    """
+    tower, workload, frozen = found.model.tower, found.workload, settings.frozen
+    if tower is None:
+        if settings.stated:
+            message = f"the files limit images, and {found.model.title} has no vision tower"
+            allowed = f"the config with its vision_config (--model), or --ignore {settings.limit}"
+            raise InvalidProblemError.of(settings.limit, message, allowed=allowed)
+        return found
+    if workload.lora_rank:
+        if trained := [part for part in TOWER_PARTS if part not in frozen]:
+            message = f"adapters in {' and '.join(trained)} are not priced"
+            raise InvalidProblemError.of(
+                "/workload/frozen", message, allowed="a frozen tower and projector"
+            )
+        frozen = ()
+    images, tokens = known.header.images
+    notes = found.notes
+    if tokens is None and settings.most_pixels and not tower.tile_patches:
+        size = max(1, settings.most_pixels // tower.pixels_per_token)
+        tokens = SequenceLengths(percentiles=((0.0, size), (100.0, size)))
+        why = f"every image is taken to be as large as {settings.limit} allows: {size} tokens"
+        notes = (*notes, why)
+    parts = tuple(part for part in FROZEN_PARTS if part in frozen)
+    work = replace(workload, images_per_sample=images, image_tokens=tokens, frozen=parts)
+    return replace(found, workload=work, notes=notes)

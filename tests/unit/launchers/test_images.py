@@ -1,0 +1,224 @@
+"""Models with a vision tower: frozen parts and the largest image are written, read back, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.launchers.target import Target
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.towers import FrozenPart
+from meshwright.service.requests.launch_files import own_of_files
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Workload
+from tests.launchers.cases import plan
+from tests.launchers.plans import FROZEN, SEEING, with_towers
+
+FILES = {
+    "ms-swift": "launch.sh",
+    "llama-factory": "llama_factory.yaml",
+    "llama-factory-accelerate": "llama_factory_train.yaml",
+}
+OF_LLAMA_FACTORY = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+
+
+def _first(launcher: str) -> Target:
+    return next(iter(with_towers(launcher)))
+
+
+def _frozen(found: Target, *frozen: FrozenPart, **changes: object) -> Target:
+    workload = replace(found.workload, frozen=frozen, **changes)  # type: ignore[arg-type]
+    return replace(found, problem=replace(found.problem, workload=workload))
+
+
+def _texts(found: Target) -> dict[str, str]:
+    return export(found.plan, found.problem, found.problem.launcher).files
+
+
+def _read(found: Target) -> LaunchFile:
+    texts = _texts(found)
+    name = FILES[found.problem.launcher]
+    return read_launch_files(Source(name=name, text=texts[name], files=texts))
+
+
+@pytest.mark.parametrize("launcher", FILES)
+def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: str) -> None:
+    targets = list(with_towers(launcher))
+    assert len(targets) > 2
+    for found in targets:
+        read = _read(found)
+        names = ("images_per_sample", "image_tokens", "frozen")
+        assert [getattr(read.workload, name) for name in names] == [
+            getattr(found.workload, name) for name in names
+        ]
+        assert (read.model.tower, read.configuration, read.unread) == (found.model.tower, found.config, ())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "refused"),
+    [
+        ("ms-swift", []),
+        ("llama-factory", [("projector",), ("vision", "projector"), ("projector", "language")]),
+        (
+            "llama-factory-accelerate",
+            [("vision",), ("projector",), ("vision", "language"), ("projector", "language")],
+        ),
+    ],
+)
+def test_parts_that_a_launcher_freezes_otherwise_are_refused_by_name(
+    launcher: str, refused: list[tuple[FrozenPart, ...]]
+) -> None:
+    found = _first(launcher)
+    for parts in FROZEN:
+        if parts not in refused:
+            assert _texts(_frozen(found, *parts))
+            continue
+        with pytest.raises(RefusedExportError) as caught:
+            _texts(_frozen(found, *parts))
+        (fault,) = caught.value.errors
+        assert fault.pointer == "/workload/frozen"
+        assert launcher in fault.message
+        assert fault.nearest is not None
+
+
+def test_every_part_and_the_largest_image_are_written() -> None:
+    found = _frozen(_first("ms-swift"), "vision")
+    texts = _texts(found)
+    lines = [line.strip() for line in texts["plan_args.sh"].splitlines()]
+    assert [line for line in lines if line.startswith("--freeze_")] == [
+        "--freeze_vit true", "--freeze_aligner false", "--freeze_llm false",
+    ]  # fmt: skip
+    # 256 tokens of 2 x 2 patches of 16 x 16 pixels
+    assert f"--max_pixels {256 * 4 * 16 * 16}" in lines
+    assert f"export MAX_PIXELS={256 * 4 * 16 * 16}\n" in texts["launch.sh"]
+    written = yaml.safe_load(_texts(_frozen(_first("llama-factory"), "vision"))["llama_factory.yaml"])
+    assert [written[name] for name in OF_LLAMA_FACTORY] == [True, False, False]
+    assert written["image_max_pixels"] == 256 * 4 * 16 * 16
+
+
+def test_a_tower_replays_its_layers_where_it_is_trained_and_the_plan_recomputes() -> None:
+    found = _first("ms-swift")
+    full = replace(found.config, recompute_granularity="full", recompute_layers=32)
+    for parts, config, word in (
+        ((), full, "true"),
+        (("vision",), full, "false"),
+        ((), found.config, "false"),
+    ):
+        of_plan = replace(_frozen(found, *parts), plan=plan(config))
+        assert f"--vit_gradient_checkpointing {word}\n" in _texts(of_plan)["plan_args.sh"]
+
+
+SWIFT = "megatron sft --model Qwen/Qwen3-VL-2B --tensor_model_parallel_size 2 --micro_batch_size 1 "
+SWIFT += "--max_length 4096 --torch_dtype bfloat16 --sequence_parallel true "
+
+
+def _of_swift(more: str, before: str = "") -> LaunchFile:
+    source = Source(name="a.sh", text=f"NPROC_PER_NODE=8 {before}{SWIFT}{more}\n")
+    return read_launch_files(source, Overrides(model=SEEING))
+
+
+def test_ms_swift_freezes_tower_and_projector_unless_it_is_stated_otherwise() -> None:
+    assert _of_swift("").workload.frozen == ("vision", "projector")
+    assert _of_swift("--freeze_vit false --freeze_aligner false").workload.frozen == ()
+    assert _of_swift("--freeze_llm true --freeze_aligner false").workload.frozen == ("vision", "language")
+    assert _of_swift("--language_model_only true").model.tower is None
+    lora = _of_swift("--tuner_type lora --target_modules all-linear")
+    assert (lora.workload.lora_rank, lora.workload.frozen) == (8, ())
+    with pytest.raises(InvalidProblemError, match="adapters in vision are not priced"):
+        _of_swift("--tuner_type lora --freeze_vit false")
+
+
+def test_the_largest_image_of_files_is_every_image_until_its_tokens_are_stated() -> None:
+    for read in (_of_swift("--max_pixels 262144"), _of_swift("", "MAX_PIXELS=262144 ")):
+        assert read.workload.image_tokens is not None
+        assert read.workload.image_tokens.longest == 262144 // (4 * 16 * 16)
+        assert any("256 tokens" in note for note in read.notes)
+
+
+def test_a_tower_that_replays_its_layers_by_default_is_noted_where_it_is_priced_otherwise() -> None:
+    plain = _of_swift("--freeze_vit false --recompute_granularity none")
+    assert any("vit_gradient_checkpointing is true" in note for note in plain.notes)
+    off = _of_swift("--freeze_vit false --recompute_granularity none --vit_gradient_checkpointing false")
+    assert not any("vit_gradient_checkpointing" in note for note in off.notes)
+
+
+def test_a_limit_of_images_needs_a_model_with_a_tower_under_llama_factory() -> None:
+    given = {
+        "model_name_or_path": "m", "stage": "sft", "do_train": True, "finetuning_type": "full",
+        "cutoff_len": 2048, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
+        "bf16": True, "image_max_pixels": 262144, "pure_bf16": True,
+    }  # fmt: skip
+    text = yaml.safe_dump(given)
+    read = read_launch_files(Source(name="a.yaml", text=text), Overrides(model=SEEING, num_gpus=8))
+    assert read.workload.frozen == ("vision", "projector")
+    with pytest.raises(InvalidProblemError, match="has no vision tower") as caught:
+        read_launch_files(
+            Source(name="a.yaml", text=text), Overrides(model=find_model("llama-3.1-8b"), num_gpus=8)
+        )
+    assert caught.value.errors[0].pointer == "image_max_pixels"
+
+
+def test_the_first_chunk_holds_the_layers_that_add_the_towers_inner_outputs() -> None:
+    tower = SEEING.tower
+    assert tower is not None
+    deep = replace(SEEING, tower=replace(tower, inner_outputs=3))
+    found = _first("ms-swift")
+    config = Configuration(
+        pipeline_parallel_size=2, data_parallel_size=4, num_microbatches=32, pipeline_schedule="1f1b",
+        stage_layers=(2, 30),
+    )  # fmt: skip
+    narrow = replace(found, plan=plan(config), problem=replace(found.problem, model=deep))
+    with pytest.raises(RefusedExportError, match="the first chunk has 2 layers"):
+        _texts(narrow)
+
+
+def test_ranks_with_the_whole_tower_hold_all_of_it_and_pass_every_image() -> None:
+    split, whole = (
+        replace(_first("ms-swift").problem, launcher=launcher) for launcher in ("none", "ms-swift")
+    )
+    columns = Columns.of(
+        [
+            Configuration(
+                tensor_parallel_size=4, data_parallel_size=2, num_microbatches=64, stage_layers=(32,)
+            )
+        ]
+    )
+    prices = [price(one, columns, default_profile(one.cluster, "ms-swift")) for one in (split, whole)]
+    held = [one.weights_bytes[0, -2] for one in prices]
+    embedding = 2.0 * SEEING.embedding_parameters / 4
+    assert held[1] - embedding == pytest.approx(2.0 * SEEING.tower_parameters())
+    assert held[0] < held[1]
+    assert prices[0].forward_s[0, -2] < prices[1].forward_s[0, -2]
+
+
+CLUSTER = {"name": "dgx-h100", "num_nodes": 1}
+
+
+def _own(more: str, **workload: object) -> Workload:
+    source = Source(name="a.sh", text=f"NPROC_PER_NODE=8 {SWIFT}{more}\n")
+    request = {"cluster": CLUSTER, "model": model_to_mapping(SEEING), "workload": workload}
+    return own_of_files(request, source).problem.workload
+
+
+def test_images_are_stated_next_to_files_that_name_none() -> None:
+    work = _own("--max_pixels 262144 --packing true", images_per_sample=1.5)
+    assert (work.images_per_sample, work.image_tokens) == (1.5, _alike(256))
+    work = _own("--max_pixels 262144 --packing true", images_per_sample=1, image_tokens=64)
+    assert work.image_tokens == _alike(64)
+    with pytest.raises(InvalidProblemError, match="no sequence has an image") as caught:
+        _own("--max_pixels 262144 --packing true")
+    assert caught.value.errors[0].pointer == "/workload/images_per_sample"
+
+
+def _alike(tokens: int) -> SequenceLengths:
+    return SequenceLengths(percentiles=((0.0, tokens), (100.0, tokens)))
