@@ -309,7 +309,7 @@ def test_the_stage_that_a_script_fills_into_deepspeeds_template_is_read() -> Non
     files["ds_TEMPLATE.json"] = '{"fp16": {"enabled": true}, "zero_optimization": {"stage": ZERO_STAGE}}'
     with pytest.raises(InvalidProblemError, match="but --bf16 on line 2 of the script"):
         read_launch_files(Source(name="a.sh", text=DEEP, files=files), overrides)
-    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not next to the file, and no --z"):
+    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not next to the file, and --z"):
         read(DEEP.partition("\n")[2], overrides)
 
 
