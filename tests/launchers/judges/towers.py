@@ -52,6 +52,7 @@ def small_model(shape: dict[str, Any]) -> Qwen3VLForConditionalGeneration:
     text = {
         "vocab_size": 64, "hidden_size": shape["hidden_size"], "intermediate_size": 64,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5]},
     }  # fmt: skip
     config = Qwen3VLConfig(text_config=text, vision_config=vision_of(shape).to_dict())
     return Qwen3VLForConditionalGeneration(config)
