@@ -40,7 +40,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.certify.judge import Later, certified_later, kept_child
+from meshwright.solver.search.certify.judge import certified_later, kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
     from meshwright.launchers.reading.base import LaunchFile
@@ -88,8 +88,11 @@ def run_plan(
         if form == "table" and worth:
             console = screen()
             console.print(measure_line(worth, width=console.width))
-        if later is not None and later.owes(answer):
-            answer = _settled(answer, later, line)
+        owed = later is not None and later.owes(answer)
+        if later is not None and owed:
+            sys.stdout.flush()  # whoever reads a pipe has the table while the certificate is on its way
+            answer = later.settle(answer)
+            line.clear()
             document |= answer_document(answer, problem)
             keep(document, problem)
     if save_dir:
@@ -100,6 +103,9 @@ def run_plan(
             report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
         )
         _save(save_dir, answer, problem, document, page=page, force=force)
+    if owed:  # after the files: whoever reads a pipe may have gone, as head does
+        console = screen()
+        console.print(wrapped(certificate_words(answer), console.width, indent=2))
     return code_of(answer, cancelled=cancellation.wanted)
 
 
@@ -115,16 +121,6 @@ def _document(
     if worth is not None:
         document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
     return document
-
-
-def _settled(answer: Answer, later: Later, line: ProgressLine) -> Answer:
-    """Return the answer with the certificate that follows its table, once one line has printed it."""
-    sys.stdout.flush()  # whoever reads a pipe has the table while the certificate is on its way
-    answer = later.settle(answer)
-    line.clear()
-    console = screen()
-    console.print(wrapped(certificate_words(answer), console.width, indent=2))
-    return answer
 
 
 def _save(
