@@ -43,6 +43,10 @@ _PAIRED = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+",
     re.DOTALL,
 )
+_NOT_FINITE = re.compile(rb"Infinity|NaN")
+_TOKEN = re.compile(
+    rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(-?Infinity|NaN)\b', re.DOTALL
+)  # a text, or such a number
 _YAJL = re.compile("^(lexical|parse) error: ")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONGEST_NAME = 300  # characters of a dotted name that keeps its line
@@ -124,6 +128,26 @@ def read_json(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, obj
     except NotJsonError:
         _explain(data[:end])
         raise
+
+
+def read_config(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, object]:
+    """Return a Hugging Face config, with numbers that JSON lacks as transformers 5 writes them.
+
+    Earlier releases write ``Infinity`` (``time_step_limit`` of state-space models), release 5
+    ``{"__float__": "Infinity"}``.
+
+    Raises:
+        InvalidProblemError: as ``read_json``.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(data) <= limits.max_bytes and _NOT_FINITE.search(data):
+        data = _TOKEN.sub(_spelled_out, data)
+    return read_json(data, limits)
+
+
+def _spelled_out(found: re.Match[bytes]) -> bytes:
+    name = found.group(1)
+    return b'{"__float__": "%s"}' % name if name else found.group()
 
 
 def require_plain(raw: object) -> Mapping[str, object]:

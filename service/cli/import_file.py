@@ -15,8 +15,8 @@ import yaml
 
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.measured import measured_from
-from meshwright.profiles.documents import shown, shown_path
-from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.documents import read_config, shown, shown_path
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.gpus import NAME, gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.huggingface import looks_like_config
@@ -303,9 +303,9 @@ def _format(request: ImportRequest) -> str:
     file = ForeignFile.open(request.file)
     if file.text.lstrip().startswith("{"):
         try:
-            if looks_like_config(file.json()):
+            if looks_like_config(read_config(file.text)):
                 return HUGGING_FACE
-        except ProfileError:
+        except InvalidProblemError:
             pass  # detect_format names the fault of the file
     return GPU if _GPU_FIELD.search(file.text) else detect_format(request.file)
 

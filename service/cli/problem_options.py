@@ -23,7 +23,7 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
-from meshwright.service.requests.documents import read_lengths_file, read_problem_file
+from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parts import named_parts
 from meshwright.solver.space.expressions import ExpressionError
@@ -173,7 +173,7 @@ def model_part(name_or_path: str) -> dict[str, object]:
     is_name = _HUB_ID.fullmatch(name_or_path) or "/" not in name_or_path
     if is_name and path.suffix != ".json" and not path.is_file():
         return {"name": name_or_path}
-    config = dict(read_problem_file(path))
+    config = dict(read_model_file(path))
     if not config:
         raise InvalidProblemError.of("--model", f"{shown_path(path)} holds no model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem

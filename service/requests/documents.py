@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from meshwright.profiles.documents import (
     FILE,
     YAML_FILE,
     InputLimits,
+    read_config,
     read_json,
     read_yaml,
     shown,
@@ -31,10 +32,23 @@ def read_problem_file(path: Path) -> Mapping[str, object]:
         InvalidProblemError: the file cannot be read, is too big, or is not one mapping of plain values;
             names the file.
     """
+    return _read(path, read_json)
+
+
+def read_model_file(path: Path) -> Mapping[str, object]:
+    """Return a ``config.json``, or a model's shape in a file as ``read_problem_file`` reads it.
+
+    Raises:
+        InvalidProblemError: as ``read_problem_file``.
+    """
+    return _read(path, read_config)
+
+
+def _read(path: Path, of_json: Callable[[bytes], Mapping[str, object]]) -> Mapping[str, object]:
     is_yaml = path.suffix.lower() in {".yaml", ".yml"}
     content = _content(path, YAML_FILE if is_yaml else FILE)
     try:
-        return read_yaml(content) if is_yaml else read_json(content)
+        return read_yaml(content) if is_yaml else of_json(content)
     except InvalidProblemError as fault:
         raise InvalidProblemError(  # a field has its pointer, the whole file its name
             one if one.pointer else replace(one, message=f"{shown_path(path)}: {one.message}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.profiles.documents import DOCUMENT, pointer, read_json
+from meshwright.profiles.documents import DOCUMENT, pointer, read_config
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.requests.fields import Kind
 
@@ -162,7 +162,7 @@ _READERS: Mapping[Kind, Callable[[str], object]] = {
     "number": _number,
     "numbers": _numbers,
     "named": _named,
-    "json": lambda text: dict(read_json(text, DOCUMENT)),
+    "json": lambda text: dict(read_config(text, DOCUMENT)),
     "lines": _lines,
     "check": bool,
 }

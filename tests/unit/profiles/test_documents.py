@@ -19,6 +19,7 @@ from meshwright.profiles.documents import (
     YAML_FILE,
     JsonReader,
     pointer,
+    read_config,
     read_json,
     read_yaml,
     require_plain,
@@ -63,6 +64,23 @@ def test_hostile_json_is_refused_in_one_short_sentence(text: str | bytes, words:
     said = refusal(text)
     assert words in said
     assert len(said) < 200
+
+
+def test_numbers_that_json_lacks_are_read_in_a_config_as_transformers_5_writes_them() -> None:
+    text = '{"a": [0.0, Infinity], "b": "Infinity, \\"NaN", "c": -Infinity}'
+    infinite, negative = {"__float__": "Infinity"}, {"__float__": "-Infinity"}
+    assert read_config(text) == {"a": [0.0, infinite], "b": 'Infinity, "NaN', "c": negative}
+    assert read_config(b'{"a": 1}') == {"a": 1}
+    for broken in ('{"a": Infinit}', '{"a": "Infinity', '{"a": InfinityNaN}'):
+        with pytest.raises(InvalidProblemError, match="JSON"):
+            read_config(broken)
+
+
+def test_a_config_of_many_quotes_without_an_end_is_refused_at_once() -> None:
+    began = time.perf_counter()
+    with pytest.raises(InvalidProblemError):
+        read_config('{"a": NaN, "b": "' + '\\"' * 200_000)
+    assert time.perf_counter() - began < 2.0
 
 
 def test_pointers_are_escaped_and_short() -> None:
