@@ -22,6 +22,8 @@ from meshwright.profiles.importers.huggingface_layers import (
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
     mamba_2,
+    mamba_2_config,
+    mixers_alone,
     nemotron_h_config,
     single_blocks,
 )
@@ -75,12 +77,14 @@ def _granite_hybrid(config: dict[str, object]) -> dict[str, object]:
 _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "granite_hybrid": _granite_hybrid,
+        "mamba_2_config": mamba_2_config,
         "nemotron_h_config": nemotron_h_config,
         "step_config": step_config,
     },
     "follows": {
         "falcon_norms": _falcon_norms,
         "first_or_second": _first_or_second,
+        "mixers_alone": mixers_alone,
         "multiple_of_hidden": _multiple_of_hidden,
         "single_blocks": single_blocks,
     },

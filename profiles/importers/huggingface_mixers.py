@@ -1,14 +1,14 @@
 """Layers of a Hugging Face model that have a mixer with a state: each type's keys and its rule.
 
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
-``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``.
+``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
@@ -110,11 +110,18 @@ def _mamba_head_dim(reader: FieldReader, hidden_size: int, heads: int) -> int:
         if stated in (None, "auto")
         else _size(reader, "mamba_d_head", "value_head_dim")
     )
-    if heads * head_dim != inner:
-        why = f"{heads} heads of {head_dim} are not mamba_expand * hidden_size = {inner}"
-        near = str(inner // head_dim) if inner % head_dim == 0 else None
-        reader.fault("mamba_n_heads", why, **({"nearest": near} if near else {}))
+    _heads_that_fill(reader, ("mamba_n_heads", "mamba_expand"), head_dim, inner)
     return head_dim
+
+
+def _heads_that_fill(reader: FieldReader, names: tuple[str, str], head_dim: int, inner: int) -> None:
+    """Refuse heads that are not as wide as ``names[1]`` hidden sizes; ``names[0]`` counts them."""
+    key, expand = names
+    heads = _size(reader, key, "num_heads")
+    if heads * head_dim != inner:
+        why = f"{heads} heads of {head_dim} are not {expand} * hidden_size = {inner}"
+        near = str(inner // head_dim) if inner % head_dim == 0 else None
+        reader.fault(key, why, **({"nearest": near} if near else {}))
 
 
 def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
@@ -138,11 +145,11 @@ def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec
 
 
 # --------------------------------------------------------------------------------------------------
-# Nemotron-H: every layer is one block.
+# Nemotron-H and Mamba 2: every layer is one block.
 
 _LETTERS = {_MIXES: "M", "moe": "E", _ATTENDS: "*", "mlp": "-"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
-_BLOCKS, _PATTERN = "layers_block_type", "hybrid_override_pattern"
+_BLOCKS, _PATTERN, _INNER = "layers_block_type", "hybrid_override_pattern", "intermediate_size"
 _DEFAULT_BLOCKS = (_MIXES, "moe", _ATTENDS, "mlp")
 
 
@@ -172,21 +179,31 @@ def nemotron_h_config(config: dict[str, object]) -> dict[str, object]:
     return {**found, **own, _BLOCKS: kinds}
 
 
+def _block(reader: FieldReader, heads: str, head_dim: str, state: str) -> MixerSpec:
+    found, groups = _size(reader, heads, "num_heads"), _size(reader, "n_groups", "num_key_heads")
+    if found % groups:
+        near = next(one for one in range(groups, 0, -1) if found % one == 0)
+        why = f"{groups} does not divide {heads} = {found}"
+        reader.fault("n_groups", why, allowed=f"a divisor of {heads}", nearest=str(near))
+    sizes: dict[str, Any] = {
+        "num_heads": found,
+        "num_key_heads": groups,
+        "key_head_dim": _size(reader, state, "key_head_dim"),
+        "value_head_dim": _size(reader, head_dim, "value_head_dim"),
+        "convolution": _size(reader, "conv_kernel", "convolution"),
+        "chunk": _size(reader, "chunk_size", "chunk"),
+        "convolution_bias": reader.flag("use_conv_bias", default=True),
+        "projection_bias": reader.flag("use_bias", default=False),
+    }
+    reader.finish()
+    return MixerSpec(kind="mamba2", **sizes)
+
+
 def single_blocks(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
     """Return Nemotron-H's pattern and mixer; experts only where a layer has them, positions nowhere."""
     listed = reader.value(_BLOCKS)
     pattern = "".join(_LETTERS[str(kind)] for kind in listed) if isinstance(listed, list) else ""
-    mixer = MixerSpec(
-        kind="mamba2",
-        num_heads=_size(reader, "mamba_num_heads", "num_heads"),
-        num_key_heads=_size(reader, "n_groups", "num_key_heads"),
-        key_head_dim=_size(reader, "ssm_state_size", "key_head_dim"),
-        value_head_dim=_size(reader, "mamba_head_dim", "value_head_dim"),
-        convolution=_size(reader, "conv_kernel", "convolution"),
-        chunk=_size(reader, "chunk_size", "chunk"),
-        convolution_bias=reader.flag("use_conv_bias", default=True),
-        projection_bias=reader.flag("use_bias", default=False),
-    )
+    mixer = _block(reader, "mamba_num_heads", "mamba_head_dim", "ssm_state_size")
     return {
         "layer_pattern": pattern,
         "mixer": mixer if "M" in pattern else None,
@@ -194,3 +211,28 @@ def single_blocks(reader: FieldReader, facts: Mapping[str, object]) -> dict[str,
         "no_rotary_every": 1,
         "no_rotary_layers": (),
     }
+
+
+def mamba_2_config(config: dict[str, object]) -> dict[str, object]:
+    """Return Mamba 2's config without the inner size, which the class takes from ``expand``.
+
+    Raises:
+        InvalidProblemError: an inner size is stated, and is another one.
+    """
+    found = dict(config)
+    stated, expand, hidden = found.pop(_INNER, None), found.get("expand"), found.get("hidden_size")
+    inner = expand * hidden if type(expand) is int and type(hidden) is int else 0
+    if stated is not None and inner > 0 and stated != inner:
+        why = f"{str(stated)[:20]} is not expand * hidden_size, which the class builds"
+        raise InvalidProblemError.of(f"/model/{_INNER}", why, allowed=str(inner), nearest=str(inner))
+    return found
+
+
+def mixers_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return Mamba 2's layers, each a mixer and nothing else; its heads fill the inner size exactly."""
+    hidden_size, num_layers = cast("int", facts["hidden_size"]), cast("int", facts["num_layers"])
+    expand = _size(reader, "expand", "convolution", 2)
+    head_dim = _size(reader, "head_dim", "value_head_dim")
+    _heads_that_fill(reader, ("num_heads", "expand"), head_dim, expand * hidden_size)
+    mixer = _block(reader, "num_heads", "head_dim", "state_size")
+    return {"layer_pattern": "M" * num_layers, "mixer": mixer, "no_rotary_every": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
@@ -73,6 +75,23 @@ def test_a_pattern_without_experts_and_with_rotary_positions_is_read_back() -> N
     model = replace(MODEL, moe=None, layer_pattern="MM-*MM-*", no_rotary_every=0, rotary_base=10_000)
     read = _read(_files(WHOLE, model))
     assert replace(read.model, name="m") == model
+
+
+def test_mixers_alone_are_written_and_read_back() -> None:
+    config = {
+        "model_type": "mamba2", "hidden_size": 1024, "num_heads": 32, "num_hidden_layers": 8,
+        "chunk_size": 128, "vocab_size": 32_000,
+    }  # fmt: skip
+    model = model_from_config(config, name="m")
+    texts = _files(STAGES, model)
+    assert "--hybrid-layer-pattern 'MMMMM|MMM'\n" in texts["megatron_args.sh"]
+    read = _read(texts)
+    assert read.configuration == STAGES
+    unstated: dict[str, Any] = {"source": "", "rotary_base": None, "max_position_embeddings": None}
+    assert replace(read.model, name="m", **unstated) == replace(model, **unstated)
+    own = {**config, "chunk_size": 256}  # Megatron-Core's is 128
+    lacking = lacking_facts(launcher_capabilities("megatron-lm"), model_from_config(own, name="m"))
+    assert list(lacking) == ["state-space layers of another form"]
 
 
 def _of_script(more: str, program: str = "pretrain_mamba.py") -> LaunchFile:

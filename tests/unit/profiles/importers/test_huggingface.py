@@ -41,7 +41,7 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "falcon_h1", "jamba", "mamba", "mamba2", "minimax", "nemotron-nas", "rwkv",
+    "bert", "deepseek_v4", "falcon_h1", "jamba", "mamba", "minimax", "nemotron-nas", "rwkv",
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
@@ -321,6 +321,55 @@ def test_a_pattern_of_blocks_that_does_not_fit_is_refused_with_the_field(
     with pytest.raises(InvalidProblemError, match=words) as caught:
         model_from_config(REAL["nemotron-3-nano-30b-a3b"]["config"] | changes, name="x")
     assert caught.value.errors[0].pointer == f"/model/{field}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        # 2 * 4096 values are 128 heads of 64
+        ({"num_heads": 96}, "num_heads", r"96 heads of 64 are not expand \* hidden_size = 8192"),
+        ({"head_dim": 48}, "num_heads", "128 heads of 48 are not"),
+        ({"expand": 0}, "expand", "0"),
+        ({"n_groups": 3}, "n_groups", "3 does not divide num_heads = 128"),
+        ({"state_size": 0}, "state_size", "0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "0"),
+        ({"intermediate_size": 4096}, "intermediate_size", r"4096 is not expand \* hidden_size.*8192"),
+        ({"rms_norm": False}, "rms_norm", "planned: true"),
+        ({"hidden_act": "gelu"}, "hidden_act", "planned: silu or swish"),
+        ({"num_local_experts": 8}, "num_local_experts", "does not read this key"),
+        ({"attn_layer_indices": [3]}, "attn_layer_indices", "no code here reads this key"),
+    ],
+)
+def test_a_config_of_mamba_2_that_its_class_cannot_build_is_refused_with_the_field(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        model_from_config(REAL["codestral-mamba-7b"]["config"] | changes, name="x")
+    assert caught.value.errors[0].pointer == f"/model/{field}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "nearest"),
+    [({"num_heads": 96}, "128"), ({"n_groups": 3}, "2"), ({"intermediate_size": 1}, "8192")],
+)
+def test_a_size_of_mamba_2_that_does_not_fit_comes_with_the_nearest_that_does(
+    changes: dict[str, object], nearest: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_config(REAL["codestral-mamba-7b"]["config"] | changes, name="x")
+    assert caught.value.errors[0].nearest == nearest
+
+
+def test_a_layer_of_mamba_2_is_one_mixer_and_its_norm() -> None:
+    config = REAL["codestral-mamba-7b"]["config"] | {"num_hidden_layers": 3, "use_bias": True}
+    model = model_from_config(config, name="x")
+    # B and C of 8 groups of 128, values and a gate of 128 heads of 64, a time step of each head; a
+    # convolution of 4 with a bias; decay, time step and skip of each head; a norm of all values; biases.
+    convolved, projected = 2 * 1024 + 8192, 2 * 1024 + 2 * 8192 + 128
+    mixer = 4096 * (projected + 8192) + 5 * convolved + 3 * 128 + 8192 + projected + 4096
+    assert model.parameters_by_layer() == (mixer + 4096,) * 3
+    assert (model.layer_pattern, model.mixing_layers()) == ("MMM", (True,) * 3)
+    assert all(model.layers_without_rotary())
 
 
 def test_more_heads_of_a_mixer_than_its_inner_size_are_refused_with_the_field() -> None:

@@ -199,6 +199,14 @@ def test_a_catalog_cluster_or_gpu_is_meant_although_a_folder_has_its_name(
     assert read_request(gpu="h100-sxm-80gb")["cluster"] == {"groups": [{"gpu": "h100-sxm-80gb"}]}
 
 
+def test_a_config_with_an_infinite_limit_as_transformers_4_writes_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}')
+    request = read_request(
+        model=str(tmp_path), cluster="dgx-h100", num_nodes="1", global_batch_size="8", seq_length=2048
+    )
+    assert parse_problem(request).model.num_parameters() == 7_285_403_648
+
+
 def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="No such file"):
         model_part(str(tmp_path / "config.json"))
