@@ -122,6 +122,7 @@ class Outlook:
     energy_per_token_j: float | None  # of the GPUs; None where their power is not known
     days: float | None  # for all tokens, where the request counts them
     cost: float | None  # of all GPU hours, where the request prices them
+    co2_kg: float | None = None  # of the GPUs' energy in those days, where the request states the grid's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +175,16 @@ class Plan:
 
 
 def _shown(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the order of hosts where any is as good."""
+    """Leave out the order of hosts where any is as good, and CO2 where the grid's is not stated."""
     if plan["hosts"] is None:
         del plan["hosts"]
+    _shown_outlook(plan["outlook"])
     return plan
+
+
+def _shown_outlook(outlook: dict[str, Any] | None) -> None:
+    if outlook is not None and outlook["co2_kg"] is None:
+        del outlook["co2_kg"]
 
 
 def ranked_plans(plans: Iterable[Plan]) -> tuple[Plan, ...]:
@@ -395,6 +402,8 @@ class Answer:
         points = [] if shown["pareto"] is None else shown["pareto"]["points"]
         for plan in (*shown["plans"], *(point["plan"] for point in points)):
             _shown(plan)
+        if shown["baseline"] is not None:
+            _shown_outlook(shown["baseline"]["outlook"])
         if self.status == "optimal" and not self.is_optimal:
             shown["status"] = "feasible"
         return {"certainty": self.certainty, **shown}

@@ -84,6 +84,7 @@ class SearchOptions:
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency
+    grid_co2_g_per_kwh: float | None = None
     pareto: bool = False  # the front of step time and peak memory as well
     baseline: Configuration | None = None  # the client's own, ranked with the plans
     reliability: Reliability = field(default_factory=Reliability)

@@ -19,6 +19,7 @@ from meshwright.solver.answer import (
 )
 
 _MINUTE_S = 60.0
+_WHOLE_KG = 10.0  # less is shown with decimals
 _BAR = 20  # characters of the heaviest point's bar
 _BARS_FROM = 80  # columns; a narrower terminal has no room for them
 
@@ -29,7 +30,7 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
     if answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES:
         lines.append(_objective(answer.objective))
     if answer.plans and answer.plans[0].outlook is not None:
-        lines.append(_run(answer.plans[0], answer.plans[0].outlook))
+        lines.append(run_words(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
         lines.append(baseline_words(answer.baseline, len(answer.ranking)))
     texts = [wrapped(line, width, indent=2, hang=2) for line in lines]
@@ -76,7 +77,8 @@ def _objective(claim: ObjectiveClaim) -> str:
     return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}."
 
 
-def _run(plan: Plan, outlook: Outlook) -> str:
+def run_words(plan: Plan, outlook: Outlook) -> str:
+    """Return the whole run under ``plan`` in a sentence."""
     every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
     parts = [f"goodput {tied(percent(outlook.goodput))} with a checkpoint every {every}"]
     if outlook.days is not None:
@@ -85,7 +87,13 @@ def _run(plan: Plan, outlook: Outlook) -> str:
         parts.append(f"cost {tied(figures.count(round(outlook.cost)))}")
     if outlook.energy_per_token_j is not None:
         parts.append(tied(f"{outlook.energy_per_token_j:.2g} J/token"))
+    if outlook.co2_kg is not None:
+        parts.append(tied(f"{_mass(outlook.co2_kg)} CO2 (GPUs alone)"))
     return f"Run of #{plan.rank} on {tied(f'{outlook.num_gpus} GPUs')}: {', '.join(parts)}."
+
+
+def _mass(kg: float) -> str:
+    return f"{figures.count(round(kg))} kg" if kg >= _WHOLE_KG else f"{kg:.2g} kg"
 
 
 def baseline_words(baseline: Baseline, plans: int) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from meshwright.service.report.beyond import baseline_words
+from meshwright.service.report.beyond import baseline_words, run_words
 from meshwright.service.report.charts.bars import WIDTH
 from meshwright.service.report.formatting import COLUMNS, LONG_NAMES, SHORT_NAMES, configuration_words
 from meshwright.service.report.ranking import (
@@ -74,6 +74,7 @@ class Standings:
 
     headings: tuple[ColumnHeading, ...]
     rows: tuple[Standing, ...]
+    run: str  # of the first plan in a sentence; empty if the request looks at one step
     baseline: str  # in a sentence; empty without one
     note: str
 
@@ -111,10 +112,12 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         )
         for column in columns
     ]
-    peak = peak_words(answer.plans[0].prediction, problem)
+    first = answer.plans[0]
+    peak = peak_words(first.prediction, problem)
     return Standings(
         headings=tuple(headings),
         rows=tuple(rows),
+        run=run_words(first, first.outlook) if first.outlook else "",
         baseline=baseline_words(answer.baseline, len(answer.ranking)) if answer.baseline else "",
         note=". ".join(
             [

@@ -24,6 +24,7 @@ MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewe
 MAX_CONSTRAINTS = 32
 MAX_BATCH = 2**31 - 1
 MAX_TOKENS = 10**18
+MAX_GRID_CO2 = 2000.0  # g/kWh; coal plants emit 740 to 910 (IPCC AR5, WG III, annex III, table A.III.2)
 
 Choices = tuple[tuple[str, str], ...]
 # How a form takes a value; "named": p50=900, p100=8192.
@@ -595,6 +596,19 @@ FIELDS = (
         limits={"ge": 0},
         about="price of one GPU-hour in any currency",
         option=Option(group=WHOLE_RUN, help="Price of one GPU-hour, to report cost.", kind=float),
+    ),
+    RequestField(
+        path="search.grid_co2_g_per_kwh",
+        type=float,
+        default=None,
+        sparse=True,
+        limits={"ge": 0, "le": MAX_GRID_CO2},
+        about="grams of CO2 that the grid emits per kWh, to report the run's CO2 for workload.total_tokens",
+        option=Option(
+            group=WHOLE_RUN,
+            help="Grams of CO2 per kWh of the grid, e.g. 400, to report CO2 for --total-tokens.",
+            kind=float,
+        ),
     ),
     RequestField(path="search.reliability", type="ReliabilityRequest", default=dict),
     RequestField(

@@ -296,7 +296,10 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
     if options.deadline_days is not None and options.total_tokens is None:
         at = pointer("workload", "total_tokens")
         yield FieldError(pointer=at, message="is required for a deadline: the tokens of the whole run")
-    if options.objective == "energy_per_token":
+    if options.grid_co2_g_per_kwh is not None and options.total_tokens is None:
+        at = pointer("workload", "total_tokens")
+        yield FieldError(pointer=at, message="is required for CO2: the tokens of the whole run")
+    if options.objective == "energy_per_token" or options.grid_co2_g_per_kwh is not None:
         for group in problem.cluster.groups:
             try:
                 power_of(group.gpu)

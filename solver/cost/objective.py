@@ -140,7 +140,7 @@ def _most_s(problem: Problem, columns: Columns, tokens_of_step: FloatArray) -> F
 
 
 # --------------------------------------------------------------------------------------------------
-# What a plan means for the whole run: goodput, days, GPU hours, energy, money.
+# What a plan means for the whole run: goodput, days, GPU hours, energy, money, CO2.
 
 
 UNITS = {
@@ -185,6 +185,10 @@ def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: f
     cost = None
     if options.gpu_hour_price is not None and days is not None:
         cost = days * DAY_S / HOUR_S * gpus * options.gpu_hour_price
+    co2_kg = None
+    if options.grid_co2_g_per_kwh is not None and days is not None and energy_j is not None:
+        mean_w = energy_j * tokens / step_s  # also while the run repeats work and writes checkpoints
+        co2_kg = mean_w / 1e3 * days * DAY_S / HOUR_S * options.grid_co2_g_per_kwh / 1e3
     return Outlook(
         num_gpus=gpus,
         goodput=1.0 / slower,
@@ -193,6 +197,7 @@ def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: f
         energy_per_token_j=energy_j,
         days=days,
         cost=cost,
+        co2_kg=co2_kg,
     )
 
 

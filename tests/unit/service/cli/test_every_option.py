@@ -167,6 +167,7 @@ OF_A_SEARCH: dict[str, Case | str] = {
     "--gpus": Case("fewest", beside="--num-nodes 2"),
     "--total-tokens": "1e9",
     "--gpu-hour-price": Case("2.5", beside="--total-tokens 1e9"),
+    "--grid-co2-g-per-kwh": Case("400", beside="--total-tokens 1e9"),
     "--certify": "cp-sat",
     "--allow": "none --allow cuda_graph",
 }

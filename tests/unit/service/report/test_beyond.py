@@ -42,6 +42,12 @@ def test_objective_run_and_baseline_are_said_in_one_line_each() -> None:
     )
 
 
+def test_co2_of_the_run_is_stated_in_kilograms_next_to_energy() -> None:
+    for kg, shown in ((48_123.4, "48 123 kg"), (0.0123, "0.012 kg")):
+        words = said(an_answer(replace(a_plan(), outlook=replace(OUTLOOK, co2_kg=kg))))
+        assert words.endswith(f"cost 1 700 000, 2.3 J/token, {shown} CO2 (GPUs alone).")
+
+
 def test_a_baseline_that_cannot_run_says_why() -> None:
     lost = replace(BASELINE, rank=None, gap_to_best=-0.05, problems=("stage 0 needs more",))
     words = said(an_answer(baseline=lost))

@@ -1,6 +1,7 @@
 """What plans are ranked by: every objective against brute force over the plans of a step-time search."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -246,6 +247,24 @@ def test_price_days_and_gpu_hours_fit_together() -> None:
     assert seen.days is not None
     assert seen.cost == pytest.approx(seen.days * 24 * seen.num_gpus * 2.5)
     assert seen.days * 24 * seen.num_gpus == pytest.approx(seen.gpu_hours_per_token * 10**9, rel=1e-3)
+
+
+def test_co2_is_mean_power_times_days_times_the_grids_grams() -> None:
+    problem = small(total_tokens=10**9, grid_co2_g_per_kwh=400.0)
+    answer = answered(problem)
+    plan, seen = answer.plans[0], answer.plans[0].outlook
+    assert seen is not None
+    assert seen.days is not None
+    assert seen.energy_per_token_j is not None
+    steps = ceil(10**9 / (32 * 8192))
+    kwh_of_steps = steps * seen.energy_per_token_j * 32 * 8192 / 3.6e6
+    slower = seen.days * 86400 / (steps * plan.prediction.step_time_s)
+    assert slower == pytest.approx(1 / seen.goodput)
+    assert seen.co2_kg == pytest.approx(kwh_of_steps * slower * 0.4)
+    assert answer.to_json()["plans"][0]["outlook"]["co2_kg"] == seen.co2_kg
+    for options in ({"total_tokens": 10**9}, {"grid_co2_g_per_kwh": 400.0, "gpu_hour_price": 1.0}):
+        silent = answered(small(**options)).to_json()["plans"][0]["outlook"]
+        assert "co2_kg" not in silent
 
 
 def test_spare_nodes_are_left_out() -> None:
