@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.cluster import host_of
+from meshwright.profiles.cluster import host_of, power_of
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
@@ -213,6 +213,21 @@ def group_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             yield f"the constraint {text} does not hold"
 
 
+def _power_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Add up the watts of a configuration's GPUs while all of them compute."""
+    most_kw = problem.options.max_power_kw
+    if most_kw is None:
+        return
+    busy_w = {name: power_of(group.gpu).busy_w for name, group in problem.cluster.group_named.items()}
+    stages = [stage for one in (config.replicas or (config,)) for stage in one.stage_groups]
+    drawn_w = sum(stage.num_gpus * busy_w[stage.group] for stage in stages)
+    if not stages:
+        drawn_w = config.num_gpus * max(busy_w.values())
+    if drawn_w > most_kw * 1e3 + 1e-3:
+        drawn = f"{config.num_gpus} GPUs draw {drawn_w / 1e3:.4g} kW while they compute"
+        yield f"{drawn}, {most_kw:g} are allowed"
+
+
 def _taken(problem: Problem, config: Configuration, term: str, group: str) -> int | bool:
     """Count what the stages of a configuration take of a node group."""
     held = [
@@ -311,6 +326,7 @@ def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from group_faults(problem, config)
+    yield from _power_faults(problem, config)
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     for name, (used, have) in lacking_gpus(problem, config).items():

@@ -80,6 +80,7 @@ class SearchOptions:
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
     reserve_nodes: int = 0  # kept spare
+    max_power_kw: float | None = None  # of a plan's GPUs while all of them compute
     batch_sizes: tuple[int, ...] = ()  # global batches in question next to the workload's, the largest
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted

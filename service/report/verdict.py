@@ -74,6 +74,8 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
     limits += [f"{name} from {low} to {high}" for name, (low, high) in sorted(options.bounds.items())]
     limits += [f"{name} not {', '.join(map(str, out))}" for name, out in sorted(options.forbid.items())]
     limits += options.constraints
+    if options.max_power_kw is not None:
+        limits.append(f"{options.max_power_kw:g} kW for GPUs that compute, hosts not counted")
     risk = f"{options.max_out_of_memory_probability * 100:g} %"
     facts = [
         Fact(label="Model", value=model),

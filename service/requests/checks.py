@@ -190,6 +190,7 @@ def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
 def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
     options = problem.options
     count = sum(map(len, (options.pin, options.forbid, options.bounds, options.constraints)))
+    count += options.max_power_kw is not None
     if count > MAX_LIMITS:
         yield FieldError(
             pointer=pointer("search"),

@@ -24,6 +24,7 @@ MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewe
 MAX_CONSTRAINTS = 32
 MAX_BATCH = 2**31 - 1
 MAX_TOKENS = 10**18
+MAX_POWER_KW = 1e7  # 10 GW: several of the largest data centres
 MAX_GRID_CO2 = 2000.0  # g/kWh; coal plants emit 740 to 910 (IPCC AR5, WG III, annex III, table A.III.2)
 
 Choices = tuple[tuple[str, str], ...]
@@ -580,6 +581,20 @@ FIELDS = (
         limits={"ge": 0, "le": MAX_BATCH},
         about="nodes that are kept spare",
         option=Option(group=CLUSTER, help="Number of nodes kept spare.", kind=int, takers="all"),
+    ),
+    RequestField(
+        path="search.max_power_kw",
+        type=float,
+        default=None,
+        sparse=True,
+        limits={"gt": 0, "le": MAX_POWER_KW},
+        about="kilowatts that a plan's GPUs may draw while all of them compute; hosts, network and cooling "
+        "are not counted",
+        option=Option(
+            group=CLUSTER,
+            help="Kilowatts that a plan's GPUs may draw while all compute, hosts not counted: 500.",
+            kind=float,
+        ),
     ),
     RequestField(
         path="search.deadline_days",

@@ -299,12 +299,25 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
     if options.grid_co2_g_per_kwh is not None and options.total_tokens is None:
         at = pointer("workload", "total_tokens")
         yield FieldError(pointer=at, message="is required for CO2: the tokens of the whole run")
-    if options.objective == "energy_per_token" or options.grid_co2_g_per_kwh is not None:
-        for group in problem.cluster.groups:
-            try:
-                power_of(group.gpu)
-            except InvalidProblemError as fault:
-                yield from fault.errors
+    powered = (options.grid_co2_g_per_kwh, options.max_power_kw)
+    if options.objective == "energy_per_token" or any(value is not None for value in powered):
+        yield from _power_faults(problem)
+
+
+def _power_faults(problem: Problem) -> Iterator[FieldError]:
+    draws_kw = list[float]()
+    for group in problem.cluster.groups:
+        try:
+            draws_kw.append(power_of(group.gpu).busy_w / 1e3)
+        except InvalidProblemError as fault:
+            yield from fault.errors
+    most_kw, least_kw = problem.options.max_power_kw, min(draws_kw, default=0.0)
+    if most_kw is not None and most_kw < least_kw:
+        at = pointer("search", "max_power_kw")
+        message = f"{most_kw:g} kW is less than one GPU draws while it computes"
+        yield FieldError(
+            pointer=at, message=message, allowed=f"at least {least_kw:g}", nearest=f"{least_kw:g}"
+        )
 
 
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:

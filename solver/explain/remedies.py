@@ -15,7 +15,7 @@ from math import ceil
 from typing import Literal
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import otherwise
@@ -46,7 +46,7 @@ from meshwright.solver.explain.infeasible import (
     nearest_lack,
 )
 from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
+from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, usable_gpus, with_batch
 from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
@@ -69,7 +69,8 @@ _SHORTEST = 1024  # tokens of a sequence that is still offered
 class ProblemChange:
     """A changed problem with the profile that prices it."""
 
-    kind: str  # risk, limits, switch, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus
+    # risk, power, limits, switch, precision, optimizer, offload, launcher, batch, sequence, nodes or gpus
+    kind: str
     words: str
     problem: Problem
     profile: Profile
@@ -87,11 +88,26 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
         limit = float(memory_limit_bytes(problem))
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
         yield from _accepted(problem, profile, risk)
+    yield from _more_power(problem, profile)
     space = with_whole(problem, refuted_space(problem))
     for names in droppable_limits(space, correction_masks(problem, profile, space)):
         yield ProblemChange(
             "limits", f"without {' and '.join(names)}", without_limits(problem, names), profile
         )
+
+
+def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
+    """Raise the power budget to what 2, 4, 8, … GPUs draw, up to those of equal nodes."""
+    most_kw, group = problem.options.max_power_kw, problem.cluster.groups[0]
+    if most_kw is None or not problem.cluster.is_homogeneous:
+        return
+    each_kw, usable = power_of(group.gpu).busy_w / 1e3, usable_gpus(problem)
+    counts = (1 << power for power in range(int(most_kw / each_kw).bit_length(), usable.bit_length()))
+    for gpus in counts:
+        kw = ceil(gpus * each_kw * 10) / 10  # never rounded down
+        options = replace(problem.options, max_power_kw=kw)
+        words = f"max_power_kw = {kw:g} ({gpus} GPUs)"
+        yield ProblemChange("power", words, replace(problem, options=options), profile)
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
@@ -305,7 +321,7 @@ def problem_of_remedy(
         changes = chain.from_iterable(several) if groups else other_gpus(problem)
     elif remedy.kind in ("batch", "sequence"):
         changes = less_work(problem, profile)
-    elif remedy.kind in ("risk", "limits"):
+    elif remedy.kind in ("risk", "power", "limits"):
         changes = asked_less(problem, profile, nearest)
     else:
         changes = done_otherwise(problem, profile)
@@ -352,7 +368,8 @@ def first_plans(
 
 def _is_refuted(problem: Problem, profile: Profile) -> bool:
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
-    tied = bool(problem.options.constraints) or "num_microbatches" in problem.options.named
+    limited = problem.options.constraints or problem.options.max_power_kw
+    tied = bool(limited) or "num_microbatches" in problem.options.named
     if tied or pinned or problem.options.stage_layers:  # the lightest rows decide nothing
         return False
     pin = {**problem.options.pin, "micro_batch_size": 1}

@@ -544,7 +544,8 @@ def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
     if most == usable_gpus(problem):
         return ()
     used = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
-    return (f"{used}them with a global batch of {problem.workload.global_batch_size}",)
+    within = "" if problem.options.max_power_kw is None else f" within {problem.options.max_power_kw:g} kW"
+    return (f"{used}them with a global batch of {problem.workload.global_batch_size}{within}",)
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:

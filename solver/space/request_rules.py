@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from meshwright.profiles.cluster import power_of
 from meshwright.solver.configuration import (
     ALL_LAYERS,
     LOGICAL_VARIABLES,
@@ -30,6 +31,7 @@ from meshwright.solver.space.expressions import (
     names_in,
     parse,
     term_of,
+    written_term,
 )
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed
@@ -47,9 +49,11 @@ def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
     keeps_split = bool(options.stage_layers) and next(parts)
     split = options.stage_layers if keeps_split else ()
     constraints = tuple(text for text in options.constraints if next(parts))
+    max_power_kw = options.max_power_kw if options.max_power_kw and next(parts) else None
     changed = replace(
-        options, pin=pin, forbid=forbid, bounds=bounds, stage_layers=split, constraints=constraints
-    )
+        options, pin=pin, forbid=forbid, bounds=bounds, stage_layers=split, constraints=constraints,
+        max_power_kw=max_power_kw,
+    )  # fmt: skip
     return replace(problem, options=changed)
 
 
@@ -110,7 +114,7 @@ def names_of(texts: tuple[str, ...]) -> frozenset[str]:
 
 def limited_by(problem: Problem) -> frozenset[str]:
     """Return variables that a request limits: by pin, prohibition or bound, or in a constraint."""
-    return problem.options.named | names_of(problem.options.constraints)
+    return problem.options.named | names_of((*problem.options.constraints, *_power_texts(problem)))
 
 
 def names_groups(text: str) -> bool:
@@ -120,7 +124,26 @@ def names_groups(text: str) -> bool:
 
 def group_constraints(problem: Problem) -> tuple[str, ...]:
     """Return the constraints of a request that have terms of node groups."""
-    return tuple(text for text in problem.options.constraints if names_groups(text))
+    every = (*problem.options.constraints, *_power_texts(problem))
+    return tuple(text for text in every if names_groups(text))
+
+
+def _power_texts(problem: Problem) -> tuple[str, ...]:
+    """Return the power budget as a constraint; none without one, or where a part cannot keep it alone.
+
+    What stages draw depends on their groups, so that milliwatts of all groups are added up. One mesh over
+    unlike groups is counted at the power of the GPU that draws most.
+    """
+    kw = problem.options.max_power_kw
+    if kw is None or problem.among_unlike:
+        return ()
+    named = problem.cluster.group_named
+    draws_mw = {name: round(power_of(group.gpu).busy_w * 1e3) for name, group in named.items()}
+    most_mw = round(kw * 1e6)
+    if not problem.places_stages:
+        return (f"num_gpus <= {most_mw // max(draws_mw.values())}",)
+    drawn = (f"{each} * {written_term('gpus', name)}" for name, each in draws_mw.items())
+    return (f"{' + '.join(drawn)} <= {most_mw}",)
 
 
 def names_unknown_group(problem: Problem, text: str) -> bool:
@@ -351,6 +374,14 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name=f"constraint {text}",
             reason="the request asks for it",
+            reads=columns_named(names_in(constraint_of(text))),
+            violated=partial(broken_by, constraint_of(text), num_layers=layers),
+            of_request=True,
+        )
+    for text in _power_texts(problem):
+        yield Rule(
+            name=f"max_power_kw = {options.max_power_kw:g}",
+            reason="the request asks for it: GPUs that compute, hosts not counted",
             reads=columns_named(names_in(constraint_of(text))),
             violated=partial(broken_by, constraint_of(text), num_layers=layers),
             of_request=True,

@@ -20,6 +20,7 @@ from tests.property.exhaustive import exhaust_all
 
 SHAPE = {"num_layers": 4, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 CLUSTER = a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0))
+WATTS = 0.82 * 700.0  # of one of its GPUs that computes
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token")
 CONSTRAINTS = (
     "tensor_parallel_size * context_parallel_size <= 2",
@@ -32,12 +33,15 @@ CONSTRAINTS = (
 )
 
 
-def asked(objective: str, constraints: list[str], nodes: tuple[int, ...]) -> Problem:
+def asked(
+    objective: str, constraints: list[str], nodes: tuple[int, ...], power_kw: float | None = None
+) -> Problem:
     """4 layers on 8 or 16 GPUs, without what only widens the space."""
     return a_problem(
         model=a_model(**SHAPE), cluster=CLUSTER, batch=16, certify="none", top_k=1, objective=objective,
-        constraints=tuple(constraints), num_nodes=nodes, bounds={"micro_batch_size": (1, 2)},
-        pin={"context_parallel_size": 1}, forbid={"zero_stage": (2, 3)},
+        constraints=tuple(constraints), num_nodes=nodes, max_power_kw=power_kw,
+        bounds={"micro_batch_size": (1, 2)}, forbid={"zero_stage": (2, 3)},
+        pin={"context_parallel_size": 1},
     )  # fmt: skip
 
 
@@ -46,11 +50,12 @@ def asked(objective: str, constraints: list[str], nodes: tuple[int, ...]) -> Pro
     objective=st.sampled_from(OBJECTIVES),
     constraints=st.lists(st.sampled_from(CONSTRAINTS), max_size=3, unique=True),
     nodes=st.sampled_from([(2,), (1, 2)]),
+    power_kw=st.sampled_from([None, 16 * WATTS / 1e3, 15 * WATTS / 1e3]),  # of all 16 GPUs, of fewer
 )
 def test_no_legal_row_has_a_better_closed_form_minimum(
-    objective: str, constraints: list[str], nodes: tuple[int, ...]
+    objective: str, constraints: list[str], nodes: tuple[int, ...], power_kw: float | None
 ) -> None:
-    problem = asked(objective, constraints, nodes)
+    problem = asked(objective, constraints, nodes, power_kw)
     profile = default_profile(problem.cluster, problem.launcher)
     answer = search(problem, profile)
     free = enumerate_space(asked(objective, [], nodes))
@@ -73,14 +78,15 @@ def test_no_legal_row_has_a_better_closed_form_minimum(
 
 
 def kept_by_hand(problem: Problem, columns: Columns) -> int:
-    """Legal rows that keep every constraint, one by one."""
+    """Legal rows that keep every constraint and the power budget, one by one."""
     nodes = [constraint_of(text) for text in problem.options.constraints]
     kept = 0
     names = sorted(set().union(*map(names_in, nodes)))
     for row in range(len(columns)):
         config = columns.configuration(row, (problem.model.num_layers,))
         values = {name: getattr(config, name) for name in names}
-        kept += all(holds_for(node, values) for node in nodes)
+        powered = config.num_gpus * WATTS <= (problem.options.max_power_kw or 1e9) * 1e3
+        kept += powered and all(holds_for(node, values) for node in nodes)
     return kept
 
 

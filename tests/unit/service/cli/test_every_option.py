@@ -154,6 +154,7 @@ OF_A_PROBLEM: dict[str, Case | str] = {
 }
 OF_A_SHAPE: dict[str, Case | str] = {  # of what a search looks for
     "--objective": "energy_per_token",
+    "--max-power-kw": "0.6",  # of its two GPUs one
     "--deadline-days": Case("0.0001", beside="--total-tokens 1e9"),
     "--pin": "tp=1",
     "--bound": "tp=1:1",

@@ -47,6 +47,7 @@ def test_a_whole_run_survives_its_canonical_request() -> None:
             deadline_days=60,
             gpu_hour_price=2.5,
             grid_co2_g_per_kwh=380,
+            max_power_kw=18.5,
             reliability={"restart_s": 60},
             baseline={"tensor_parallel_size": 2, "pipeline_parallel_size": 6},
         )
@@ -79,6 +80,8 @@ def test_a_baseline_is_completed() -> None:
         ({"baseline": {"tensor": 3}}, "/search/baseline/tensor", "unknown"),
         ({"objective": "price"}, "/search/objective", "not supported"),
         ({"deadline_days": 0}, "/search/deadline_days", "out of range"),
+        ({"max_power_kw": 0.5}, "/search/max_power_kw", "less than one GPU draws"),
+        ({"max_power_kw": 0}, "/search/max_power_kw", "out of range"),
         ({"grid_co2_g_per_kwh": 380}, "/workload/total_tokens", "is required for CO2"),
         ({"grid_co2_g_per_kwh": -1}, "/search/grid_co2_g_per_kwh", "out of range"),
     ],

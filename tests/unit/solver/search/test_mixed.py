@@ -120,6 +120,27 @@ def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
     assert gpus("num_gpus != 3", top_k=len(alike)) == alike
 
 
+@pytest.mark.parametrize("max_power_kw", [1.5, 1.2, 0.9])
+def test_a_power_budget_keeps_the_best_of_all_placements_that_draw_no_more(max_power_kw: float) -> None:
+    watts = {"fast": 0.82 * 700, "slow": 0.82 * 300}
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, power_watts=watts[group.gpu.slug] / 0.82))
+        for group in (FAST, SLOW_GROUP)
+    )
+    options = {"certify": "none", "diverse": False, "pin": {"zero_stage": 0, "micro_batch_size": 1}}
+
+    def drawn_w(config: Configuration) -> float:
+        stages = [stage for one in (config.replicas or (config,)) for stage in one.stage_groups]
+        return sum(stage.num_gpus * watts[stage.group] for stage in stages)
+
+    every = searched(a_mixed_problem(groups, top_k=500, **options)).plans  # type: ignore[arg-type]
+    within = [plan for plan in every if drawn_w(plan.config) <= max_power_kw * 1e3]
+    assert 0 < len(within) < len(every) < 500
+    limited = searched(a_mixed_problem(groups, top_k=500, max_power_kw=max_power_kw, **options)).plans  # type: ignore[arg-type]
+    assert all(drawn_w(plan.config) <= max_power_kw * 1e3 for plan in limited)
+    assert limited[0].prediction.step_time_s <= within[0].prediction.step_time_s * (1 + 1e-9)
+
+
 def test_the_least_closed_form_of_all_placements_is_proved() -> None:
     pins = {"zero_stage": 0, "micro_batch_size": 1}
     answer = searched(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, pin=pins))

@@ -1,5 +1,7 @@
 """Side constraints: their language, what they mean, and where their faults are."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.profiles.profile import Profile, default_profile
@@ -10,8 +12,8 @@ from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.expressions import MAX_DEPTH, MAX_LENGTH, MAX_WORDS, ExpressionError
 from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for, names_of
-from tests.builders import a_cluster, a_configuration, a_model, a_problem
-from tests.problems.asked import searched_with_reasons
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
+from tests.problems.asked import answered, searched_with_reasons
 
 # The builder's configuration: tp 8, pp 4, vpp 5, dp 4, zero 1, 128 micro-batches, interleaved.
 TRUE = [
@@ -156,6 +158,37 @@ def test_the_check_refuses_a_plan_that_breaks_a_constraint() -> None:
     limited = small_problem(text)
     found = list(violations(limited, profile_of(limited), plan.config))
     assert found == [f"the constraint {text} does not hold"]
+
+
+def test_the_check_adds_up_the_watts_of_a_plan_and_the_search_keeps_to_them() -> None:
+    def powered(max_power_kw: float | None) -> Problem:
+        free = small_problem()
+        watts = a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0))
+        return replace(free, cluster=watts, options=replace(free.options, max_power_kw=max_power_kw))
+
+    plan = search(powered(None), profile_of(powered(None))).plans[0]
+    assert plan.config.num_gpus == 16
+    enough, less = powered(9.184), powered(9.183)  # 16 * 0.82 * 700 W = 9.184 kW
+    assert list(violations(enough, profile_of(enough), plan.config)) == []
+    found = list(violations(less, profile_of(less), plan.config))
+    assert found == ["16 GPUs draw 9.184 kW while they compute, 9.183 are allowed"]
+    assert search(enough, profile_of(enough)).plans[0].config == plan.config
+    kept = search(less, profile_of(less)).plans
+    assert kept
+    assert all(one.config.num_gpus * 0.82 * 700 <= 9183 for one in kept)
+
+
+def test_a_budget_too_small_for_any_plan_names_the_budget_that_is_enough() -> None:
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    cluster = a_cluster(num_nodes=1, gpu=a_gpu(power_watts=700.0))
+    problem = a_problem(model=model, cluster=cluster, batch=16, certify="none", max_power_kw=0.6)
+    found = answered(problem).infeasible
+    assert found is not None
+    assert any("max_power_kw = 0.6" in conflict for conflict in found.conflicts)
+    powers = [one for one in found.remedies if one.kind == "power"]
+    assert powers
+    for one in powers:  # kW of at least as many GPUs as its plan has
+        assert float(one.change.split()[2]) * 1e3 >= one.num_gpus * 0.82 * 700
 
 
 def test_recomputing_every_layer_counts_as_all_layers_of_the_model() -> None:
