@@ -194,7 +194,7 @@ def _pairs_of(tables: CollectiveTables) -> Mapping[Pair, Sequence[CollectiveTabl
 def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str) -> GroupFields:
     """Return hosts and bandwidth of every pair, from runs of each.
 
-    The bandwidth is that of the largest payload, of the slower one of several runs.
+    The bandwidth is that of a pair's largest payload, of the slower one of several runs with it.
     """
     hosts = sorted({host for pair in pairs for host in pair})
     missing = [pair for pair in combinations(hosts, _PAIR) if pair not in pairs]
@@ -204,7 +204,7 @@ def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: st
             "/links/bytes_per_s", f"{words}; {len(missing)} pairs of {len(hosts)} hosts have none",
             allowed="a run of nccl-tests for every pair of hosts, one after the other in the file",
         )  # fmt: skip
-    rates = {pair: min(map(_pair_bytes_per_s, tables)) for pair, tables in pairs.items()}
+    rates = {pair: min(map(_pair_bytes_per_s, _largest(tables))) for pair, tables in pairs.items()}
     links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": _matrix(hosts, rates)}
     low, high = min(rates.values()) / GB, max(rates.values()) / GB
     words = f"links of {len(hosts)} nodes: {low:.4g} to {high:.4g} GB/s for one GPU, as measured"
@@ -215,6 +215,12 @@ def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: st
     links["source"] = source
     note = f"{words}; plans come with an order of these hosts"
     return GroupFields(fields={"num_nodes": len(hosts), "links": links}, notes=(note,))
+
+
+def _largest(tables: Sequence[CollectiveTable]) -> list[CollectiveTable]:
+    """Return the tables with the largest payload: runs of small messages alone state latencies."""
+    most = max(one.payload_bytes[-1] for one in tables)
+    return [one for one in tables if one.payload_bytes[-1] == most]
 
 
 def _matrix(hosts: Sequence[str], values: Mapping[Pair, float]) -> list[Json]:

@@ -99,6 +99,16 @@ class Master:
                 break
         return Mastered(best, value, Value(*bounds), used)
 
+    def possible(self, durations: Durations, *, effort: float) -> Schedule | None:
+        """Return any schedule; None: there is none, or it takes more deterministic seconds to find one."""
+        minutes = common_choices(self.fleet, durations)
+        model = self._model(minutes, _ANY, 0)
+        solver = self._solver(effort)
+        status = solver.solve(model.of, _Stopping(self.cp, self.ended))
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return None
+        return {name: self._run(solver, model, name) for name in model.start}
+
     def improve(self, durations: Durations, hint: Schedule, least: Value, *, effort: float) -> Schedule:
         """Return a schedule as good as ``hint`` or better, by large neighbourhoods.
 
@@ -141,13 +151,7 @@ class Master:
         model.of.add(terms[at] <= value[at])
         model.of.minimize(terms[at])
         self._hint(model, hint)
-        solver = self.cp.CpSolver()
-        parameters = solver.parameters
-        parameters.num_workers, parameters.random_seed = 1, self.seed
-        parameters.max_deterministic_time = max(goal.effort, 0.01)
-        parameters.catch_sigint_signal = False
-        parameters.cp_model_probing_level = 0
-        parameters.linearization_level = 0  # the relaxation is weak: bounds.py has a stronger one
+        solver = self._solver(goal.effort)
         status = solver.solve(model.of, _Stopping(self.cp, self.ended))
         used = float(solver.response_proto.deterministic_time)
         low = max(least, _whole(solver.best_objective_bound))
@@ -157,6 +161,16 @@ class Master:
             return Mastered(hint, value, kept, used)
         schedule = {name: self._run(solver, model, name) for name in model.start}
         return Mastered(schedule, Value.of(self.fleet, schedule), bound, used)
+
+    def _solver(self, effort: float) -> Any:  # noqa: ANN401 - OR-Tools
+        solver = self.cp.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers, parameters.random_seed = 1, self.seed
+        parameters.max_deterministic_time = max(effort, 0.01)
+        parameters.catch_sigint_signal = False
+        parameters.cp_model_probing_level = 0
+        parameters.linearization_level = 0  # the relaxation is weak: bounds.py has a stronger one
+        return solver
 
     def _model(self, minutes: Durations, value: Value, at: int) -> _Model:
         model = _Model(of=self.cp.CpModel())
@@ -236,6 +250,7 @@ class Master:
         return Run(choice, int(solver.value(model.start[name])), int(solver.value(model.end[name])))
 
 
+_ANY = Value(2**50, 2**50, 2**50)  # no schedule is worse
 _SMALLEST, _LARGEST = 5, 14  # jobs of a neighbourhood
 _GIVEN_UP = 60  # neighbourhoods in a row without a better schedule
 _PARTS = 25  # of the effort, of which a neighbourhood gets one

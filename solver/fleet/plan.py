@@ -26,6 +26,7 @@ from meshwright.solver.fleet.problem import (
     choices_of,
     common_choices,
     equal_counts,
+    keeps_pins,
 )
 from meshwright.solver.fleet.rules import Builder, RuleResult, by_rules
 
@@ -120,11 +121,13 @@ class _Known:
         """Search what a schedule picks; return whether all of its durations were exact already."""
         return not [one for one in self.unsearched(schedule) if not self.search(*one)]
 
-    @property
-    def has_schedule(self) -> bool:
+    def has_schedule(self, master: Master, limits: Limits) -> bool:
         """Return whether exact durations alone make a schedule."""
-        return all(self.only_exact().values()) and all(
-            common_choices(self.fleet, self.only_exact()).values()
+        exact = self.only_exact()
+        return (
+            all(exact.values())
+            and all(common_choices(self.fleet, exact).values())
+            and (not _pinned(self.fleet) or master.possible(exact, effort=limits.effort) is not None)
         )
 
 
@@ -224,7 +227,8 @@ def plan_fleet(
     ``least``: the least minutes of every choice (``jobs_without_plan``).
 
     Raises:
-        InvalidProblemError: as ``require_room``, also where searches leave a job without a plan.
+        InvalidProblemError: as ``require_room``, also where searches leave a job without a plan; or no
+            schedule keeps the pinned starts.
     """
     limits = limits or Limits()
     known = _Known(fleet, source, {job: dict(own) for job, own in least.items()})
@@ -234,22 +238,36 @@ def plan_fleet(
     rounds, settled = 0, False
     while not settled:
         rounds += 1
-        found = _round(fleet, known, master, limits)
+        found = _round(fleet, known, master, limits, at)
         settled = known.searched_as_bounded(found.schedule)
         require_room(fleet, known.minutes, at)
         hopeless = found.proved == 0 or rounds >= _ROUNDS or limits.ended()
-        if hopeless and known.has_schedule:
+        if hopeless and known.has_schedule(master, limits):
             break
     answer = _finished(fleet, known, master, found, limits, settled=settled)
     return replace(answer, searched=known.searched, choices=choices, rounds=rounds)
 
 
-def _round(fleet: Fleet, known: _Known, master: Master, limits: Limits) -> Mastered:
+def _round(
+    fleet: Fleet, known: _Known, master: Master, limits: Limits, at: Callable[[str, str], str]
+) -> Mastered:
     """Return the master's schedule for durations as they are known."""
     rules = by_rules(fleet, known.minutes, orders=_HINT_ORDERS, seed=limits.seed, ended=limits.ended)
-    hint = min(rules, key=lambda one: one.value)
-    least = bounds_of(fleet, known.minutes, hint.value, rounds=_HINT_PRICES)
-    return master.solve(known.minutes, hint.schedule, least, effort=limits.effort * _ROUND_SHARE)
+    hint = min(rules, key=lambda one: one.value).schedule if rules else None
+    hint = hint or master.possible(known.minutes, effort=limits.effort)
+    if hint is None:
+        if limits.ended():
+            raise StoppedError(_STOPPED)
+        names = _pinned(fleet)
+        message = f"no schedule that keeps the pinned starts of {', '.join(names)} was found"
+        allowed = "later starts, or fewer nodes for these jobs"
+        raise InvalidProblemError.of(at(names[-1], "start_hours"), message, allowed=allowed)
+    least = bounds_of(fleet, known.minutes, Value.of(fleet, hint), rounds=_HINT_PRICES)
+    return master.solve(known.minutes, hint, least, effort=limits.effort * _ROUND_SHARE)
+
+
+def _pinned(fleet: Fleet) -> list[str]:
+    return [job.name for job in fleet.jobs if job.start_min is not None]
 
 
 def _finished(
@@ -260,7 +278,11 @@ def _finished(
     proved = settled and found.proved == len(OBJECTIVES)
     orders = _PROVED_ORDERS if proved else int(_ORDERS_PER_EFFORT * limits.effort)
     rules = by_rules(fleet, exact, orders=orders, seed=limits.seed, ended=limits.ended)
-    best, value = rules[-1].schedule, rules[-1].value
+    best = rules[-1].schedule if rules else found.schedule if settled else None
+    best = best or master.possible(exact, effort=limits.effort)
+    if best is None:
+        raise StoppedError(_STOPPED)
+    value = Value.of(fleet, best)
     bound = found.bound
     if not settled:  # those behind the first hold at its value under bounds alone
         bound = Value(found.bound.lateness, 0, 0)
@@ -298,6 +320,8 @@ def _improved(known: _Known, master: Master, best: Schedule, bound: Value, limit
             return best
         if not settled:
             schedule = _timed_again(known, schedule)
+        if not keeps_pins(known.fleet, schedule):
+            schedule = best
         if not known.unsearched(schedule):
             best = min(best, schedule, key=lambda one: Value.of(known.fleet, one))
         if settled or limits.ended():
@@ -313,6 +337,7 @@ def _timed_again(known: _Known, schedule: Schedule) -> Schedule:
     return builder.build(order, "cheapest", left)
 
 
+_STOPPED = "stopped before there was a schedule"
 _HINT_ORDERS, _HINT_PRICES = 60, 60  # of a round: orders of local search, rounds of the bound on lateness
 _ROUND_SHARE = 0.1  # of the effort, for the master of one round
 _PRICE_ROUNDS = 400  # of the last bound on lateness

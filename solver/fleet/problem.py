@@ -292,6 +292,32 @@ def common_choices(fleet: Fleet, durations: Durations) -> dict[str, dict[NodeCho
     return left
 
 
+def keeps_pins(fleet: Fleet, schedule: Schedule) -> bool:
+    """Return whether jobs with pinned starts leave what is asked of a schedule: nodes, order, jobs apart.
+
+    Schedules of a fleet without pinned jobs are built so that they do.
+    """
+    pinned = [(job, schedule[job.name]) for job in fleet.jobs if job.start_min is not None]
+    nodes, runs = fleet.nodes(), schedule.values()
+    after = all(schedule[one].end_min <= run.start_min for job, run in pinned for one in job.after)
+    return after and not (
+        any(
+            nodes[run.choice.kind]
+            < sum(
+                one.choice.nodes
+                for one in runs
+                if one.choice.kind == run.choice.kind and one.start_min <= run.start_min < one.end_min
+            )
+            for _, run in pinned
+        )
+        or any(
+            schedule[one].start_min < schedule[other].end_min
+            and schedule[other].start_min < schedule[one].end_min
+            for one, other in (pairs_apart(fleet) if pinned else ())
+        )
+    )
+
+
 def in_order(fleet: Fleet) -> tuple[FleetJob, ...]:
     """Return the jobs so that each follows those that it comes after."""
     placed, waiting, found = set[str](), list(fleet.jobs), list[FleetJob]()

@@ -23,6 +23,7 @@ from meshwright.solver.fleet.problem import (
     common_choices,
     equal_counts,
     in_order,
+    keeps_pins,
     lateness_of,
     pairs_apart,
 )
@@ -91,6 +92,10 @@ class Builder:
             placed[name] = run
         return placed
 
+    def rank(self, schedule: Schedule) -> tuple[bool, Value]:
+        """Return what schedules are compared by: those that pinned starts rule out come last."""
+        return not keeps_pins(self.fleet, schedule), Value.of(self.fleet, schedule)
+
     def _repaired(self, order: Sequence[str]) -> list[str]:
         """Return the order with pinned jobs first and each job after those that it waits for."""
         pinned = [name for name in order if self.jobs[name].start_min is not None]
@@ -158,28 +163,24 @@ def by_rules(
 ) -> tuple[RuleResult, ...]:
     """Return what arrival, due dates and a local search over so many orders come to, best last.
 
-    The local search keeps the best schedule of all.
+    The local search keeps the best schedule of all. Rules with schedules that pinned starts rule out are
+    left out.
     """
     builder = Builder(fleet, durations)
     arrival = [job.name for job in sorted(fleet.jobs, key=lambda job: job.release_min)]
     due = [job.name for job in sorted(fleet.jobs, key=lambda job: (job.due_min is None, job.due_min or 0))]
-    found = [
-        _result(builder, "arrival", builder.build(arrival)),
-        min(
-            (_result(builder, "due date", builder.build(due, taste)) for taste in _TASTES),
-            key=lambda one: one.value,
-        ),
-    ]
-    start = min(found, key=lambda one: one.value)
-    best = local_search(builder, start.schedule, orders=orders, seed=seed, ended=ended)
-    return (*found, _result(builder, "local search", best))
+    by_due = min((builder.build(due, taste) for taste in _TASTES), key=builder.rank)
+    found = {"arrival": builder.build(arrival), "due date": by_due}
+    start = min(found.values(), key=builder.rank)
+    found["local search"] = local_search(builder, start, orders=orders, seed=seed, ended=ended)
+    return tuple(
+        RuleResult(rule, schedule, Value.of(fleet, schedule))
+        for rule, schedule in found.items()
+        if keeps_pins(fleet, schedule)
+    )
 
 
 _TASTES: tuple[Taste, ...] = ("soonest", "cheapest")
-
-
-def _result(builder: Builder, rule: str, schedule: Schedule) -> RuleResult:
-    return RuleResult(rule, schedule, Value.of(builder.fleet, schedule))
 
 
 def local_search(
@@ -197,7 +198,7 @@ def local_search(
     draw = random.Random(seed)  # noqa: S311 - it keeps no secret
     order = sorted(start, key=lambda name: (start[name].start_min, start[name].end_min))
     fixed: dict[str, NodeChoice] = {name: run.choice for name, run in start.items()}
-    best, value = start, Value.of(builder.fleet, start)
+    best, value = start, builder.rank(start)
     for _ in range(orders if order else 0):
         if ended():
             break
@@ -210,7 +211,7 @@ def local_search(
         elif kind < _DRAW_ONE:
             choices[name] = draw.choice(list(builder.minutes[name]))
         found = builder.build(moved, draw.choice(_TASTES), None if kind > _FREE_ALL else choices)
-        if (worth := Value.of(builder.fleet, found)) <= value:
+        if (worth := builder.rank(found)) <= value:
             best, value, order = found, worth, moved
             fixed = {one: run.choice for one, run in found.items()}
     return best

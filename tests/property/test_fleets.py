@@ -102,6 +102,27 @@ def test_small_fleets_get_the_best_of_all_schedules(jobs: dict[str, dict[str, An
     assert tuple(one.value for one in answer.objectives) == best
 
 
+@given(fleets(), st.data())
+@settings(max_examples=draws(40), deadline=None)
+def test_small_fleets_with_pinned_starts_get_the_best_of_all_schedules(
+    jobs: dict[str, dict[str, Any]], data: st.DataObject
+) -> None:
+    """A fleet that no schedule answers at these starts is refused."""
+    for job in jobs.values():
+        start = data.draw(st.none() | st.integers(0, 3))
+        if start is not None:
+            job |= {"start": start, "release": start}
+    best = best_of_all(jobs, NODES)
+    if best is None:
+        with pytest.raises(InvalidProblemError, match=r"start_hours|as_many_nodes_as"):
+            planned(jobs)
+        return
+    answer = planned(jobs)
+    assert answer.status == "optimal"
+    assert list(broken(jobs, NODES, placed(answer.schedule))) == []
+    assert tuple(one.value for one in answer.objectives) == best
+
+
 KINDS, PRICES = {"fast": 2, "slow": 3}, {"fast": 5, "slow": 2}
 
 

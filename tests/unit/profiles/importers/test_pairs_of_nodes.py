@@ -17,13 +17,14 @@ PAYLOAD = 96_000_000
 
 
 def a_run(
-    one: str, other: str, bus: float, *, program: str = "sendrecv", ranks: int = 1, small_us: float = 0.0
-) -> str:
+    one: str, other: str, bus: float, *, program: str = "sendrecv", ranks: int = 1, small_us: float = 0.0,
+    payload: int = PAYLOAD,
+) -> str:  # fmt: skip
     """What nccl-tests prints of one pair, with so many ranks a host, at a bus bandwidth in GB/s."""
     many = 2 * ranks
     factor = {"sendrecv": 1.0, "all_gather": (many - 1) / many}.get(program, 1.0)
     algorithm = bus / factor
-    took_us = PAYLOAD / algorithm / 1e3
+    took_us = payload / algorithm / 1e3
     lines = [f"# Collective test starting: {program}_perf"]
     places = [(host, number) for host in (one, other) for number in range(ranks)]
     for rank, (host, number) in enumerate(places):
@@ -35,7 +36,7 @@ def a_run(
         "#    size    count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong",
         "#     (B)  (elements)                    (us)  (GB/s)  (GB/s)        (us)  (GB/s)  (GB/s)",
         *([f"  8 2 float none -1 {small_us:.2f} 0.00 0.00 0 N/A N/A N/A N/A"] if small_us else ()),
-        f"  {PAYLOAD} {PAYLOAD // 4} float none -1 {half} {half}",
+        f"  {payload} {payload // 4} float none -1 {half} {half}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -72,6 +73,13 @@ def test_rings_through_eight_gpus_a_node_have_eight_links(tmp_path: Path) -> Non
 def test_of_two_runs_of_a_pair_the_slower_counts(tmp_path: Path) -> None:
     links = imported(tmp_path, logs() + a_run("gpu-03", "gpu-01", 12.0))
     assert links["bytes_per_s"][0] == [0, 6e9, 12e9]  # type: ignore[index]
+
+
+def test_a_run_of_small_messages_alone_states_no_bandwidth(tmp_path: Path) -> None:
+    # 64 000 bytes in 32 µs are 2 GB/s, on links of 6 to 48
+    small = "".join(a_run(*pair, 2.0, payload=64_000) for pair in RATES)
+    links = imported(tmp_path, logs() + small)
+    assert links["bytes_per_s"] == [[0, 6e9, 48e9], [6e9, 0, 45e9], [48e9, 45e9, 0]]
 
 
 def test_small_messages_state_how_much_longer_the_latency_of_a_pair_is(tmp_path: Path) -> None:

@@ -166,6 +166,31 @@ def test_pinned_jobs_cannot_hold_more_nodes_than_there_are() -> None:
         planned(fleet, source)
 
 
+def test_pinned_jobs_that_overlap_take_no_more_nodes_than_there_are() -> None:
+    """From minute 5 to 10 "b" has three of four nodes, so that "a" takes one, although two are faster."""
+    source = Durations({"a": {ONE: 20, TWO: 10}, "b": {NodeChoice("gpu", 3): 5}})
+    fleet = on_four(
+        FleetJob(name="a", node_counts=(1, 2), start_min=0),
+        FleetJob(name="b", node_counts=(3,), start_min=5),
+    )
+    answer = planned(fleet, source)
+    assert answer.status == "optimal"
+    assert {name: (run.choice, run.end_min) for name, run in answer.schedule.items()} == {
+        "a": (ONE, 20),
+        "b": (NodeChoice("gpu", 3), 10),
+    }
+
+
+def test_a_job_pinned_before_one_that_it_waits_for_can_end_is_refused() -> None:
+    source = Durations({"first": {ONE: 60}, "second": {ONE: 60}})
+    fleet = on_four(FleetJob(name="first"), FleetJob(name="second", after=("first",), start_min=30))
+    with pytest.raises(
+        InvalidProblemError, match="no schedule that keeps the pinned starts of second"
+    ) as no:
+        planned(fleet, source)
+    assert no.value.errors[0].pointer == "/second/start_hours"
+
+
 def test_usual_counts_are_powers_of_two_and_both_ends() -> None:
     assert usual_counts(3, 24) == (3, 4, 8, 16, 24)
     fleet = on_four()
