@@ -19,6 +19,11 @@ _OBJECTIVES = {
     "node_hours": ("node-hours", ""),
     "cost": ("cost", ""),
 }
+_RULES = {
+    "arrival": "First come, first served",
+    "due date": "Earliest due date first",
+    "local search": "Local search from the better of both",
+}
 
 
 def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
@@ -38,7 +43,7 @@ def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
 
 
 def proof_words(document: Mapping[str, Any]) -> str:
-    """Return status, decider and the value of every objective."""
+    """Return the status and the value of every objective."""
     words = []
     for one in document["objectives"]:
         name, unit = _OBJECTIVES[one["name"]]
@@ -50,7 +55,7 @@ def proof_words(document: Mapping[str, Any]) -> str:
         "optimal": "Optimal under the predicted durations",
         "feasible": "Best schedule found; not proved",
     }[document["status"]]
-    return f"{status}, decided by {document['decided_by']}: {', '.join(words)}."
+    return f"{status}: {', '.join(words)}."
 
 
 def searched_words(document: Mapping[str, Any]) -> str:
@@ -58,7 +63,8 @@ def searched_words(document: Mapping[str, Any]) -> str:
     pairs = f"{document['searched']} of {document['choices']} pairs of a job and a number of nodes"
     if document["status"] == "optimal":
         rounds = "1 round" if document["rounds"] == 1 else f"{document['rounds']} rounds"
-        return f"Searched {pairs}, in {rounds}; bounds rule out the others."
+        rest = "; bounds rule out the others" if document["searched"] < document["choices"] else ""
+        return f"Searched {pairs}, in {rounds}{rest}."
     return f"Searched {pairs}."
 
 
@@ -66,8 +72,8 @@ def rule_lines(document: Mapping[str, Any]) -> list[str]:
     """Return a line for each simple rule."""
     cost = document["objectives"][2]["name"]
     return [
-        f"{one['rule']}: weighted lateness {one['weighted_lateness_hours']:.1f} h, last end "
-        f"{one['last_end_hours']:.1f} h, {_OBJECTIVES[cost][0]} {one[cost]:.1f}"
+        f"{_RULES.get(one['rule'], one['rule'])}: "
+        f"weighted lateness {one['weighted_lateness_hours']:.1f} h, last end {one['last_end_hours']:.1f} h, {_OBJECTIVES[cost][0]} {one[cost]:.1f}"
         for one in document["rules"]
     ]
 
@@ -216,4 +222,5 @@ def fleet_page(document: Mapping[str, Any]) -> FleetPage:
 
 
 def _nodes(document: Mapping[str, Any]) -> str:
-    return " + ".join(f"{count} × {kind}" for kind, count in document["nodes"].items())
+    nodes = document["nodes"].items()
+    return " + ".join(f"{count} {'node' if count == 1 else 'nodes'} with {kind}" for kind, count in nodes)

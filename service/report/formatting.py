@@ -262,8 +262,13 @@ def order_sentence(plan: Plan) -> str:
     """Return the hosts of a plan in order and what the order gains; empty where links are alike."""
     if plan.hosts is None:
         return ""
-    gain = order_gain(plan.hosts, plan.prediction.step_time_s)
-    return f"Order of nodes: {host_order(plan.hosts)}. Step: {gain}."
+    hosts = plan.hosts
+    steps = (plan.prediction.step_time_s, hosts.listed_step_time_s, hosts.bound_step_time_s)
+    here, listed, bound = map(seconds, steps)
+    return (
+        f"Order of nodes: {host_order(hosts)}. A step takes {here} in this order and {listed} in the order "
+        f"of the cluster file; no order takes less than {bound}."
+    )
 
 
 def kind_of_replica(configuration: Configuration) -> str:

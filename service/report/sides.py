@@ -160,7 +160,9 @@ def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
         Quantity(key="rate", label="rate of a GPU", hint="tokens trained", unit="tokens/s", part=RESULT),
         Quantity(key="mfu", label="MFU", hint="model FLOPs utilisation", unit="%", part=RESULT),
         Quantity(key="peak", label="peak memory", hint="of the heaviest stage", unit="GiB", part=RESULT),
-        Quantity(key="risk", label="OOM risk", hint="chance to run out of memory", unit="%", part=RESULT),
+        Quantity(
+            key="risk", label="OOM risk", hint="probability of running out of memory", unit="%", part=RESULT
+        ),
     ]
     time, memory, how = "Where the time goes", "Memory of the heaviest stage", "Configuration"
     rows += [

@@ -165,7 +165,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
             kind="infeasible", badge="nothing fits", sentence=sentence, certainty=answer.certainty
         )
     conflicts = tuple(
-        " + ".join(limits) + (" cannot all be met" if len(limits) > 1 else " is the limiting factor")
+        f"{' + '.join(limits)} cannot all be met" if len(limits) > 1 else f"Limiting factor: {limits[0]}"
         for limits in found.conflicts
     )
     remedies = tuple(map(remedy_words, found.remedies)) or tuple((change, "") for change in found.changes)
@@ -179,7 +179,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         sentence=sentence,
         certainty=answer.certainty,
         nearest=_missing(near) if near is not None else None,
-        reasons=(*found.reasons, *conflicts),
+        reasons=tuple(map(figures.sentence_case, (*found.reasons, *conflicts))),
         remedies=remedies,
     )
 

@@ -76,6 +76,15 @@ class AnswerPage:
     next_page_token: str | None
 
 
+_AXIS_WORDS = {
+    "num_nodes": "nodes",
+    "global_batch_size": "batch",
+    "seq_length": "sequence length",
+    "cluster": "cluster",
+}
+_BATCH = {"global_batch_size", "seq_length"}
+
+
 def problem_of(job: JobRecord) -> Problem:
     """Return the question of a job; of a sweep, that of its first point."""
     return parse_problem({name: part for name, part in job.request.items() if name != "sweep"})
@@ -136,27 +145,42 @@ def child_rows(children: Iterable[JobSummary]) -> list[ChildRow]:
             id=child.id,
             words=STATE_WORDS[child.state],
             state=child.state,
-            values=", ".join(
-                f"{name} {value}" for name, value in (child.point or {}).get("values", {}).items()
-            ),
+            values=point_words((child.point or {}).get("values", {})),
             best=_row(child, None).best,
         )
         for child in children
     ]
 
 
+def point_words(values: Mapping[str, object]) -> str:
+    """Return the point of a sweep as ``nodes 2, batch 128``."""
+    return ", ".join(
+        f"{_AXIS_WORDS.get(name, name.replace('_', ' '))} {value}" for name, value in values.items()
+    )
+
+
+def best_point(job: JobRecord, plans: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row of a sweep's point with the first of these plans; empty without one."""
+    points = (job.answer or {}).get("points") or ()
+    return points[plans[0]["point"]] if points and plans else {}
+
+
 def answer_page(
-    job: JobRecord, plans: Sequence[Mapping[str, Any]], next_page_token: str | None
+    job: JobRecord,
+    plans: Sequence[Mapping[str, Any]],
+    next_page_token: str | None,
+    *,
+    of_best: JobRecord | None = None,
 ) -> AnswerPage:
-    """Return one page of the answer of a job that has one."""
-    problem = problem_of(job)
+    """Return one page of the answer of a job that has one; ``of_best``: the job of a sweep's best point."""
+    problem = problem_of(of_best or job)
     answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
     is_first = not answer.plans or answer.plans[0].rank == 1
     has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
     return AnswerPage(
-        title=title_of(problem),
-        question=question_of(problem),
-        verdict=verdict_of(answer, problem) if is_first else None,
+        title=named(job)[0],
+        question=named(job)[1],
+        verdict=_verdict(answer, problem, best_point(job, plans)) if is_first else None,
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
         pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
@@ -166,6 +190,13 @@ def answer_page(
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,
         next_page_token=next_page_token,
     )
+
+
+def _verdict(answer: Answer, problem: Problem, point: Mapping[str, Any]) -> Verdict:
+    found = verdict_of(answer, problem)
+    if not point:
+        return found
+    return replace(found, notes=(f"The best point is {point_words(point['values'])}.", *found.notes))
 
 
 def _launcher(answer: Answer, problem: Problem) -> str:
@@ -187,4 +218,10 @@ def named(job: JobRecord) -> tuple[str, tuple[Fact, ...]]:
         problem = problem_of(job)
     except InvalidProblemError:
         return job.id, ()
-    return title_of(problem), question_of(problem)
+    if not (axes := job.request.get("sweep")):
+        return title_of(problem), question_of(problem)
+    where = "" if {"num_nodes", "cluster"} & set(axes) else f" on {problem.cluster.title}"
+    swept = " · ".join(point_words({name: ", ".join(map(str, values))}) for name, values in axes.items())
+    fixed = [one for one in question_of(problem) if one.label != "Batch" or not _BATCH & set(axes)]
+    title = f"{problem.model.title}{where}, a sweep of {job.num_children} points"
+    return title, (*fixed, Fact(label="Sweep", value=swept))

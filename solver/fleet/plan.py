@@ -152,8 +152,8 @@ def _without_plan(
     most = max(kind.nodes for kind in fleet.kinds)
     return FieldError(
         pointer=at(job, "problem"),
-        message=f"no plan on any number of nodes ({counts})",
-        allowed=f"a problem with a plan on 1 to {most} nodes",
+        message=f"no plan fits on {counts} {'node' if counts == '1' else 'nodes'}",
+        allowed="a problem with a plan on " + ("1 node" if most == 1 else f"1 to {most} nodes"),
     )
 
 

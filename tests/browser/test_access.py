@@ -23,7 +23,7 @@ def test_one_signs_in_makes_a_key_and_leaves(page: Page, tmp_path: Path) -> None
         expect(page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
         assert page.evaluate("document.cookie") == ""
         page.get_by_label("For whom").fill("a colleague")
-        page.get_by_role("button", name="Make it").click()
+        page.get_by_role("button", name="Make key").click()
         secret = page.locator("#secret").inner_text()
         assert secret.startswith("mw_")
         page.goto(f"{server.url}/keys")

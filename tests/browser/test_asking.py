@@ -117,5 +117,5 @@ def test_an_unknown_id_is_told_on_a_page(page: Page, server: RunningServer) -> N
     assert answer is not None
     assert answer.status == 404
     expect(page.get_by_role("heading", name="Nothing here")).to_be_visible()
-    page.get_by_role("link", name="To the first page").click()
+    page.get_by_role("link", name="Go to the first page").click()
     expect(page.get_by_role("button", name="Search", exact=True)).to_be_visible()

@@ -49,5 +49,8 @@ def test_a_schedule_fits_the_window_and_its_chart_and_table_are_seen(
             assert box["x"] + box["width"] <= width
         expect(page.locator(".gantt .late")).to_have_count(1)  # chat ends behind its due date
         expect(page.get_by_role("region", name="Jobs of the fleet").locator("tbody tr")).to_have_count(2)
+        jobs = page.get_by_role("region", name="Jobs of the fleet")
+        assert jobs.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+        expect(page.get_by_role("list", name="Colours of the schedule").locator("li")).to_have_count(3)
         expect(page.get_by_text("Optimal under the predicted durations")).to_be_visible()
         assert grave_findings(page) == []

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from meshwright.service.db.database import Database
 from meshwright.service.report.formatting import gib, seconds
 from tests.browser.chromium import a_page, grave_findings, overflow
-from tests.browser.questions import ten_thousand_plans
+from tests.browser.questions import await_answer, fill_in, search, ten_thousand_plans
 from tests.builders import an_infeasible_answer
 from tests.processes.servers import RunningServer
 from tests.served.answered_jobs import add_answered_job
@@ -54,7 +54,7 @@ def test_ten_thousand_plans_come_a_page_at_a_time(
     expect(rows).to_have_count(25)
     assert time.monotonic() - began < 5.0
     assert len(page.content()) < 400_000  # characters: no page grows with the answer
-    page.get_by_role("link", name="The next plans").click()
+    page.get_by_role("link", name="Next plans").click()
     expect(page.get_by_text("Plans 26 to 50")).to_be_visible()
     expect(rows).to_have_count(25)
     page.get_by_role("link", name="Plan 30 in full").click()
@@ -170,6 +170,51 @@ def test_an_answer_prints_without_buttons_and_menus(page: Page, shown: dict[str,
     for kept in (".headline", ".certainty", ".stack svg", "table.ranking"):
         assert page.locator(kept).first.is_visible()
     assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_sweep_names_its_axes_and_the_point_of_its_best_plan(
+    chrome: Browser, server: RunningServer, width: int
+) -> None:
+    model, batch = {"name": "llama-3.1-8b"}, {"global_batch_size": 64, "seq_length": 4096}
+    asked = {"model": model, "cluster": {"name": "dgx-h100"}, "workload": batch, "launcher": "megatron-lm"}
+    job = server.post_job({**asked, "sweep": {"num_nodes": [1, 2]}})
+    server.finished_job(job["id"])
+    with a_page(chrome, width=width) as page:
+        page.goto(f"{server.url}/jobs/{job['id']}")
+        expect(page.get_by_role("heading", name="Llama 3.1 8B, a sweep of 2 points")).to_be_visible()
+        expect(page.get_by_text("nodes 1, 2")).to_be_visible()
+        expect(page.get_by_text("The best point is nodes")).to_be_visible()
+        expect(page.get_by_role("link", name="nodes 2", exact=True)).to_be_visible()
+        assert page.get_by_text("of 8 GPUs").count() == 0
+        assert overflow(page) <= 0
+        assert grave_findings(page) == []
+
+
+OUTSIDE = """texts => texts.filter(text => {
+    const own = text.getBoundingClientRect(), picture = text.ownerSVGElement.getBoundingClientRect();
+    return own.left < picture.left - 1 || own.right > picture.right + 1;
+}).map(text => text.textContent)"""
+
+
+def test_no_label_of_a_course_is_cut_on_a_phone(chrome: Browser, server: RunningServer) -> None:
+    with a_page(chrome, width=390) as page:
+        fill_in(page, server.url, batch="96")
+        search(page)
+        await_answer(page)
+        page.locator("figure.course:visible").wait_for()
+        assert page.locator("figure.course text").count() >= 4
+        assert page.eval_on_selector_all("figure.course text", OUTSIDE) == []
+
+
+def test_a_link_is_revoked_on_a_phone_without_scrolling_sideways(
+    phone: Page, shown: dict[str, str]
+) -> None:
+    phone.goto(f"{shown['answer']}/share")
+    phone.get_by_role("button", name="Make link").click()
+    links = phone.get_by_role("region", name="Links")
+    assert links.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+    assert seen_whole(phone, "table .danger summary")
 
 
 def test_dates_of_jobs_stay_on_one_line_on_a_phone(phone: Page, shown: dict[str, str]) -> None:

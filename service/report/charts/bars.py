@@ -148,7 +148,7 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
     heaviest = prediction.stages[prediction.heaviest_stage]
     summary = (
         f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
-        f"{figures.gib(prediction.memory_limit_bytes)} GiB; the chance to run out is "
+        f"{figures.gib(prediction.memory_limit_bytes)} GiB; the risk of running out is "
         f"{figures.risk(prediction.out_of_memory_probability)}."
     )
     legend = tuple((MEMORY_COLORS[name], words(name), MEMORY_TERMS[name]) for name in terms)

@@ -131,12 +131,16 @@ _NAMES = {
 
 def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
     passes = figures.count(timeline.num_passes)
-    said = f"{passes} passes of {timeline.num_microbatches} micro-batches, simulated one by one."
+    said = f"{passes} passes of {_micro_batches(timeline.num_microbatches)}, simulated one by one."
     if timeline.simulated < timeline.num_microbatches:
         said = f"The first {timeline.simulated} of {timeline.num_microbatches} micro-batches are drawn."
     if gap_s is not None:
         said += f" The middle, {figures.seconds(gap_s[1] - gap_s[0])} of the same rhythm, is left out."
     return f"{said} {_critical_words(timeline)}"
+
+
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _critical_words(timeline: Timeline) -> str:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from meshwright.service.api.deps import READS, JobsDep, PageToken, ServiceDep, TenantDep
 from meshwright.service.api.routes.fleets import fleet_of
 from meshwright.service.api.schemas import State
-from meshwright.service.db.records import JobFilter
+from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.web import views
@@ -57,8 +57,16 @@ def show_fleet(request: Request, fleet_id: str, service: ServiceDep, tenant: Ten
         words=views.STATE_WORDS[job.state],
         is_open=job.state not in TERMINAL_STATES,
         fleet=fleet_page(answer) if answer.get("jobs") else None,
-        faults=answer.get("faults", ()),
+        faults=[{**one, "title": _titled(job, one["field"])} for one in answer.get("faults", ())],
     )
+
+
+def _titled(job: JobRecord, field: str) -> str:
+    """Return the name of the job that a field such as ``/jobs/0/problem`` is of, or the field."""
+    match field.split("/"):
+        case ["", "jobs", number, *_] if number.isdigit() and int(number) < len(job.request["jobs"]):
+            return str(job.request["jobs"][int(number)].get("name") or field)
+    return field
 
 
 @router.post("/{fleet_id}/cancel", dependencies=[SUBMITS])

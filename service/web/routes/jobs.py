@@ -149,12 +149,18 @@ def _answered(
     verdicts = service.verifications.verdicts(tenant, [plan["plan_id"] for plan in plans.items])
     of_job = PlanFilter(equal={"job_id": job_id}, measured=True, sort="rank")
     measured = jobs.plans_like(tenant, of_job, page_size=LISTED, page_token=None).items
+    point = views.best_point(job, plans.items)
     return page(
         request,
         "answer.html",
         job=job,
         words=views.STATE_WORDS[job.state],
-        document=views.answer_page(job, plans.items, plans.next_page_token),
+        document=views.answer_page(
+            job,
+            plans.items,
+            plans.next_page_token,
+            of_best=jobs.read(tenant, point["job_id"]) if point.get("job_id") else None,
+        ),
         children=_children(jobs, tenant, job),
         measured=[views.measured_words(one) for one in measured],
         verdicts=[

@@ -69,6 +69,7 @@
   class Course {
     constructor(figure) {
       this.figure = figure;
+      [this.left, this.width] = window.matchMedia("(max-width: 40rem)").matches ? [80, 390] : [60, 460]; // letters are larger on a phone
       this.points = [];
     }
     add(progress) {
@@ -91,7 +92,7 @@
       const [low, high] = [Math.min(...values), Math.max(...values)];
       const room = Math.max((high - low) * 0.12, high * 0.01) || 1; // no narrower: labels of few digits
       const [floor, top] = [Math.max(0, low - room), high + room];
-      const x = (t) => 60 + 460 * (t / until);
+      const x = (t) => this.left + this.width * (t / until);
       const y = (value) => 225 - 205 * ((value - floor) / (top - floor));
       const steps = (name) => {
         const known = this.points.filter((point) => point[name] !== undefined);
@@ -116,7 +117,7 @@
     }
     grid(floor, top, until, x, y) {
       this.fill(".grid", [
-        ...rounds(floor, top, 4).flatMap(([value, text]) => [["path", { d: `M60 ${y(value)}H520` }], ["text", { x: 52, y: y(value) + 4, "text-anchor": "end" }, text]]),
+        ...rounds(floor, top, 4).flatMap(([value, text]) => [["path", { d: `M${this.left} ${y(value)}H${this.left + this.width}` }], ["text", { x: this.left - 8, y: y(value) + 4, "text-anchor": "end" }, text]]),
         ...rounds(0, until, 5).map(([t, text]) => ["text", { x: x(t), y: 246, "text-anchor": "middle" }, text]),
       ]);
     }

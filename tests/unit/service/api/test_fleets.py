@@ -158,7 +158,7 @@ def test_a_job_without_a_plan_makes_the_fleet_infeasible_unless_it_may_be_left_o
     failed = get(client, f"/v1/fleets/{refused}")
     assert failed["state"] == "infeasible"
     (fault,) = failed["answer"]["faults"]
-    assert (fault["field"], "no plan on any number of nodes" in fault["message"]) == (
+    assert (fault["field"], "no plan fits on" in fault["message"]) == (
         "/jobs/1/problem",
         True,
     )

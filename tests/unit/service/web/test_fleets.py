@@ -66,7 +66,7 @@ def test_a_schedule_has_its_proof_chart_table_and_links(browser: TestClient, wor
 
 
 def test_fleets_are_in_their_list_and_among_the_jobs(browser: TestClient) -> None:
-    assert "No fleet was submitted yet." in browser.get("/fleets").text
+    assert "There are no fleets yet." in browser.get("/fleets").text
     fleet_id = submit(browser, CHAT)
     for path in ("/fleets", "/jobs"):
         page = Page(browser.get(path).text)
@@ -83,7 +83,7 @@ def test_a_fleet_with_a_job_without_a_plan_names_it(browser: TestClient, worker:
     worker.run_next()
     text = Page(browser.get(f"/fleets/{fleet_id}").text).text
     assert "Not every job can be planned." in text
-    assert "no plan on any number of nodes (1)" in text
+    assert "no plan fits on 1 node" in text
 
 
 def test_a_schedule_is_read_by_anyone_who_has_its_link_until_that_is_revoked(

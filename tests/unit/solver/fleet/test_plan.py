@@ -134,7 +134,7 @@ def test_a_job_without_a_plan_is_named_with_the_numbers_tried() -> None:
     fleet = on_four(FleetJob(name="a"), FleetJob(name="b"))
     _, faults = jobs_without_plan(fleet, Durations({"a": {ONE: 1}, "b": {}}), at)
     assert list(faults) == ["b"]
-    assert faults["b"].message == "no plan on any number of nodes (1, 2, 4)"
+    assert faults["b"].message == "no plan fits on 1, 2, 4 nodes"
 
 
 def test_a_search_may_find_that_a_job_has_no_plan() -> None:
@@ -143,7 +143,7 @@ def test_a_search_may_find_that_a_job_has_no_plan() -> None:
             return None if job == "b" else super().exact_min(job, choice)
 
     source = Optimistic({"a": {ONE: 1}, "b": {ONE: 1, TWO: 1}})
-    with pytest.raises(InvalidProblemError, match=r"b\.problem: no plan on any number of nodes"):
+    with pytest.raises(InvalidProblemError, match=r"b\.problem: no plan fits on 1, 2, 4 nodes"):
         planned(on_four(FleetJob(name="a"), FleetJob(name="b")), source)
 
 
