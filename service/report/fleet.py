@@ -73,7 +73,8 @@ def rule_lines(document: Mapping[str, Any]) -> list[str]:
     cost = document["objectives"][2]["name"]
     return [
         f"{_RULES.get(one['rule'], one['rule'])}: "
-        f"weighted lateness {one['weighted_lateness_hours']:.1f} h, last end {one['last_end_hours']:.1f} h, {_OBJECTIVES[cost][0]} {one[cost]:.1f}"
+        f"weighted lateness {one['weighted_lateness_hours']:.1f} h, last end "
+        f"{one['last_end_hours']:.1f} h, {_OBJECTIVES[cost][0]} {one[cost]:.1f}"
         for one in document["rules"]
     ]
 

@@ -153,7 +153,7 @@ def test_what_a_key_may_not_do_its_session_may_not_either(browser: TestClient, d
     assert browser.get("/keys").status_code == 403
     first = browser.get("/").text
     assert "/keys" not in first
-    assert "needs one that may submit" in first
+    assert "needs a key with scope submit" in first
 
 
 def test_another_tenants_records_are_not_there(browser: TestClient, database: Database) -> None:

@@ -92,7 +92,7 @@ def test_the_order_of_nodes_is_on_the_page_of_an_answer_and_of_a_plan(
     runner = Runner(engine, StoredSearch(database), worker="w", leaving=threading.Event())
     assert runner.run_next()
     for address in (f"/jobs/{job_id}", f"/plans/{plan_ids(browser, job_id)[0]}"):
-        assert "Order of nodes: gpu-a gpu-b. Step:" in Page(browser.get(address).text).text
+        assert "Order of nodes: gpu-a gpu-b. A step takes" in Page(browser.get(address).text).text
     assert browser.get(f"/jobs/{job_id}/what-if").status_code == 200
 
 
