@@ -35,7 +35,9 @@ from meshwright.solver.runs.table import Run, read_runs
 def calibrate_command(
     runs: Annotated[Path, typer.Argument(help="Measured runs of the cluster, one a row (CSV).")],
     *,
-    cluster: Annotated[str | None, typer.Option(help="Which one, when the file holds several.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster to learn, if the file holds several.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Calibration (JSON) to write, for --profile.")] = None,
     measure_next: Annotated[
         int, typer.Option(min=0, help="Name this many rows without a time that are worth measuring.")

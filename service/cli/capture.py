@@ -17,10 +17,10 @@ _LINES = 8  # of its output that are shown where it starts nothing
 
 def capture_command(
     command: Annotated[
-        list[str], typer.Argument(help="The launch command, behind --.", metavar="-- COMMAND…")
+        list[str], typer.Argument(help="The launch command, after --.", metavar="-- COMMAND…")
     ],
     *,
-    out: Annotated[Path | None, typer.Option(help="Where the capture goes; without it to stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write [default: stdout].")] = None,
     timeout: Annotated[
         float, typer.Option(min=1, max=60, help="Seconds that the command may take.")
     ] = 60.0,

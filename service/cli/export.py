@@ -21,7 +21,7 @@ def export_command(
     plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
-    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     launcher_version: Annotated[
         str | None, typer.Option(help="Launcher release to write for, e.g. 0.3.")

@@ -73,28 +73,26 @@ def import_file(
         str | None,
         typer.Option("--format", help="Format of the file [default: by its content]."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; stdout where left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write [default: stdout].")] = None,
     into: Annotated[Path | None, typer.Option(help="Cluster file or table of runs to add it to.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Catalog name or config.json: what was measured.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type that it was measured on.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes of a new cluster file.")] = None,
-    group: Annotated[int, typer.Option(min=0, help="Which node group of the cluster file.")] = 0,
-    cluster: Annotated[str | None, typer.Option(help="What to call the cluster.")] = None,
+    group: Annotated[int, typer.Option(min=0, help="Number of the node group in the cluster file.")] = 0,
+    cluster: Annotated[str | None, typer.Option(help="Name of the new cluster.")] = None,
     assign: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="What a training log leaves out."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Value that the training log does not contain."),
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID|FILE", help="The plan that a training log is of: its facts are the row's."
-        ),
+        typer.Option(metavar="ID|FILE", help="Plan that the training log ran; its facts fill the row."),
     ] = None,
-    rank: Annotated[int, typer.Option(min=1, help="Which plan of the answer in that file.")] = 1,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the plan in that file.")] = 1,
 ) -> None:
-    """Turn a foreign file into one of ours: a cluster file, a model, a row of runs.
+    """Convert a file of another tool to a cluster file, a model or a row of runs.
 
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf, the figures of a GPU
     (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster; a log of nccl-tests with runs of

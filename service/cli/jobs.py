@@ -42,9 +42,14 @@ def submit(
     request: Request,
     *,
     url: Url = DEFAULT_URL,
-    key: Annotated[str | None, typer.Option("--idempotency-key", help="Same key, same job.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Search again, even if known.")] = False,
-    wait_for_it: Annotated[bool, typer.Option("--wait", help="Follow it and print its answer.")] = False,
+    key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="Key of this request; repeating it returns the same job."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Search again, even if the answer is stored.")
+    ] = False,
+    wait_for_it: Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     priority: Annotated[
         int | None, typer.Option(min=0, max=9, help="Priority 0 (first) to 9 (last) among your jobs.")
@@ -121,11 +126,16 @@ def list_plans(
             metavar="NAME=VALUE", help="A filter of GET /v1/plans: cluster=X, max_num_gpus=64, …."
         ),
     ] = None,
-    max_memory_gib: Annotated[float | None, typer.Option(min=0.001, help="Peak of a GPU at most.")] = None,
-    measured: Annotated[
-        bool | None, typer.Option("--measured/--unmeasured", help="Those that a run was reported of.")
+    max_memory_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="Largest peak memory of a GPU, in GiB.")
     ] = None,
-    sort: Annotated[str, typer.Option(help="A figure; - before it: the largest first.")] = "step_time_s",
+    measured: Annotated[
+        bool | None,
+        typer.Option("--measured/--unmeasured", help="Only plans with, or without, a reported run."),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="Figure to sort by; - before it puts the largest first.")
+    ] = "step_time_s",
     limit: Annotated[int, typer.Option(min=1, max=200, help="Plans to show.")] = 20,
     json_output: AsJson = False,
 ) -> None:

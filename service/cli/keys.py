@@ -35,8 +35,10 @@ def create(
     *,
     tenant: Annotated[str, typer.Option(help="Tenant with the records that the key opens.")] = "default",
     scope: Annotated[str, typer.Option(help="read, submit or admin; each includes the former.")] = "submit",
-    title: Annotated[str, typer.Option(help="What it is for.")] = "",
-    expires_in_days: Annotated[float | None, typer.Option(help="Default: never.")] = None,
+    title: Annotated[str, typer.Option(help="Note about the purpose of the key.")] = "",
+    expires_in_days: Annotated[
+        float | None, typer.Option(help="Days until it expires [default: never].")
+    ] = None,
     max_cpu_s_per_day: Annotated[
         float | None,
         typer.Option(help="CPU seconds of its searches in a day (UTC) [default: the settings']."),

@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "memory": (
         "memory:memory",
-        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from how many on it fits.",
+        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and how many it needs.",
     ),
     "explain": (
         "explain:explain_options",
@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "import": (
         "import_file:import_file",
-        "Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.",
+        "Convert a file of another tool to a cluster file, a measured profile, a model or a row of runs.",
     ),
     "tune": (
         "tune:tune",
@@ -90,7 +90,7 @@ COMMANDS = {
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
     "serve": ("serve:serve_command", "Run the service: API, records and workers on this machine."),
-    "worker": ("serve:worker", "Run one worker process (``python -m meshwright.workers``)."),
+    "worker": ("serve:worker", "Run one worker process (python -m meshwright.workers)."),
     "launch": (
         "launch:launch",
         "Ask a service for the plan of this job, start the job with it, report what it takes.",

@@ -32,7 +32,7 @@ def memory(
     optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, …")] = "adamw",
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and from how many on it fits."""
+    """Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and how many it needs."""
     from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - help loads no solver
     from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same

@@ -23,7 +23,7 @@ def plot(
     ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
-    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("plan.svg"),
 ) -> None:

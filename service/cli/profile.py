@@ -48,12 +48,15 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
         str, typer.Option(metavar="NAME[,NAME]", help="Modules that LoRA adapts, e.g. linear_qkv.")
     ] = ",".join(ATTENTION_TARGETS),
     only: Annotated[
-        str | None, typer.Option(help="Of collectives, gemm, attention, memory_bound, layer.")
+        str | None,
+        typer.Option(help="Measure these alone: collectives, gemm, attention, memory_bound, layer."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    budget_s: Annotated[float | None, typer.Option(help="Begin nothing after this many seconds.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few repeats, few payloads.")] = False,
+    budget_s: Annotated[
+        float | None, typer.Option(help="Start no further measurement after this many seconds.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and fewer payload sizes.")] = False,
 ) -> None:
     """Measure this machine with PyTorch; under torchrun, the collectives of its processes as well."""
     request = ProfileRequest(

@@ -100,9 +100,9 @@ def _body(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
 def replan(
     body: dict[str, Any],
     *,
-    plan_id: Annotated[str | None, typer.Argument(help="Plan that runs; a prefix will do.")] = None,
+    plan_id: Annotated[str | None, typer.Argument(help="Id of the running plan; a prefix will do.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
-    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     cluster_from: Annotated[
         str | None, typer.Option(help="slurm, k8s or torchelastic: as many nodes as this job has now.")
     ] = None,
@@ -111,7 +111,7 @@ def replan(
     ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
-    way: Annotated[int, typer.Option(help="Rank of the way with the files that --save-dir gets.")] = 1,
+    way: Annotated[int, typer.Option(help="Rank of the way that --save-dir gets files for.")] = 1,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
     ] = False,

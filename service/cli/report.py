@@ -33,7 +33,7 @@ def report(
     ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
-    rank: Annotated[int, typer.Option(help="Which plan of --from to show first.")] = 1,
+    rank: Annotated[int, typer.Option(help="Rank of the plan in --from to show first.")] = 1,
     url: Annotated[str | None, typer.Option(help="A service that has the job or the plan.")] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     what_if: Annotated[

@@ -16,7 +16,7 @@ from meshwright.service.serving.serve import serve
 from meshwright.service.settings import Settings, settings_with
 
 DatabaseUrl = Annotated[str | None, typer.Option(help="SQLite or PostgreSQL; default: the settings'.")]
-RedisUrl = Annotated[str | None, typer.Option(help="Queue of wake-ups; none: workers poll.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis that wakes workers; without it they poll.")]
 
 
 def serve_command(
@@ -56,7 +56,7 @@ def worker(
     redis_url: RedisUrl = None,
     celery: Annotated[bool, typer.Option("--celery", help="Take wake-ups from the queue.")] = False,
 ) -> None:
-    """Run one worker process (``python -m meshwright.workers``)."""
+    """Run one worker process (python -m meshwright.workers)."""
     command = [sys.executable, "-m", "meshwright.workers"]
     command += ["--database-url", database_url] if database_url else []
     command += ["--redis-url", redis_url] if redis_url else []

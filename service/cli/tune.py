@@ -58,9 +58,12 @@ def tune(
     top: Annotated[int, typer.Option(min=1, help="Best plans, and as many that would decide most.")] = 4,
     steps: Annotated[int, typer.Option(min=4, help="Steps of a run.")] = 10,
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.999, help="Chance at which a plan is the best.")
+        float,
+        typer.Option(min=0.5, max=0.999, help="Stop when one plan is the best with this probability."),
     ] = 0.9,
-    budget_gpu_minutes: Annotated[float, typer.Option(min=0.001, help="Of all runs together.")] = 60.0,
+    budget_gpu_minutes: Annotated[
+        float, typer.Option(min=0.001, help="GPU-minutes that all runs together may take.")
+    ] = 60.0,
     run_limit_s: Annotated[float, typer.Option(min=1.0, help="A run that takes longer is killed.")] = 600.0,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,

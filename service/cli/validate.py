@@ -21,8 +21,8 @@ def validate_command(
     runs: Annotated[Path, typer.Argument(help="Measured runs, one a row (CSV).")],
     *,
     calibrate: Annotated[int, typer.Option(min=0, help="Runs of each cluster to calibrate on.")] = 0,
-    choose: Annotated[str, typer.Option(help="Which ones: suggested or random.")] = "suggested",
-    seed: Annotated[int, typer.Option(help="Of the random choice.")] = 0,
+    choose: Annotated[str, typer.Option(help="Runs to calibrate on: suggested or random.")] = "suggested",
+    seed: Annotated[int, typer.Option(help="Random seed of --choose random.")] = 0,
     per_run: Annotated[Path | None, typer.Option(help="Write every prediction to this CSV.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:

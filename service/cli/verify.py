@@ -35,7 +35,7 @@ def verify_command(
     plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
-    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     install: Annotated[
         list[str] | None,
