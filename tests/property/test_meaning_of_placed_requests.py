@@ -1,6 +1,6 @@
 """Answers on unlike node groups against every placement that a request means (``placed_meaning``).
 
-Nothing here imports the product's enumeration, its exact program or its bounds."""
+Nothing here takes a judgement from the product's enumeration, its exact program or its bounds."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,8 +15,10 @@ from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.mixed.frontier import MixedFrontier
 from meshwright.solver.search.search import search
 from tests.draws import draws
+from tests.problems.mixed_clusters import a_group, a_mixed_problem
 from tests.property.placed_meaning import Placed, a_placed_request, all_placed, keeps, on_groups
 
 EXAMPLES = draws(2)
@@ -60,6 +62,44 @@ def test_constraints_on_node_groups_leave_the_placements_that_keep_them(part: in
         except AssertionError as fault:
             fault.add_note(f"seed {seed}: {written}")
             raise
+
+
+@pytest.mark.parametrize(
+    ("speeds", "layers", "batch"),
+    [((0.5, 0.3, 0.7), 7, 2), ((0.5, 0.7, 0.7), 6, 3), ((1.7, 0.7, 1.7), 6, 3)],
+)
+def test_neighbours_of_near_best_plans_lead_to_the_shortest_step_of_few_placements(
+    speeds: tuple[float, ...], layers: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = tuple(a_group(speed=speed, gpus=1, slug=f"gpu-{at}") for at, speed in enumerate(speeds))
+    pinned = {"data_parallel_size": 1, "micro_batch_size": 1, "recompute_granularity": "none"}
+    problem = a_mixed_problem(groups, num_layers=layers, batch=batch, certify="none", top_k=1, pin=pinned)
+    profile = default_profile(problem.cluster, "none")
+    answer = search(problem, profile)
+    every = all_placed(problem, profile)
+    judge(problem, answer, every)
+    step_s = answer.plans[0].prediction.step_time_s
+    assert step_s == pytest.approx(min(one.step_s for one in every), rel=1e-9)
+    monkeypatch.setattr(MixedFrontier, "improve", lambda *_: None)
+    assert step_s < search(problem, profile).plans[0].prediction.step_time_s  # of the closed form alone
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_neighbours_of_near_best_plans_never_make_the_answer_slower(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = [a_placed_request(Random(seed)) for seed in range(part, EXAMPLES, PARTS)]
+
+    def steps_of(problem: Problem) -> list[float]:
+        answer = search(problem, default_profile(problem.cluster, "none"))
+        return [plan.prediction.step_time_s for plan in answer.plans]
+
+    found = [steps_of(problem) for problem in problems]
+    monkeypatch.setattr(MixedFrontier, "improve", lambda *_: None)
+    for problem, ours in zip(problems, found, strict=True):
+        without = steps_of(problem)
+        assert len(ours) >= len(without)
+        assert all(one <= other * RANKING for one, other in zip(ours, without, strict=False))
 
 
 def test_documents_of_unequal_length_are_priced_on_the_groups_that_their_stages_stand_on() -> None:

@@ -10,8 +10,9 @@ more than GAP. Plans are ranked by their simulated step among all that were pric
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from meshwright.solver.search.mixed.lines import (
     whole_groups,
 )
 from meshwright.solver.search.mixed.model import Solved, solve
+from meshwright.solver.search.mixed.neighbours import neighbours_of
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.rows import (
     RANGES,
@@ -54,7 +56,10 @@ _EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it g
 _MOST_EFFORT = 3.0
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
-_TOGETHER = 8  # configurations priced between two looks at the clock
+_NEAREST = 2  # layouts of shortest steps that neighbours are sought of
+_MOST_NEIGHBOURS = 256  # of plans, priced in one search
+_MOST_SPLITS = 8  # of one line
+_TOGETHER = 32  # configurations priced between two looks at the clock
 _ALONE = 4  # configurations of one stage that are priced of every option, at least
 Layout = tuple[object, ...]
 
@@ -117,6 +122,7 @@ class MixedFrontier:
     _open: set[int] = field(default_factory=set)  # rows that CP-SAT left open
     _heap: list[_Waiting] = field(default_factory=list)
     _tried: dict[tuple[int, Line, Split | None], float] = field(default_factory=dict)  # the closed form
+    _places: dict[Configuration, tuple[int, Line]] = field(default_factory=dict)  # the row and its line
 
     @classmethod
     def of(cls, rows: MixedRows, problem: Problem, profile: Profile) -> MixedFrontier:
@@ -199,6 +205,19 @@ class MixedFrontier:
                     break
                 self._try_lines(row, dict.fromkeys(lines(self.rows, row)))
 
+    def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
+        """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit."""
+        seen, left = set[Configuration](), _MOST_NEIGHBOURS
+        while left > 0 and not interrupted(self):
+            near = (one for one in self.ranked()[:_NEAREST] if one.config in self._places)
+            plan = next((one for one in near if one.config not in seen), None)
+            if plan is None:
+                return
+            seen.add(plan.config)
+            found = list(islice(self._neighbours(plan), left))
+            self.price(found)
+            left -= len(found)
+
     def ranked(self) -> list[MixedPlan]:
         """Return the best plan of every layout, by their simulated steps."""
         best = dict[Layout, MixedPlan]()
@@ -278,16 +297,39 @@ class MixedFrontier:
             if not self.rows.are_alike(line):
                 continue
             self._tried[row, line, own] = np.inf
-            splits = LineSplit(self.rows, row, line)
-            for split in dict.fromkeys((splits.best(), own)):
-                if split is not None and splits.holds(split):
-                    config = configuration_of(self.rows, row, line, split, splits.replays_of(split))
-                    if not any(group_faults(self.problem, config)):
-                        configs[config] = line, own
+            table = LineSplit(self.rows, row, line)
+            found = self._configurations(row, line, table, (table.best(), own))
+            configs |= dict.fromkeys(found, (line, own))
         for config, value in self.price(list(configs)).items():
             one = (row, *configs[config])
             self._tried[one] = min(self._tried[one], value)
         return any(config in self.found for config in configs)
+
+    def _neighbours(self, plan: MixedPlan) -> Iterator[Configuration]:
+        """Yield neighbours of a plan that may be faster than it."""
+        (row, line), split = self._places[plan.config], plan.config.stage_layers
+        for changed, splits in neighbours_of(self.rows, row, line, split).items():
+            look()
+            if not self.rows.allowed[row, len(changed)] or not self.rows.are_alike(changed):
+                continue
+            table = LineSplit(self.rows, row, changed)
+            limit_s = plan.step_s - float(self.rows.fixed_s[list(changed), row].max())
+            best = None if changed == line else table.best()
+            near = table.quicker([*splits, *([] if best is None else [best])], limit_s)
+            yield from self._configurations(row, changed, table, near[:_MOST_SPLITS])
+
+    def _configurations(
+        self, row: int, line: Line, table: LineSplit, splits: Iterable[Split | None]
+    ) -> list[Configuration]:
+        """Return the splits of a line that fit and keep the constraints on node groups."""
+        found = list[Configuration]()
+        for split in dict.fromkeys(splits):
+            if split is not None and table.holds(split):
+                config = configuration_of(self.rows, row, line, split, table.replays_of(split))
+                if not any(group_faults(self.problem, config)):
+                    self._places[config] = row, line
+                    found.append(config)
+        return found
 
     def price(self, configs: Sequence[Configuration]) -> dict[Configuration, float]:
         """Price configurations, and keep those that fit and keep every rule; return their closed forms."""

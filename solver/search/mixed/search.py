@@ -95,6 +95,8 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     frontier.run(interrupted)
     frontier.finished &= shared.every
     with watch.cut():
+        frontier.improve(interrupted)
+    with watch.cut():
         if problem.options.top_k > 1 and not watch.interrupted():
             frontier.fill(problem.options.top_k, interrupted)
             shared.solve(_last_s(frontier, problem.options.top_k), _FURTHER)
