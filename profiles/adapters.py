@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
@@ -45,6 +45,16 @@ _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 BasePrecision = Literal["bf16", "fp32", "int8", "nf4", "nf4-double"]
 WHOLE_PRECISIONS = ("bf16", "fp32")  # of all weights; others are of linear layers alone
 _BLOCK, _DOUBLE_BLOCK = 64, 256  # weights of one scale; scales of one scale of scales
+
+
+def all_linear_adapts(model: ModelSpec) -> bool:
+    """Return whether peft takes "all-linear" of this model.
+
+    It refuses adapters of ``out_proj`` in Mamba, Mamba 2, Falcon-H1 and Nemotron-H, whose kernels read its
+    weights themselves (peft 0.21, tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``): here, the
+    models that have layers with a mixer alone.
+    """
+    return MIXER_LAYER not in model.layer_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

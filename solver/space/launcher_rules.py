@@ -17,6 +17,7 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     TRAINED_MODULES,
     WHOLE_PRECISIONS,
+    all_linear_adapts,
 )
 from meshwright.profiles.capabilities import (
     Capabilities,
@@ -83,6 +84,14 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             if others := [one for one in getattr(workload, field) if one not in named]:
                 at, message = f"/workload/{field}", f"{name} names no {', '.join(others)}"
                 yield FieldError(pointer=at, message=message, allowed=", ".join(named) or "[]")
+        whole_class = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
+        if whole_class and not all_linear_adapts(problem.model):
+            message = f"peft adapts no out_proj of {problem.model.title}, and all linear layers contain it"
+            allowed = f"some of {', '.join(SINGLE_TARGETS)}"
+            yield FieldError(
+                pointer="/workload/lora_targets", message=message, allowed=allowed,
+                nearest=json.dumps(SINGLE_TARGETS[:4]),
+            )  # fmt: skip
         if workload.base_precision not in able.base_precisions:
             yield FieldError(
                 pointer="/workload/base_precision",

@@ -11,8 +11,10 @@ import pytest
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.rules import within_capabilities
 from meshwright.launchers.target import Target
+from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.capabilities import launcher_capabilities, model_facts
 from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
@@ -110,6 +112,14 @@ def test_a_workload_that_a_launcher_does_not_train_is_refused(
 ) -> None:
     assert not fields(case(launcher, ONE))
     assert field in fields(case(launcher, ONE, **changes))
+
+
+def test_all_linear_layers_of_a_model_with_mixers_alone_are_not_adapted() -> None:
+    model = model_from_config({"model_type": "nemotron_h"}, name="x")
+    every = fields(case("accelerate", ONE, model, lora_rank=8, lora_targets=SINGLE_TARGETS))
+    assert "workload.lora_targets" in every
+    some = fields(case("accelerate", ONE, model, lora_rank=8, lora_targets=SINGLE_TARGETS[:4]))
+    assert "workload.lora_targets" not in some
 
 
 def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> None:
