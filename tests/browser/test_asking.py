@@ -30,7 +30,7 @@ def test_from_a_question_to_launch_files(page: Page, server: RunningServer) -> N
 
     page.get_by_role("link", name="Launch files", exact=True).click()
     page.get_by_label("Launcher").select_option("megatron-bridge")
-    page.wait_for_url("**launcher=megatron-bridge")
+    page.wait_for_url("**launcher=megatron-bridge*")
     name = page.locator(".launch h2").first.inner_text()
     with page.expect_download() as saved:
         page.get_by_role("link", name="Download").first.click()

@@ -44,7 +44,7 @@ def test_a_search_is_watched_reloaded_and_cancelled(page: Page, slow: Slow) -> N
     expect(page.locator(".state.running")).to_have_text("searching")
     page.goto(f"{url}/jobs/{job_id}")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("Ended as: cancelled")).to_be_visible()  # with the best plan so far
+    expect(page.get_by_text("State: cancelled")).to_be_visible()  # with the best plan so far
     page.goto(f"{url}/jobs?state=cancelled")
     expect(page.locator("table.list tbody tr")).to_have_count(1)
 
