@@ -33,7 +33,7 @@ def test_from_a_question_to_launch_files(page: Page, server: RunningServer) -> N
     page.wait_for_url("**launcher=megatron-bridge*")
     name = page.locator(".launch h2").first.inner_text()
     with page.expect_download() as saved:
-        page.get_by_role("link", name="Download").first.click()
+        page.get_by_role("link", name="Download", exact=True).first.click()
     assert saved.value.suggested_filename == name
     assert Path(saved.value.path()).read_text() == page.locator(".launch pre").first.inner_text()
 
