@@ -83,9 +83,8 @@ class Capabilities:
     towers: tuple[str, ...] = ()
     # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
     whole_towers: bool = False
-    shares_out_images: bool = (
-        False  # but where a micro-batch has an image for each of them, these are shared out
-    )
+    # But where a micro-batch has an image for each of these ranks, the images are shared out
+    shares_out_images: bool = False
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
     projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given

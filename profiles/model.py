@@ -98,7 +98,7 @@ class ModelSpec:
     indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     mixer: MixerSpec | None = None  # what some layers have instead of attention
-    tower: TowerSpec | None = None  # of images, whose tokens precede the first layer
+    tower: TowerSpec | None = None  # of images; their tokens precede the first layer
     layer_pattern: str = ""  # layers of one block each: M mixer, * attention, - MLP, E experts
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all

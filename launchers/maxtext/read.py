@@ -400,8 +400,9 @@ def _options(fields: Fields, configuration: Configuration) -> dict[str, str | in
         found["attention_kernel"] = kernel
     if fields.flag("enable_dropout", default=True) and fields.number("dropout_rate", 0.0) > 0:
         found["dropout"] = True
-    if configuration.recompute_granularity == "selective" and _replayed(fields) != _USUAL_MODULES:
-        found["recompute_modules"] = _replayed(fields)
+    selective = configuration.recompute_granularity == "selective"
+    if selective and (replayed := _replayed(fields)) != _USUAL_MODULES:
+        found["recompute_modules"] = replayed
     return dict(sorted(found.items()))
 
 

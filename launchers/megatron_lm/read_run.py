@@ -11,6 +11,7 @@ from meshwright.launchers.megatron_core.names import STAGES_BEFORE_DATA, WHOLE_L
 from meshwright.launchers.megatron_core.read import context_mode
 from meshwright.launchers.megatron_lm.flags import FP8_RECIPES, FRAMEWORK
 from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, OFFLOAD, partition
+from meshwright.launchers.megatron_lm.read_model import PATTERN
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, OPTION_PARTS, FrameworkFacts, framework_facts
@@ -25,6 +26,7 @@ from meshwright.solver.problem import Workload
 
 _REPEATED = re.compile(r"(\([^()]*\)|.)\*(\d{1,5})")
 _MAX_LAYOUT = 20_000
+_LAYOUT = "pipeline-model-parallel-layout"
 
 
 def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
@@ -34,8 +36,8 @@ def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         return ()
     if f"--{DEEPSPEED}" in given.others:
         return partition(given, num_layers, pp)
-    if "|" in given.word("hybrid-layer-pattern") or given.has("pipeline-model-parallel-layout"):
-        return _stated_chunks(given, num_layers, pp)
+    if given.has(_LAYOUT) or _has_staged_pattern(given):
+        return _segments(given, pp) if _has_staged_pattern(given) else _layout(given, num_layers, pp)
     if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):
         return _uneven_ends(given, num_layers, pp)
     embedding = int(given.has("account-for-embedding-in-pipeline-split"))
@@ -89,20 +91,18 @@ def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     return ()
 
 
-def _stated_chunks(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
-    """Return the chunks that a pattern of layers states, or else a layout."""
-    in_pattern = "|" in given.word("hybrid-layer-pattern")
-    return _segments(given, pp) if in_pattern else _layout(given, num_layers, pp)
+def _has_staged_pattern(given: Given) -> bool:
+    """Return whether the pattern of layers states the chunks."""
+    return "|" in given.word(PATTERN)
 
 
 def _segments(given: Given, pp: int) -> tuple[int, ...]:
     """Return the layers of each chunk of a pattern with ``|`` between chunks."""
-    name = "hybrid-layer-pattern"
-    split = tuple(len(chunk) for chunk in given.word(name).split("|"))
+    split = tuple(len(chunk) for chunk in given.word(PATTERN).split("|"))
     if len(split) % pp:
-        given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
+        given.fault(PATTERN, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
     elif not all(split):
-        given.fault(name, "has a stage without a layer, which is not priced")
+        given.fault(PATTERN, "has a stage without a layer, which is not priced")
     else:
         return split
     return ()
@@ -110,7 +110,7 @@ def _segments(given: Given, pp: int) -> tuple[int, ...]:
 
 def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     """Parse ``Et*3|(tt|)*29,m|L``: stages between bars, t for a layer; x*N repeats x."""
-    name = "pipeline-model-parallel-layout"
+    name = _LAYOUT
     text = given.word(name).replace(" ", "").replace(",", "")
     while (found := _REPEATED.search(text)) is not None and len(text) < _MAX_LAYOUT:
         piece = found[1].removeprefix("(").removesuffix(")") if len(found[1]) > 1 else found[1]
@@ -352,14 +352,9 @@ def _kernel(given: Given, known: FrameworkFacts) -> str:
 
 def _interleaves(given: Given) -> bool:
     """Return whether chunks interleave, so that transfers can overlap."""
-    return (
-        given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1
-        or any(
-            given.has(name)
-            for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
-        )
-        or "|" in given.word("hybrid-layer-pattern")
-    )
+    stated = any(given.has(name) for name in ("num-layers-per-virtual-pipeline-stage", _LAYOUT))
+    several = given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1
+    return several or stated or _has_staged_pattern(given)
 
 
 def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:

@@ -36,12 +36,11 @@ class WholeType:
     text: str  # the language model's type; empty: as text_config states
     tower: str  # a name of ``_RULES``
     tied: bool = False  # where the config does not state it
-    # Whose word it is whether the head is tied: the whole config's, that of either part, or of none.
+    # Configs that decide whether the head is tied: the whole one, either of it and its part, or none.
     ties: Literal["whole", "either", "none"] = "whole"
     defaults: Mapping[str, object] = field(default_factory=dict)  # of the tower's configuration class
-    fixed: Mapping[str, object] = field(
-        default_factory=dict
-    )  # of the tower: the values that a key may have
+    # Of the tower: the values that a key may have
+    fixed: Mapping[str, object] = field(default_factory=dict)
     whole: Mapping[str, object] = field(default_factory=dict)  # of the whole config: defaults that are read
     unused: tuple[str, ...] = ()  # keys of either that change nothing that is planned
 

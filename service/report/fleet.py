@@ -121,15 +121,19 @@ WIDTH = 10_000  # of a chart, whatever its scale
 
 def gantt_bars(document: Mapping[str, Any]) -> tuple[GanttBar, ...]:
     """Return the bars of the Gantt chart, from the first start to the last."""
-    jobs = jobs_by_start(document)
-    end = max((job["end_hours"] for job in jobs), default=0.0) or 1.0
-    return tuple(_gantt_bar(job, end) for job in jobs)
+    end = _end_hours(document)
+    return tuple(_gantt_bar(job, end) for job in jobs_by_start(document))
 
 
 def gantt_marks(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the labels of the chart's axis: its beginning, middle and end."""
-    end = max((job["end_hours"] for job in document["jobs"]), default=0.0) or 1.0
+    end = _end_hours(document)
     return "0", f"{end / 2:.1f} h", f"{end:.1f} h"
+
+
+def _end_hours(document: Mapping[str, Any]) -> float:
+    """Return the end of the Gantt chart; 1 where no job takes time."""
+    return max((job["end_hours"] for job in document["jobs"]), default=0.0) or 1.0
 
 
 def _gantt_bar(job: Mapping[str, Any], end: float) -> GanttBar:
@@ -154,7 +158,7 @@ def _gantt_bar(job: Mapping[str, Any], end: float) -> GanttBar:
 def gantt_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     """Return the Gantt chart: a line a job, from its start to its end; ``│`` marks the due date."""
     jobs = jobs_by_start(document)
-    end = max((job["end_hours"] for job in jobs), default=0.0) or 1.0
+    end = _end_hours(document)
     label = min(_LABEL, max((len(job["name"]) for job in jobs), default=0))
     columns = max(_LEAST_BAR, width - label - 4)
     lines = [f"  {_cut(job['name'], label)} {_bar(job, end, columns)}".rstrip() for job in jobs]

@@ -173,13 +173,13 @@ def answer_page(
     of_best: JobRecord | None = None,
 ) -> AnswerPage:
     """Return one page of the answer of a job that has one; ``of_best``: the job of a sweep's best point."""
-    problem = problem_of(of_best or job)
+    problem, (title, question) = problem_of(of_best or job), named(job)
     answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
     is_first = not answer.plans or answer.plans[0].rank == 1
     has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
     return AnswerPage(
-        title=named(job)[0],
-        question=named(job)[1],
+        title=title,
+        question=question,
         verdict=_verdict(answer, problem, best_point(job, plans)) if is_first else None,
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,

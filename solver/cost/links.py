@@ -108,6 +108,17 @@ class LinkTable:
             mean = mean + loads.mean(axis=1)
         return slowest, mean
 
+    def pace_of(self, flows: Flows, order: Indices) -> LinkPace:
+        """Return the pace of one kind of group with the nodes in one order, (places,)."""
+        nodes = order[None, :]
+        (slowness,), (hop_s,) = self.slowness_of(flows, nodes)[0], self.hop_s_of(flows, nodes)
+        return LinkPace(share=1.0 / float(slowness), hop_s=float(hop_s))
+
+    @property
+    def of_pairs(self) -> FloatArray:
+        """Return the slowness of every pair of different nodes, (N (N - 1),)."""
+        return self.slowness[~np.eye(len(self.slowness), dtype=np.bool_)]
+
     def hop_s_of(self, flows: Flows, nodes: Indices) -> FloatArray:
         """Return the longest latency beyond the network's, (k,)."""
         if self.extra_s is None:
@@ -153,20 +164,17 @@ def paces_of(problem: Problem, config: Configuration) -> tuple[LinkPace, ...]:
     group = groups[0]
     flows = flows_of(problem, config)
     places = max((int(one.source.max()) + 1 for one in flows), default=1)
-    table, nodes = LinkTable.of(group, places), places_of(group, places)
-    found = dict.fromkeys(KINDS, LinkPace())
-    for one in flows:
-        (slowness,), (hop_s,) = table.slowness_of(one, nodes)[0], table.hop_s_of(one, nodes)
-        found[one.kind] = LinkPace(share=1.0 / float(slowness), hop_s=float(hop_s))
-    return tuple(found[kind] for kind in KINDS)
+    table, order = LinkTable.of(group, places), places_of(group, places)
+    found = {one.kind: table.pace_of(one, order) for one in flows}
+    return tuple(found.get(kind, LinkPace()) for kind in KINDS)
 
 
 def places_of(group: NodeGroup, places: int) -> Indices:
-    """Return the node in each place in the order that a group states, (1, places)."""
+    """Return the node in each place in the order that a group states, (places,)."""
     order = np.arange(max(group.num_nodes, places))
     stated = () if group.links is None else group.links.order
     order[: len(stated)] = stated
-    return order[None, :]
+    return order
 
 
 def paced(profile: Profile, paces: tuple[LinkPace, ...]) -> Profile:

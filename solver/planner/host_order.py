@@ -67,7 +67,7 @@ class OrderProblem:
     @cached_property
     def listed(self) -> Indices:
         """Return the order in which the cluster lists its nodes, (N,)."""
-        return np.asarray(places_of(self.problem.cluster.groups[0], self.places)[0])
+        return places_of(self.problem.cluster.groups[0], self.places)
 
     @cached_property
     def _even(self) -> Problem:
@@ -87,11 +87,7 @@ class OrderProblem:
 
     def paces(self, order: Indices) -> Paces:
         """Return the pace of each kind in one order."""
-        found, nodes = Paces(), order[None, :]
-        for one in self.flows:
-            (slowness,), (hop_s,) = self.table.slowness_of(one, nodes)[0], self.table.hop_s_of(one, nodes)
-            found[one.kind] = LinkPace(share=1.0 / float(slowness), hop_s=float(hop_s))
-        return found
+        return {one.kind: self.table.pace_of(one, order) for one in self.flows}
 
     def exact_s(self, order: Indices) -> float:
         """Return the step in one order."""
@@ -167,7 +163,7 @@ class _Curve:
 
 def _range(asked: OrderProblem, flows: Flows) -> tuple[float, float]:
     """Return the least and the largest slowness of a kind, uplinks that all senders share counted."""
-    pairs = asked.table.slowness[~np.eye(len(asked.table.slowness), dtype=np.bool_)]
+    pairs = asked.table.of_pairs
     shared = [float(flows.gpus.sum()) / level.gpus for level in asked.table.levels]
     return float(pairs.min()), max(float(pairs.max()), *shared, 1e-9)
 
@@ -285,8 +281,7 @@ class _Need:
     @classmethod
     def of(cls, asked: OrderProblem, flows: Flows) -> _Need:
         """Return the needs of one kind."""
-        pairs = asked.table.slowness[~np.eye(len(asked.table.slowness), dtype=np.bool_)]
-        return cls(table=asked.table, flows=flows, values=np.unique(pairs))
+        return cls(table=asked.table, flows=flows, values=np.unique(asked.table.of_pairs))
 
     @property
     def kind(self) -> str:
@@ -381,5 +376,4 @@ def even_clusters(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:
         return cluster.with_even_links(1.0), cluster.with_even_links(1.0)
     rings = [_nearest_first(table.slowness, start) for start in range(min(size, _CHAINS))]
     found = min(float(table.slowness[ring, np.roll(ring, -1)].max()) for ring in rings)
-    pairs = table.slowness[~np.eye(size, dtype=np.bool_)]
-    return cluster.with_even_links(found), cluster.with_even_links(float(pairs.min()))
+    return cluster.with_even_links(found), cluster.with_even_links(float(table.of_pairs.min()))

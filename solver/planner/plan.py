@@ -9,7 +9,7 @@ from math import inf
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import Profile, default_profile, framework_of
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Answer, Plan, RankFloors, Status, settled_problem, with_gaps
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
@@ -45,7 +45,7 @@ from meshwright.solver.planner.variants import (
     with_needs,
     workload_of,
 )
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predicted, profile_of_variant
 from meshwright.solver.problem import (
     STANDALONE_STAGES,
     OnProgress,
@@ -240,7 +240,7 @@ def _on_nodes(problem: Problem, profile: Profile, plan: Plan, watch: Watch, effo
     from meshwright.solver.planner.host_order import OrderProblem, best_order  # noqa: PLC0415 - the same
 
     settled = settled_problem(replace(plan, hosts=None), problem)
-    own = _costs_of(settled, profile)
+    own = profile_of_variant(settled, profile)
     asked = OrderProblem(problem=settled, profile=own, config=plan.config)
     hosts = best_order(asked, seed=problem.options.seed, effort=0.0 if watch.interrupted() else effort)
     placed = replace(plan, hosts=hosts, odds=None, bound_step_time_s=None, gap=None)
@@ -252,13 +252,6 @@ def _on_nodes(problem: Problem, profile: Profile, plan: Plan, watch: Watch, effo
     )  # fmt: skip
 
 
-def _costs_of(settled: Problem, profile: Profile) -> Profile:
-    """Return the profile of a settled problem: of any launcher, its own framework's."""
-    if framework_of(settled.priced_as) == profile.framework.name:
-        return profile
-    return default_profile(settled.cluster, settled.priced_as)
-
-
 def _of_orders(
     problem: Problem, profile: Profile, answer: Answer, plans: Sequence[Plan], watch: Watch
 ) -> Answer:
@@ -266,7 +259,7 @@ def _of_orders(
     explained = list[Plan]()
     for plan in plans:
         settled = settled_problem(plan, problem)
-        explained += with_reasons(settled, _costs_of(settled, profile), [plan], watch.closing())
+        explained += with_reasons(settled, profile_of_variant(settled, profile), [plan], watch.closing())
     steps, bound_s = [plan.prediction.step_time_s for plan in plans], answer.bound_step_time_s
     bound_s = None if bound_s is None else min(bound_s, steps[0])
     found = replace(

@@ -121,12 +121,7 @@ def _apart(passes_s: FloatArray) -> FloatArray:
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     """Return each row's split and others that fit in memory, none twice."""
     listed = are_listed(rows)
-    tried = [
-        list(dict.fromkeys([split, *splits_of(shape_of(rows, at))]))
-        if listed[at]
-        else _tried(rows, at, split)
-        for at, split in enumerate(given)
-    ]
+    tried = [(_listed if listed[at] else _tried)(rows, at, split) for at, split in enumerate(given)]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
     every = rows.take(which)

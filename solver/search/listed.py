@@ -118,9 +118,8 @@ def splits_of(shape: Shape) -> tuple[Split, ...]:
     behind = [np.eye(1, shape.num_layers + 1)[0]]  # ways of the ranks behind to hold 0 … L layers
     for rank in range(shape.p - 1, 0, -1):
         behind.append(_convolved(behind[-1], _ways(shape, rank)))
-    found: list[tuple[tuple[Split, ...], int]] = [
-        ((), shape.num_layers)
-    ]  # chunks of each rank, layers left
+    # Chunks of each rank, and the layers that are left
+    found: list[tuple[tuple[Split, ...], int]] = [((), shape.num_layers)]
     for rank in range(shape.p):
         left = behind[shape.p - 1 - rank]
         held = np.flatnonzero(_ways(shape, rank)).tolist()

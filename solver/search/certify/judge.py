@@ -174,17 +174,12 @@ class Judge:
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
 
-    def certify(self, frontier: Frontier, survivors: tuple[int, ...], watch: Watch) -> Certificate:
-        """Judge the first plan's row (the first of ``survivors``), and all K on request.
+    def answer(self, inquiry: Inquiry, watch: Watch) -> Certificate:
+        """Judge what an inquiry asks.
 
         Raises:
             ProofMismatchError: CP-SAT proves another minimum than the exact program.
         """
-        inquiry = inquiry_of(frontier, survivors, self._options)
-        return Certificate() if inquiry is None else self.answer(inquiry, watch)
-
-    def answer(self, inquiry: Inquiry, watch: Watch) -> Certificate:
-        """Judge what an inquiry asks; errors as ``certify``."""
         if self._lazy:
             self._start()
         if self._child is None:

@@ -23,6 +23,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 from tests.processes.postgres_server import is_alive
 from tests.processes.servers import until
+from tests.unit.solver.search.certify.test_judge import judged
 
 LATE = ("CP-SAT did not finish in time for 1 of 1 certificates",)
 
@@ -118,7 +119,7 @@ def test_its_memory_is_limited(judge: Judge) -> None:
 def test_a_child_without_memory_leaves_a_warning_not_an_error(frontier: Frontier, judge: Judge) -> None:
     child = judge._child
     resource.prlimit(limited(judge), resource.RLIMIT_AS, (2**24, 2**24))  # 16 MiB: less than it has
-    certificate = judge.certify(frontier, (frontier.ranked[0].row,), Watch(time_limit_s=30.0))
+    certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
     assert (certificate.rows, certificate.warnings) == (frozenset(), LATE)
     assert child is not None
     assert child.poll() is not None
@@ -138,7 +139,7 @@ def test_a_verdict_that_proves_nothing_certifies_nothing(
     frontier: Frontier, judge: Judge, status: str
 ) -> None:
     answering(judge, {"status": status})
-    certificate = judge.certify(frontier, (frontier.ranked[0].row,), Watch(time_limit_s=30.0))
+    certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
     assert (certificate.rows, certificate.warnings) == (frozenset(), LATE)
 
 
@@ -146,7 +147,7 @@ def test_a_verdict_that_proves_nothing_certifies_nothing(
 def test_a_verdict_against_a_known_plan_is_an_error(frontier: Frontier, judge: Judge, status: str) -> None:
     answering(judge, {"status": status})
     with pytest.raises(ProofMismatchError, match=status):
-        judge.certify(frontier, (frontier.ranked[0].row,), Watch(time_limit_s=30.0))
+        judged(frontier, judge, Watch(time_limit_s=30.0))
 
 
 def test_a_certified_search_prints_nothing() -> None:

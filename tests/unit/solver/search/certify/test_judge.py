@@ -52,7 +52,8 @@ def frontier() -> Frontier:
 
 def judged(frontier: Frontier, judge: Judge, watch: Watch) -> Certificate:
     """The certificate of the first plan's row alone."""
-    return judge.certify(frontier, (frontier.ranked[0].row,), watch)
+    inquiry = inquiry_of(frontier, (frontier.ranked[0].row,), judge._options)
+    return Certificate() if inquiry is None else judge.answer(inquiry, watch)
 
 
 def test_the_first_plan_is_confirmed(frontier: Frontier) -> None:
