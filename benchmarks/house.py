@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("profiles", "solver", "shell", "launchers", "service", "workers")
 DIMENSION = "expert_weight_shard_size"  # the parallel size that was added last
-ASKS = re.compile(r"\.is_placed\b|\bplaces_stages\b(?! =)")  # for stages on node groups
+ASKS = re.compile(r"\.is_placed\b|\.unplaced\b|\bplaces_stages\b(?! =)")  # for stages on node groups
 PLAN = (
     "plan --model llama-3.1-8b --cluster dgx-h100 --num-nodes 4"
     " --global-batch-size 256 --seq-length 8192 --json"

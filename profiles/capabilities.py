@@ -163,6 +163,12 @@ def launcher_names() -> tuple[str, ...]:
     return tuple(sorted(_catalog()))
 
 
+@cache
+def launchers_placing_stages() -> tuple[str, ...]:
+    """Return the launchers that place stages on unlike node groups."""
+    return tuple(name for name in launcher_names() if launcher_capabilities(name).places_stages)
+
+
 def launchers_of(launcher: str) -> tuple[str, ...]:
     """Return the launchers that a request means: for ``any``, every one with known limits."""
     return tuple(name for name in launcher_names() if name != "none") if launcher == "any" else (launcher,)

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.capabilities import launcher_names, launchers_of, launchers_placing_stages
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
@@ -462,7 +462,7 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
 
 
 def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
-    able = [name for name in launcher_names() if launcher_capabilities(name).places_stages]
+    able = launchers_placing_stages()
     if launcher_or_framework in able:
         return "mixed cluster: stages are placed on node groups"
     return (

@@ -222,9 +222,18 @@ class Problem:
         return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
 
     @cached_property
+    def unplaced(self) -> str:
+        """Return why stages cannot be placed on unlike node groups; empty where they are."""
+        if self.cluster.is_homogeneous:
+            name = self.cluster.group_names[0]
+            return f"stages are placed on unlike node groups; here all nodes are {name}"
+        able = launcher_capabilities(self.launcher).places_stages
+        return "" if able else f"{self.launcher} does not place stages on node groups"
+
+    @property
     def places_stages(self) -> bool:
         """Return whether stages are placed on unlike node groups."""
-        return not self.cluster.is_homogeneous and launcher_capabilities(self.launcher).places_stages
+        return not self.unplaced
 
     @cached_property
     def priced_as(self) -> str:
@@ -321,7 +330,8 @@ def with_batch(problem: Problem, batch: int) -> Problem:
 def on_group(problem: Problem, group: NodeGroup) -> Problem:
     """Return the same model and workload on one node group alone."""
     cluster = ClusterSpec(name=group.gpu.slug, groups=(group,))
-    return replace(problem, cluster=cluster, among_unlike=problem.places_stages or problem.among_unlike)
+    among = problem.among_unlike or not problem.cluster.is_homogeneous
+    return replace(problem, cluster=cluster, among_unlike=among)
 
 
 def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Configuration]]:

@@ -458,7 +458,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     lost = is_heterogeneous(config) and _splits_sequences(target) and _has_single_ranks(target)
     if lost and facts(target).overlap_tensor:
         yield "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1"
-    if config.is_placed:
+    if len(hosts_of(target)) > 1:
         yield (
             "the meshes communicate over NCCL; for devices that it does not connect, set "
             "hetero_use_cpu_communication"

@@ -10,7 +10,12 @@ from difflib import get_close_matches
 from itertools import islice
 
 from meshwright.profiles.adapters import target_fault
-from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.capabilities import (
+    launcher_capabilities,
+    launcher_names,
+    launchers_of,
+    launchers_placing_stages,
+)
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, framework_facts, with_options
@@ -59,10 +64,9 @@ def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
         if term is None:
             continue
         if problem.cluster.is_homogeneous:
-            message = f"{name} needs a cluster of unlike node groups; here all nodes are {groups[0]}"
-            yield FieldError(pointer=at, message=message)
-        elif not problem.places_stages:
-            message = f"{name}: {problem.launcher} does not place stages on node groups"
+            yield FieldError(pointer=at, message=f"{name}: {problem.unplaced}")
+        elif problem.unplaced:
+            message = f"{name}: {problem.unplaced}"
             yield FieldError(pointer=at, message=message, allowed=_PLACING, nearest=_PLACING.split(", ")[0])
         elif term[1] not in groups:
             near = get_close_matches(term[1], groups, n=1, cutoff=0.0)
@@ -75,9 +79,7 @@ LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
-_PLACING = ", ".join(
-    f"launcher {name}" for name in launcher_names() if launcher_capabilities(name).places_stages
-)
+_PLACING = ", ".join(f"launcher {name}" for name in launchers_placing_stages())
 
 
 def check_launcher(name: str, *, at: str = "/launcher") -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from meshwright.launchers.rules import near_divisors
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_placing_stages
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.requests.parts import as_written, written_out
@@ -45,10 +45,10 @@ Where = tuple[str | int, ...]
 
 def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
     """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional."""
-    if not problem.places_stages:
+    if problem.unplaced:
         at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
-        message = f"{problem.launcher} does not place stages on unlike node groups"
-        raise InvalidProblemError.of(at, message, allowed="the launchers flagscale, none on unlike nodes")
+        allowed = f"the launchers {', '.join(launchers_placing_stages())} on unlike nodes"
+        raise InvalidProblemError.of(at, problem.unplaced, allowed=allowed)
     parts = _classes(raw)
     if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
         at = pointer(*_AT, "replicas")

@@ -24,19 +24,18 @@ from meshwright.solver.clock import CpuWatch, Watch, look
 from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
+_Way = Literal["search", "place", "predict"]  # in which changed questions are answered
 _CARRIED = 10  # plans that are carried over
 _PAIRED = 3  # of them in each pair of changes
 _PLACED_S = 2.0  # of one search that places stages
 _PAIRS_S = 2.0  # CPU seconds of all pairs
-_METHODS: Mapping[Method, str] = {
+_WAYS: Mapping[_Way, str] = {
     "search": "Each line is a search of its own, made for this report: the fastest plan of that question.",
     "predict": "Each line carries the listed plans over to that question and predicts them; a search of "
     "that question may find a faster one.",
+    "place": "Each line is a search of its own, made for this report and cut short after 2 s, or the "
+    "listed plans carried over where those are faster; a longer search may find a faster one.",
 }
-_PLACED = (
-    "Each line is a search of its own, made for this report and cut short after 2 s, or the listed plans "
-    "carried over where those are faster; a longer search may find a faster one."
-)
 _SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
 _LISTED = " Of the launchers, precisions and optimizers left open those of the listed plans are searched."
 _MEASURED = " The network is not changed: its collectives were measured on this cluster."
@@ -56,13 +55,14 @@ def what_ifs(
     """
     if method == "none" or not answer.plans:
         return None
+    way: _Way = "place" if method == "search" and problem.places_stages else method
     watch, best = CpuWatch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
     asked = settled(WhatIfQuestion(problem=problem, profile=profile), best)
     others = answer.ranking or answer.plans  # a report of one plan may be about one that is not ranked
     listed = [candidate_of(plan, problem) for plan in others[:_CARRIED]]
     now = WhatIfPlan(candidate=listed[0], prediction=best.prediction)
     singles = [
-        Single(change=change, outcome=_answered(asked, change.question, listed, method, watch))
+        Single(change=change, outcome=_answered(asked, change.question, listed, way, watch))
         for change in changes_of(asked)
     ]
     pairs = Pairs(
@@ -75,31 +75,29 @@ def what_ifs(
     tables = pairs.tables()
     return WhatIfs(
         rows=_rows(asked.problem, now, singles),
-        method=_method_words(method, WhatIfQuestion(problem=problem, profile=profile), asked),
+        method=_method_words(way, WhatIfQuestion(problem=problem, profile=profile), asked),
         tables=tables,
         pair_method=PAIR_METHOD if tables else "",
     )
 
 
-def _method_words(method: Method, asked: WhatIfQuestion, settled_to: WhatIfQuestion) -> str:
+def _method_words(way: _Way, asked: WhatIfQuestion, settled_to: WhatIfQuestion) -> str:
     from meshwright.solver.planner.variants import variants_of  # noqa: PLC0415 - loads the search: 0.1 s
 
     problem = asked.problem
-    placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
-        _LISTED: method == "search" and several and not placed,
+        _LISTED: way == "search" and len(variants_of(problem, asked.profile)) > 1,
         _SETTLED: settled_to.problem != problem,
         _MEASURED: any(group.measured is not None for group in problem.cluster.groups),
     }
-    words = _PLACED if method == "search" and placed else _METHODS[method]
-    return words + "".join(text for text, applies in remarks.items() if applies)
+    return _WAYS[way] + "".join(text for text, applies in remarks.items() if applies)
 
 
 def _answered(
     asked: WhatIfQuestion,
     changed: WhatIfQuestion,
     listed: Sequence[CarriedConfiguration],
-    method: Method,
+    way: _Way,
     watch: Watch,
 ) -> Outcome:
     """Return the best plan of a changed question; what is known where there is none."""
@@ -107,9 +105,9 @@ def _answered(
     with watch.cut():
         look()
         try:
-            if method == "predict":
+            if way == "predict":
                 outcome = carried_over(asked, changed, listed)
-            elif changed.problem.places_stages:
+            elif way == "place":
                 carried = carried_over(asked, changed, listed)
                 outcome = carried or outcome
                 outcome = _best([_placed(changed), carried])

@@ -159,7 +159,7 @@ def flows_of(problem: Problem, config: Configuration) -> tuple[Flows, ...]:
 def paces_of(problem: Problem, config: Configuration) -> tuple[LinkPace, ...]:
     """Return the pace of each of ``KINDS`` in the order of nodes that the links state; empty: all alike."""
     groups = problem.cluster.groups
-    if len(groups) > 1 or not groups[0].differs or config.is_placed:
+    if len(groups) > 1 or not groups[0].differs:
         return ()
     group = groups[0]
     flows = flows_of(problem, config)

@@ -311,14 +311,14 @@ def problem_of_remedy(
         nearest: of the same answer.
     """
     changes: Iterator[ProblemChange]
-    groups = range(len(problem.cluster.distinct_groups)) if problem.places_stages else ()
+    groups = range(len(problem.cluster.distinct_groups))  # a group's words begin with those of all
     if remedy.kind == "nodes":
         nodes = int(remedy.change.partition(" ")[0])
         one = (on_nodes_of(problem, profile, group, nodes) for group in groups)
-        changes = one if groups else iter((on_nodes(problem, profile, nodes),))
+        changes = chain(one, (on_nodes(problem, profile, nodes),))
     elif remedy.kind == "gpus":
         several = (_larger_gpus(problem, profile, group) for group in groups)
-        changes = chain.from_iterable(several) if groups else other_gpus(problem)
+        changes = chain(*several, other_gpus(problem))
     elif remedy.kind in ("batch", "sequence"):
         changes = less_work(problem, profile)
     elif remedy.kind in ("risk", "power", "limits"):
