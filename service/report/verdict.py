@@ -188,7 +188,7 @@ def _missing(near: Shortfall) -> StackedBar:
     need, limit = figures.gib(near.needed_bytes), figures.gib(near.limit_bytes)
     config = figures.configuration_words(near.config, figures.LONG_NAMES)
     title = f"{need} GiB needed, {limit} GiB usable: stage {near.stage} of {config}"
-    return memory_bar(title, near.memory_bytes, near.limit_bytes)
+    return memory_bar(title, near.memory_bytes, near.limit_bytes, limit_words="usable memory of the GPU")
 
 
 def card_of(plan: Plan) -> Card:

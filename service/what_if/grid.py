@@ -201,10 +201,19 @@ def _row(subject: str, change: str, found: Outcome, asked: WhatIfPlan, most: flo
 
 
 def _words(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> str:
-    words = [figures.configuration_words(candidate.configuration)]
+    """Return a plan's sizes; where only sizes of the asked plan differ, those alone."""
+    words, before = _pieces(candidate, asked), _pieces(asked, asked)
+    changed = [word for word in words if word not in before]
+    if candidate is asked or [word.split()[0] for word in words] != [word.split()[0] for word in before]:
+        return " · ".join(words)
+    return f"the same with {' · '.join(changed)}" if changed else "the same plan"
+
+
+def _pieces(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> list[str]:
+    words = figures.configuration_words(candidate.configuration).split(" · ")
     words += [f"{name} {value}" for name, value in candidate.workload]
     words += [candidate.launcher] if candidate.launcher != asked.launcher else []
-    return " · ".join(words)
+    return words
 
 
 def _signed(percent: float) -> str:

@@ -348,7 +348,7 @@ def enumerate_space(
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
-    return _joined(found, *_fewer_are_used(problem, found[0].num_gpus)) if found else whole
+    return _joined(found, *_fewer_are_used(problem, max(one.num_gpus for one in found))) if found else whole
 
 
 def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:

@@ -68,6 +68,7 @@ class StackedBar:
     segments: tuple[Segment, ...]
     legend: tuple[Entry, ...]
     limit: float | None = None
+    limit_words: str = ""
 
 
 def step_bar(plan: Plan) -> StackedBar:
@@ -83,19 +84,26 @@ def step_bar(plan: Plan) -> StackedBar:
     return _stacked(title, shown, texts, WIDTH / sum(shown.values()), TIME_COLORS)
 
 
-def memory_bar(title: str, memory_bytes: Mapping[str, int], limit_bytes: float) -> StackedBar:
+def memory_bar(
+    title: str,
+    memory_bytes: Mapping[str, int],
+    limit_bytes: float,
+    *,
+    limit_words: str = "limit of the GPU",
+) -> StackedBar:
     """Return the memory of one stage by term against the GPU's limit, in one bar.
 
     Args:
         title: of the bar.
         memory_bytes: by term.
         limit_bytes: of the GPU.
+        limit_words: what the mark of the limit is, for the legend.
     """
     shown = {name: float(memory_bytes[name]) for name in MEMORY_TERMS if memory_bytes.get(name)}
     texts = {name: f"{figures.gib(size)} GiB" for name, size in shown.items()}
     unit = (WIDTH - _EDGE) / max(limit_bytes, sum(shown.values()))
     bar = _stacked(title, shown, texts, unit, MEMORY_COLORS)
-    return replace(bar, limit=round(limit_bytes * unit, 1))
+    return replace(bar, limit=round(limit_bytes * unit, 1), limit_words=limit_words)
 
 
 def _stacked(

@@ -18,6 +18,7 @@ from meshwright.solver.answer import Answer, Plan, Roofline
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MARGIN = 0.08  # of the range, on both sides
+_FEW_TENS = 3  # fewer powers of ten do not show that an axis is logarithmic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +48,12 @@ class Axis:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def linear_axis(values: Iterable[float], start: float, end: float) -> Axis:
-    """Return an axis around some figures, with a little room on both sides."""
+def linear_axis(values: Iterable[float], start: float, end: float, *, from_zero: bool = False) -> Axis:
+    """Return an axis around some figures, with a little room on both sides, or from zero."""
     seen = list(values) or [0.0, 1.0]
-    low, high = min(seen), max(seen)
+    low, high = 0.0 if from_zero else min(seen), max(seen)
     room = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
-    return Axis(low=low - room, high=high + room, start=start, end=end)
+    return Axis(low=0.0 if from_zero else low - room, high=high + room, start=start, end=end)
 
 
 def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
@@ -64,10 +65,16 @@ def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
 
 
 def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
-    """Return marks at round numbers, ``most`` of them at most (powers of ten on logarithmic axes)."""
+    """Return marks at round numbers, ``most`` of them at most.
+
+    Logarithmic axes have powers of ten; where these are few, their doubles and halves too.
+    """
     if axis.is_log:
-        first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
-        values = [10.0**power for power in range(first, last + 1)]
+        first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
+        every = [factor * 10.0**power for power in range(first, last + 1) for factor in (1.0, 2.0, 5.0)]
+        every = [value for value in every if axis.low * 0.999 <= value <= axis.high * 1.001]
+        tens = [value for value in every if math.log10(value).is_integer()]
+        values = tens if len(tens) >= _FEW_TENS else every
     else:
         values = _steps(axis, most)
     least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
@@ -127,6 +134,7 @@ class Scatter:
     x_title: str
     y_title: str
     summary: str
+    legend: tuple[tuple[str, str], ...] = ()  # kind of a point or line, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
     factor, unit, _ = scale_of(best.step_time_s)
     limit = best.memory_limit_bytes / GIB
     x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
-    y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)
+    y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP, from_zero=True)
     unranked = {_mark(plan, chosen).title for plan in answer.plans if not plan.ranked}
     front = _front([mark for mark in marks if mark.title not in unranked])
     marks = _named(marks, front)
@@ -182,10 +190,22 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
         lines=tuple(lines),
         x_ticks=tuple(ticks(x, 6)),
         y_ticks=tuple(ticks(y, 5)),
-        x_title=f"step time, {unit}",
+        x_title=f"step time, {unit} (not from zero)",
         y_title="peak memory of a GPU, GiB",
         summary=_pareto_summary(front),
+        legend=_legend({mark.kind for mark in marks}),
     )
+
+
+def _legend(kinds: set[str]) -> tuple[tuple[str, str], ...]:
+    words = {
+        "chosen": "this plan",
+        "plan": "ranked plan",
+        "front": "found for less memory, not ranked",
+        "baseline": "your configuration",
+    }
+    named = [(kind, text) for kind, text in words.items() if kind in kinds]
+    return (*named, ("line", "Pareto front: no plan beats these in both"))
 
 
 def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
@@ -291,8 +311,8 @@ def roofline_scatter(roof: Roofline) -> Scatter:
         lines=(Line(points=path, kind="roof", label=label, label_at=(_RIGHT, corner[1] - 6)),),
         x_ticks=tuple(ticks(x, 5, digits=0)),
         y_ticks=tuple(ticks(y, 4, digits=0)),
-        x_title="intensity, FLOP per byte",
-        y_title="rate, TFLOP/s",
+        x_title="intensity, FLOP per byte (log scale)",
+        y_title="rate, TFLOP/s (log scale)",
         summary=_roof_summary(roof),
     )
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
-from meshwright.launchers.registry import launcher_names
+from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.schedulers import SCHEDULERS
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
@@ -23,7 +23,8 @@ from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.views import problem_of
-from meshwright.solver.answer import plan_from_json
+from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.problem import Problem
 
 router = APIRouter()
 Id = Annotated[str, Query(max_length=64)]
@@ -99,6 +100,7 @@ def show_files(
         query=_query(start),
         bundle=bundle,
         refused=refused,
+        able=() if bundle else tuple(name for name in launcher_names() if _writes(name, plan, problem)),
     )
 
 
@@ -131,6 +133,15 @@ def download(
 def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str, start: Start) -> dict[str, str]:
     job, body = jobs.plan(tenant, plan_id)
     return start.exported(plan_from_json(body), problem_of(job), launcher).files
+
+
+def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
+    """Return whether a launcher has files for a plan, under Slurm."""
+    try:
+        export(plan, problem, launcher)
+    except (RefusedExportError, InvalidProblemError):
+        return False
+    return True
 
 
 def _query(start: Start) -> str:

@@ -15,7 +15,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.problem import Problem, Progress, with_batch
 from meshwright.solver.search.answers import AnswerInputs, Proof
 from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
@@ -142,6 +142,15 @@ def test_gpus_that_do_not_factor_are_left_out_and_the_answer_says_so() -> None:
     answer = answer_to(problem)
     assert answer.num_gpus_used == 16
     assert answer.warnings[0].startswith("at most 16 of 24 GPUs are used")
+
+
+def test_a_batch_that_whole_nodes_do_not_divide_names_the_most_gpus_that_a_plan_uses() -> None:
+    # batch 7 on 24 GPUs: 7 replicas of 2 GPUs use 14; a replica of a whole node uses 8
+    pin = {"pipeline_parallel_size": 1, "context_parallel_size": 1}
+    problem = with_batch(replace(small_problem(certify="none", pin=pin), cluster=a_cluster(num_nodes=3)), 7)
+    answer = answer_to(problem)
+    assert answer.plans[0].config.num_gpus == 14
+    assert answer.warnings[0].startswith("at most 14 of 24 GPUs are used")
 
 
 def test_a_time_limit_of_nothing_still_gives_a_plan_and_claims_nothing_of_it() -> None:
