@@ -47,7 +47,6 @@ _NOT_FINITE = re.compile(rb"Infinity|NaN")
 _TOKEN = re.compile(
     rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(-?Infinity|NaN)\b', re.DOTALL
 )  # a text, or such a number
-_YAJL = re.compile("^(lexical|parse) error: ")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONGEST_NAME = 300  # characters of a dotted name that keeps its line
 _LONGEST_ESCAPE = 12  # bytes: a pair of surrogates

@@ -353,10 +353,10 @@ def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Co
 
 def lacking_gpus(problem: Problem, config: Configuration) -> dict[str, tuple[int, int]]:
     """Return the GPUs that stages take and those that there are, by node group that has too few."""
-    have = {name: group.num_gpus for name, group in problem.cluster.group_named.items()}
-    used = Counter[str]()
+    used, groups = Counter[str](), problem.cluster.group_named
     for stage in (stage for one in config.classes for stage in one.stage_groups):
         used[stage.group] += stage.num_gpus
+    have = {name: groups[name].num_gpus for name in used}
     return {name: (count, have[name]) for name, count in used.items() if count > have[name]}
 
 

@@ -38,7 +38,6 @@ _OWN = (
 )  # fmt: skip
 _TRAINERS = re.compile(r"maxtext\.(?:[\w.]+\.)?train(?:\.py)?", re.IGNORECASE)
 _TRAINER_FILES = re.compile(r"(?:.*/)?maxtext/(?:[\w/]+/)?train\.py", re.IGNORECASE)
-_BASE = "base.yml"
 
 
 class MaxTextReader:

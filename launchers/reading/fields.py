@@ -185,7 +185,6 @@ MAX_INTEGER = 2**31 - 1
 _FAULTS = 20
 _LONG = 6  # letters of a name that is not a typo of another known one
 _SLIPS_TRIED = 400
-_OF_PLACES = ("_name", "_dir", "_path", "_id", "_project")
 _LEFT_OPEN = ("auto", "none", "null", "")
 _KINDS = {
     "bool": re.compile(r"true|false|yes|no|on|off|[01ytnf]"),

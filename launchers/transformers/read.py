@@ -103,7 +103,6 @@ _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
-_SWIFT = ("swift", "megatron")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ def read_fleet(
         name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,
         problems={job.name: planned for job, planned in read if planned is not None},
     )  # fmt: skip
-    for job, errors in faults_of(fleet, request.at).of.items():
+    for job, errors in faults_of(fleet, request.at).items():
         faults[job] = tuple(dict.fromkeys((*faults.get(job, ()), *errors)))
     if faults and not skip_impossible:
         raise InvalidProblemError(dict.fromkeys(error for errors in faults.values() for error in errors))

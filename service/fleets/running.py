@@ -211,7 +211,7 @@ def _from_now(job: FleetJob, state: FleetState, done: set[str]) -> FleetJob:
 
 def _checked(request: FleetRequest, arrived: Mapping[str, object]) -> FleetRequest:
     """Refuse a job that needs more nodes than are left, and faults of jobs that have arrived."""
-    of = faults_of(request.fleet, request.at).of if arrived else {}
+    of = faults_of(request.fleet, request.at) if arrived else {}
     faults = [error for name in arrived for error in of.get(name, ())]
     for job in (job for job in request.fleet.jobs if job.name not in arrived):
         most = max(kind.nodes for kind in request.fleet.kinds if not job.kinds or kind.name in job.kinds)

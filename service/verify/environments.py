@@ -102,7 +102,6 @@ DEEPSPEED = Environment(
     "deepspeed", ("transformers==5.23.0", "deepspeed==0.19.8"), tools=("setuptools", "wheel", "packaging")
 )
 ACCELERATE = Environment("accelerate", ("transformers==5.23.0", "accelerate==1.15.0"))
-TORCH_ENVIRONMENT = Environment("torch", TORCH)
 
 
 def make(environment: Environment) -> None:

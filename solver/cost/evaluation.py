@@ -212,6 +212,8 @@ def evaluate(
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
+    if not problem.cluster.differs:
+        return _evaluate(problem, profile, configs, with_spread=with_spread)
     alike = dict[tuple[LinkPace, ...], list[int]]()
     for at, config in enumerate(configs):
         alike.setdefault(paces_of(problem, config), []).append(at)

@@ -158,10 +158,9 @@ def flows_of(problem: Problem, config: Configuration) -> tuple[Flows, ...]:
 
 def paces_of(problem: Problem, config: Configuration) -> tuple[LinkPace, ...]:
     """Return the pace of each of ``KINDS`` in the order of nodes that the links state; empty: all alike."""
-    groups = problem.cluster.groups
-    if len(groups) > 1 or not groups[0].differs:
+    if not problem.cluster.differs:
         return ()
-    group = groups[0]
+    (group,) = problem.cluster.groups
     flows = flows_of(problem, config)
     places = max((int(one.source.max()) + 1 for one in flows), default=1)
     table, order = LinkTable.of(group, places), places_of(group, places)

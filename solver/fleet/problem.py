@@ -7,10 +7,10 @@ A job runs on one kind of node, without a pause, on as many nodes from its start
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, UnknownNameError
 from meshwright.solver.problem import Problem
 
 
@@ -144,24 +144,11 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
 # Faults: the job, the field, what is allowed.
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """The faults of a fleet by job; the others can be planned."""
+def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> dict[str, tuple[FieldError, ...]]:
+    """Return the faults that need no durations, by job; the other jobs can be planned.
 
-    of: Mapping[str, tuple[FieldError, ...]] = field(default_factory=dict)
-
-    def raise_any(self) -> None:
-        """Refuse the fleet if a job is at fault.
-
-        Raises:
-            InvalidProblemError: with the faults of all jobs.
-        """
-        if self.of:
-            raise InvalidProblemError(error for errors in self.of.values() for error in errors)
-
-
-def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> Faults:
-    """Return the faults that need no durations; ``at`` makes a pointer from a job's name and a field."""
+    ``at`` makes a pointer from a job's name and a field.
+    """
     found = dict[str, list[FieldError]]()
     names = [job.name for job in fleet.jobs]
     for job in fleet.jobs:
@@ -175,7 +162,7 @@ def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> Faults:
         )
         for name in cycle:
             found.setdefault(name, []).append(error)
-    return Faults({name: tuple(dict.fromkeys(errors)) for name, errors in found.items()})
+    return {name: tuple(dict.fromkeys(errors)) for name, errors in found.items()}
 
 
 def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> Iterable[FieldError]:

@@ -186,19 +186,3 @@ def have_room(rows: Rows) -> BoolArray:
     for index, caps in _caps(rows):
         found[index] = caps.feasible(rows.layout.num_layers)
     return found
-
-
-def lightest_chunks(counts: IntArray, vpp: int, smallest: int, *, in_a_v: bool = False) -> tuple[int, ...]:
-    """Return the layers of each chunk in model order, laid out over each rank's chunks by least memory.
-
-    Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
-    small as it may be.
-    """
-    begin = np.zeros(len(counts), dtype=np.int64)  # chunks of a rank that are as small as they may be
-    begin[0] = vpp > 1
-    each, more = np.divmod(counts - begin * smallest, vpp - begin)
-    sizes = each[None, :] + (np.arange(vpp)[:, None] >= (vpp - more)[None, :])
-    sizes[: begin[0], 0] = smallest
-    if in_a_v:
-        sizes[1] = sizes[1, ::-1].copy()
-    return tuple(sizes.ravel().tolist())

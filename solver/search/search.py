@@ -17,7 +17,7 @@ Constraints
                                                                   ``splits.StageTables``
   (5) chunks of an interleaved rank differ by at most one layer, in any order; the model's first and
       last chunk may hold fewer; with layers of several kinds there are some regular splits
-                                                                  ``memory_limits.lightest_chunks``,
+                                                                  ``splits.lightest_chunks``,
                                                                   ``splits.offered``
 Answer
   Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``splits``). An interleaved or

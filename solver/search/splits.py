@@ -25,7 +25,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, counted
 from meshwright.solver.cost.stages import LayerLayout, objective_s, stage_bytes
 from meshwright.solver.search.bounds import split_s
-from meshwright.solver.search.memory_limits import Caps, layer_caps, lightest_chunks
+from meshwright.solver.search.memory_limits import Caps, layer_caps
 from meshwright.solver.search.rows import RankCosts, Rows
 from meshwright.solver.splits import even_split
 
@@ -291,6 +291,22 @@ def _best_of_uniform(rows: Rows) -> list[Split | None]:
     return found
 
 
+def lightest_chunks(counts: IntArray, vpp: int, smallest: int, *, in_a_v: bool = False) -> tuple[int, ...]:
+    """Return the layers of each chunk in model order, laid out over each rank's chunks by least memory.
+
+    Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
+    small as it may be.
+    """
+    begin = np.zeros(len(counts), dtype=np.int64)  # chunks of a rank that are as small as they may be
+    begin[0] = vpp > 1
+    each, more = np.divmod(counts - begin * smallest, vpp - begin)
+    sizes = each[None, :] + (np.arange(vpp)[:, None] >= (vpp - more)[None, :])
+    sizes[: begin[0], 0] = smallest
+    if in_a_v:
+        sizes[1] = sizes[1, ::-1].copy()
+    return tuple(sizes.ravel().tolist())
+
+
 def _best_with_tables(row: Rows) -> Split | None:
     """Return one row's best split for several kinds of layers or counts by stage; or its even split."""
     look()
@@ -327,11 +343,6 @@ def even_chunks(rows: Rows, chunks: int) -> Split | None:
 
 
 Cells = tuple[IntArray, IntArray, IntArray]  # stages, and the layers i … j - 1: i and j; they broadcast
-
-
-def one_cell(stage: int, start: int, end: int) -> Cells:
-    """Return one cell."""
-    return np.array([stage]), np.array([start]), np.array([end])
 
 
 class StageTables:

@@ -125,7 +125,7 @@ def test_the_bound_on_lateness_sees_that_nodes_are_short() -> None:
     ],
 )  # fmt: skip
 def test_a_fault_names_the_job_and_the_field(jobs: list[FleetJob], pointer: str, message: str) -> None:
-    (error, *_) = faults_of(on_four(*jobs), at).of["a"]
+    (error, *_) = faults_of(on_four(*jobs), at)["a"]
     assert error.pointer == pointer
     assert message in error.message
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from meshwright.solver.search.memory_limits import layer_caps, lightest_chunks
+from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.rows import RankCosts, Rows
+from meshwright.solver.search.splits import lightest_chunks
 from meshwright.solver.splits import even_split
 from tests.problems.strategies import priced_rows
 
