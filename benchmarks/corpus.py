@@ -91,7 +91,7 @@ def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
         return Outcome(name=name, kind="absent")
     expected = entry.get("reads")
     try:
-        found = read_launch_files(source, _told(entry))
+        found = read_launch_files(source, given_beside(entry))
     except InvalidProblemError as fault:
         kind = "rightly refused" if expected is None else "missed"
         return Outcome(name=name, kind=kind, why=str(fault)[:300])
@@ -103,7 +103,7 @@ def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
         differences = "; ".join(f"{key} is {value}, read as {was}" for key, (value, was) in other.items())
         return Outcome(name=name, kind="wrong", why=differences)
     try:
-        _predict(_told(entry), source, found)
+        _predict(given_beside(entry), source, found)
     except InvalidProblemError as fault:
         return Outcome(name=name, kind="missed", why=f"predict: {str(fault)[:300]}")
     return Outcome(name=name, kind="right")
@@ -128,8 +128,8 @@ def _predict(overrides: Overrides, source: Source, found: LaunchFile) -> None:
     predict(own.problem, profile_for(own.problem, None), own.configuration)
 
 
-def _told(entry: Mapping[str, object]) -> Overrides:
-    """What a user would say beside the file."""
+def given_beside(entry: Mapping[str, object]) -> Overrides:
+    """Return what a user gives next to the file."""
     given = entry.get("given")
     given = given if isinstance(given, dict) else {}
     return Overrides(

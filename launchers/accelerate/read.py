@@ -451,6 +451,8 @@ def _configuration(
     """Return the mesh, plain replicas or one process (``simple_launcher`` of accelerate's launch.py)."""
     sharded = kind == "FSDP"
     stated = 1 if kind == "NO" else fields.optional("num_processes")
+    if stated is None:
+        fields.stop()
     world = stated or known.required("num_gpus", None, "num_processes")
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
     hybrid = _hybrid(fields, known, world) if sharded else None

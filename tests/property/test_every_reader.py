@@ -1,4 +1,4 @@
-"""Two properties of every reader, over every value of every reviewed export.
+"""Two properties of readers, over every value of each reviewed export and each stored file of others.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.corpus import FIXTURES, entries, given_beside, outcome, source_of
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
@@ -273,3 +274,82 @@ def with_placeholders(file: str, text: str) -> Iterator[tuple[str, int, str]]:
         if match is not None:
             line = f'{match[1]}"${{VALUE}}"{match[3]}'
             yield name, found.line, "\n".join([*lines[: found.line - 1], line, *lines[found.line :], ""])
+
+
+STORED = [
+    entry
+    for entry in entries()
+    if (source := source_of(entry, [FIXTURES])) is not None and outcome(entry, source).kind == "right"
+]
+# Values of stored files of which another one leads to the same prediction, and why.
+SAME_IN_STORED: Mapping[tuple[str, str], str] = {
+    (
+        "qwen3_moe_full.yaml",
+        "apply_rope_fusion",
+    ): "listed where it is off; the price has no kernel of its own",
+    ("ds_z0_config.json", "zero_optimization.overlap_comm"): "stage 0 shards nothing",
+    ("ds_z0_config.json", "zero_optimization.reduce_bucket_size"): "stage 0 shards nothing",
+    (
+        "ds_z3_config.json",
+        "zero_optimization.overlap_comm",
+    ): "noted where it is off, and priced as stage 3 does it",
+    (
+        "zero1.yaml",
+        "deepspeed_config.gradient_accumulation_steps",
+    ): "the trainer's own, given next to it, decide",
+    ("lora.yml", "base_model"): "the model is given next to it",
+    ("fsdp1.yaml", "fsdp_config.fsdp_reshard_after_forward"): "of FSDP2; FSDP1 has a sharding strategy",
+}
+TABLES = ("axolotl", "llama-factory", "trl", "deepspeed", "megatron-core", *_TRAINER)
+
+
+def read_stored(entry: Mapping[str, object], name: str, files: Mapping[str, str]) -> LaunchFile:
+    beside = dict(files) if len(files) > 1 else {}
+    return read_launch_files(Source(name=name, text=files[name], files=beside), given_beside(entry))
+
+
+def is_explained(name: str, key: str) -> bool:
+    return flag_names(*TABLES).is_free(key) or (name, key) in SAME_IN_STORED
+
+
+@pytest.mark.parametrize("entry", STORED, ids=lambda entry: f"{entry['repository']}/{entry['path']}")
+def test_a_changed_value_of_a_stored_file_changes_the_answer_or_is_explained(
+    entry: Mapping[str, object],
+) -> None:
+    source = source_of(entry, [FIXTURES])
+    assert source is not None
+    files = dict(source.files) or {source.name: source.text}
+    usual, ignored, tries = answer(read_stored(entry, source.name, files)), [], 0
+    for change in changes(files):
+        if change.files == files:
+            continue
+        tries += 1
+        try:
+            found = read_stored(entry, source.name, change.files)
+        except InvalidProblemError:
+            continue
+        noted = change.key.rpartition(".")[2] in " ".join((*found.notes, *found.unread))
+        if answer(found) == usual and not noted and not is_explained(source.name, change.key):
+            ignored.append(str(change))
+    assert tries > 0
+    assert ignored == []
+
+
+@pytest.mark.parametrize("entry", STORED, ids=lambda entry: f"{entry['repository']}/{entry['path']}")
+def test_a_placeholder_in_a_stored_file_is_refused_with_its_line_or_is_explained(
+    entry: Mapping[str, object],
+) -> None:
+    source = source_of(entry, [FIXTURES])
+    assert source is not None
+    files = dict(source.files) or {source.name: source.text}
+    wrong = []
+    for key, line, text in with_placeholders(source.name, source.text):
+        try:
+            read_stored(entry, source.name, files | {source.name: text})
+        except InvalidProblemError as fault:
+            if not any(f"line {line}" in one.sentence() for one in fault.errors):
+                wrong.append(f"{key}: {fault}")
+        else:
+            if not is_explained(source.name, key):
+                wrong.append(f"{key}: read")
+    assert wrong == []
