@@ -25,7 +25,9 @@ class Optimizer:
     end_state_bytes: float  # the same of embedding and head, where they are treated apart
     moved_bytes: float  # of one step, the states' reading and writing among them
     head_apart: bool = True  # an output head of its own is treated as the embedding is
-    low_rank: bool = False  # states of matrices shrink with a rank
+    low_rank: bool = False  # moments of matrices are those of a projected gradient
+    projector_bytes: float = 0.0  # of one element of such a projector
+    by_layer: bool = False  # a weight is updated, and its gradient dropped, as soon as that is complete
     fp32_copy: bool = (
         True  # of the weights, where the framework keeps one; else they and gradients are bf16
     )
@@ -33,17 +35,17 @@ class Optimizer:
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     source: str
 
-    def matrix_state_bytes(self, hidden_size: int, rank: int) -> float:
-        """Return the state bytes of one weight of a layer's matrix.
+    def matrix_states(self, rows: int, columns: int, rank: int) -> float:
+        """Return the state bytes of one matrix.
 
-        A projection of rank r keeps ``m r`` elements of the projector and ``2 n r`` of the moments of an
-        m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1): at most ``3 r / m`` for one weight,
-        with m the hidden size. Without a rank: a quarter of it (the paper's section 5.1).
+        A projection of rank r keeps the ``m r`` elements of its projector and two moments of the ``n r`` of
+        the projected gradient of an m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1).
         """
         if not self.low_rank:
-            return self.state_bytes
-        rank = rank or hidden_size // 4
-        return min(4.0 * 3.0 * rank / hidden_size, self.end_state_bytes)
+            return self.state_bytes * rows * columns
+        short, long = sorted((rows, columns))
+        rank = min(rank, short)
+        return rank * (self.projector_bytes * short + self.state_bytes * long)
 
 
 # bitsandbytes 0.50, optim/optimizer.py: two moments of a byte each, with an fp32 scale for a block of 256;
@@ -61,6 +63,43 @@ def eight_bit_state_bytes(elements: int) -> int:
     """Return the state bytes of one tensor under bitsandbytes' 8-bit Adam; all share its code tables."""
     return 8 * elements if elements < _LEAST else 2 * elements + 8 * -(-elements // _BLOCK)
 
+
+_GALORE_SOURCE = (
+    "Zhao et al. 2024 (arXiv:2403.03507), table 1; galore_torch 1.0: projector and moments in the "
+    "gradient's dtype (galore_projector.py, adamw.py), or moments as bitsandbytes' of 8 bits, the "
+    "embedding's too (adamw8bit.py); by layer, a hook updates each weight (transformers 5.23, "
+    "trainer_optimizer.py)"
+)
+# Of a weight: the gradient read to be projected, what is projected back written, read and scaled, and the
+# weight read and written with it (galore_torch 1.0, adamw.py): seven passes over elements of its dtype.
+_PASSES = 7.0
+_GALORE = tuple(
+    Optimizer(
+        name=name,
+        state_bytes=moments,
+        end_state_bytes=moments,
+        moved_bytes=_PASSES * element,
+        low_rank=True,
+        projector_bytes=element,
+        by_layer=name.endswith("-layerwise"),
+        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        source=_GALORE_SOURCE,
+    )
+    for name, element, moments in (
+        ("galore", 4.0, 8.0),
+        ("galore-8bit", 4.0, _EIGHT_BITS),
+        ("galore-pure-bf16", 2.0, 4.0),
+        ("galore-8bit-bf16", 2.0, _EIGHT_BITS),
+        ("galore-pure-bf16-layerwise", 2.0, 4.0),
+        ("galore-8bit-bf16-layerwise", 2.0, _EIGHT_BITS),
+    )
+)
+WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 alone
+    "adamw": "adamw-pure-bf16",
+    "adamw-8bit": "adamw-8bit-bf16",
+    "galore": "galore-pure-bf16",
+    "galore-8bit": "galore-8bit-bf16",
+}
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     one.name: one
@@ -107,15 +146,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             fp32_copy=False,
             source=f"{_EIGHT_BIT_SOURCE}; weights and gradients in bf16 alone",
         ),
-        Optimizer(
-            name="galore",
-            state_bytes=8.0,
-            end_state_bytes=8.0,
-            moved_bytes=22.0,
-            low_rank=True,
-            source="Zhao et al. 2024 (arXiv:2403.03507), table 1 and section 5.1; the gradient is "
-            "read once more to be projected",
-        ),
+        *_GALORE,
         Optimizer(
             name="muon",
             state_bytes=4.0,

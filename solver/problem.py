@@ -121,6 +121,9 @@ class Workload:
     precision: str = "bf16"
     optimizer: str = "adamw"  # one of meshwright.profiles.optimizers
     optimizer_rank: int = 0  # of a low-rank optimizer's projection; 0: its paper's
+    optimizer_interval: int = (
+        0  # steps between that projection's decompositions; 0: the frameworks' default
+    )
     lora_rank: int = 0  # of adapters of a frozen model; 0: every weight is trained
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
     base_precision: BasePrecision = "bf16"  # of the frozen weights, where lora_rank > 0

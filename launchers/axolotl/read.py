@@ -30,7 +30,6 @@ from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers.read import (
     PADDED,
-    WITHOUT_COPY,
     optimizer_of,
     values_of,
 )
@@ -46,6 +45,7 @@ from meshwright.launchers.trl.read import (
 from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 

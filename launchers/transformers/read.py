@@ -66,6 +66,7 @@ from meshwright.launchers.transformers.read_ranks import (
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import (
     Script,
     Word,
@@ -101,7 +102,6 @@ PADDED = (  # with the name of the longest length
 REPLICAS = "no file or command states how ranks share the model: plain replicas, a whole model each"
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
-WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 
 

@@ -50,7 +50,6 @@ from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.transformers.read import (
     PADDED,
     REPLICAS,
-    WITHOUT_COPY,
     keeps_no_copy,
     optimizer_of,
     optimizer_under,
@@ -58,6 +57,7 @@ from meshwright.launchers.transformers.read import (
     values_of,
 )
 from meshwright.launchers.transformers.read_ranks import kernel_of, liger, ranks_run
+from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
 
 _SHARDED = 3  # ZeRO-3

@@ -277,11 +277,11 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
     if workload.trained_modules and not workload.lora_rank:
         at, message = pointer("workload", "trained_modules"), "without adapters all weights are trained"
         yield FieldError(pointer=at, message=message, allowed="[], or a lora_rank > 0", nearest="[]")
-    if workload.optimizer_rank and not optimizer_named(workload.optimizer).low_rank:
-        able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
-        at = pointer("workload", "optimizer_rank")
-        message = f"{workload.optimizer} has no rank"
-        yield FieldError(pointer=at, message=message, allowed=f"0, or with {able}", nearest="0")
+    for name, what in (("optimizer_rank", "rank"), ("optimizer_interval", "decompositions")):
+        if getattr(workload, name) and not optimizer_named(workload.optimizer).low_rank:
+            able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
+            at, message = pointer("workload", name), f"{workload.optimizer} has no {what}"
+            yield FieldError(pointer=at, message=message, allowed=f"0, or with {able}", nearest="0")
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from meshwright.profiles.optimizers import OPTIMIZERS
 
+MAX_INTERVAL = 1_000_000  # steps
 MAX_RANK = 65_536  # no hidden size so far exceeds it
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
 MAX_IMAGES = 10_000  # of one sequence
@@ -247,6 +248,14 @@ FIELDS = (
         default=0,
         limits={"ge": 0, "le": MAX_RANK},
         about="rank of GaLore's projection; 0: a quarter of the hidden size",
+    ),
+    RequestField(
+        path="workload.optimizer_interval",
+        type=int,
+        default=0,
+        limits={"ge": 0, "le": MAX_INTERVAL},
+        sparse=True,
+        about="steps between decompositions of GaLore's projections (update_proj_gap); 0: 200",
     ),
     RequestField(
         path="workload.lora_rank",

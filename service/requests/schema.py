@@ -33,13 +33,16 @@ LoraTarget = Literal[
 ]  # fmt: skip
 Allowed = Literal[
     "offload", "fp8", "standalone_stages", "context_parallel_mode", "weight_shards",
-    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
-    "sgd-momentum", "switches", "none", "moe_dispatcher", "overlap_experts", "cuda_graph",
-    "recompute_modules", "gradient_dtype", "overlap_tensor", "optimizer_offload_fraction",
+    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",
+    "galore", "galore-8bit", "galore-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16-layerwise",
+    "galore-8bit-bf16-layerwise", "muon", "sgd-momentum", "switches", "none", "moe_dispatcher",
+    "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype", "overlap_tensor",
+    "optimizer_offload_fraction",
 ]  # fmt: skip
 Optimizer = Literal[
-    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
-    "sgd-momentum",
+    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",
+    "galore", "galore-8bit", "galore-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16-layerwise",
+    "galore-8bit-bf16-layerwise", "muon", "sgd-momentum",
 ]  # fmt: skip
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]

@@ -23,6 +23,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.low_rank import low_rank
 from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
@@ -103,7 +104,7 @@ def _norm_output_bytes(ctx: Context) -> float:
 
 def _bytes_of(
     ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool,
-    ends: FloatArray | float = 0.0,
+    moments: float, ends: FloatArray | float = 0.0,
 ) -> StateBytes:  # fmt: skip
     """Return states of ``count`` weights, ``trained`` of them; ``sharing`` ranks share the optimizer.
 
@@ -115,11 +116,7 @@ def _bytes_of(
     whole = ctx.sharding.adds_whole_gradients & (stage >= SHARD_GRADIENTS)
     gradient = np.where(whole, np.maximum(ctx.facts.reduced_gradient_bytes, shard), shard)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
-    optimizer = ctx.optimizer
-    moments = optimizer.end_state_bytes
-    if matrices:
-        moments = optimizer.matrix_state_bytes(ctx.model.hidden_size, ctx.workload.optimizer_rank)
-    if not optimizer.fp32_copy:
+    if not ctx.optimizer.fp32_copy:
         return _without_copy(ctx, count, trained, sharing, moments)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments - ctx.remainder_bytes
     # a framework that stores fp32 shards also keeps 2-byte weights below stage 3
@@ -179,9 +176,14 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     arXiv:2104.07857, section 5.1).
     """
     shared, small = ctx.dense_replicas.sharing, np.asarray(trained.ends * ctx.small_copies)
+    optimizer = ctx.optimizer
+    moments = whole = optimizer.state_bytes if matrices else optimizer.end_state_bytes
+    if matrices and optimizer.low_rank:
+        moments = low_rank(ctx.model, optimizer, ctx.workload.optimizer_rank).state_bytes
     dense = _bytes_of(
-        ctx, weights.dense, trained.dense - small, shared, matrices=matrices, ends=weights.ends
-    )
+        ctx, weights.dense, trained.dense - small, shared, matrices=matrices, ends=weights.ends,
+        moments=moments,
+    )  # fmt: skip
     if np.any(small):  # moments have their weights' dtype (torch 2.13, optim/adam.py)
         dense += _without_copy(
             ctx, np.zeros_like(ctx.t), small, shared, ctx.optimizer.end_state_bytes / 2.0
@@ -189,7 +191,7 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     if not weights.routed.any() and not trained.routed.any():
         return dense
     shared = ctx.expert_replicas.sharing
-    return dense + _bytes_of(ctx, weights.routed, trained.routed, shared, matrices=matrices)
+    return dense + _bytes_of(ctx, weights.routed, trained.routed, shared, matrices=matrices, moments=whole)
 
 
 def _attention_inner_bytes(ctx: Context) -> FloatArray:
@@ -582,6 +584,9 @@ def memory_prices(
     held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     for part in (last, last + 1):
         held["weights_bytes"][:, part] += shard_buffer_bytes(ctx, weights[part], layer=False)
+    if ctx.optimizer.by_layer:  # a head's gradient arrives first, under all activations
+        for name in ("gradients_bytes", "reduced_gradients_bytes"):
+            held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]

@@ -11,6 +11,7 @@ from meshwright.profiles.collectives.collectives import Group, all_gather_s, all
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
+from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, USUAL_INTERVAL, low_rank
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS
 
@@ -162,6 +163,7 @@ def tail_of(
         whole = ctx.sharding.adds_whole_gradients
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
     seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
+    seconds = seconds + _projected_s(ctx, dense)
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
     # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
     share = ctx.share_offloaded
@@ -204,6 +206,22 @@ def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatA
     narrow = min(model.hidden_size, moe.ffn_hidden_size) if moe is not None else 0
     flops = 5.0 * 6.0 * (dense * model.hidden_size + routed * narrow)
     return flops / ctx.gemm_flops("bf16")
+
+
+def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
+    """Price projections of gradients to a low rank and back, and their decompositions; else 0.
+
+    Products are in the gradients' dtype, fp32 without tensor cores (torch's default of
+    ``allow_tf32``). Steps between decompositions share the time of one.
+    """
+    if not ctx.optimizer.low_rank:
+        return 0.0
+    work = ctx.workload
+    each = low_rank(ctx.model, ctx.optimizer, work.optimizer_rank)
+    rate = ctx.gemm_flops("fp32" if ctx.optimizer.fp32_copy else "bf16")
+    trained = dense * (np.arange(dense.shape[0]) < dense.shape[0] - 2)[:, None]  # neither end
+    svd_s = each.svd_flops / SVD_FLOPS_PER_S / (work.optimizer_interval or USUAL_INTERVAL)
+    return np.asarray(trained * (each.product_flops / rate + svd_s))
 
 
 def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:

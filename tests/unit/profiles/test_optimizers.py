@@ -14,18 +14,22 @@ def test_8_bit_moments_take_a_quarter_of_the_fp32_ones() -> None:
     assert optimizer_named("adamw").state_bytes == 8.0
 
 
-def test_a_projection_of_rank_128_keeps_less_than_half_a_byte_for_a_weight_of_a_4096_wide_matrix() -> None:
-    # (m r + 2 n r) / (m n) elements of 4 bytes with m = n = 4096: 4 * 3 * 128 / 4096
-    assert optimizer_named("galore").matrix_state_bytes(4096, rank=128) == pytest.approx(0.375)
-
-
-def test_a_projection_without_a_rank_takes_a_quarter_of_the_hidden_size() -> None:
+def test_a_projection_of_rank_128_keeps_a_projector_and_two_moments() -> None:
+    # 4 (128 * 4096 + 2 * 128 * 11008) of fp32; the projector is on the shorter side
     galore = optimizer_named("galore")
-    assert galore.matrix_state_bytes(4096, rank=0) == galore.matrix_state_bytes(4096, rank=1024)
+    assert galore.matrix_states(11008, 4096, rank=128) == 4 * (128 * 4096 + 2 * 128 * 11008)
+    assert galore.matrix_states(4096, 11008, rank=128) == galore.matrix_states(11008, 4096, rank=128)
 
 
-def test_a_projection_never_keeps_more_than_the_whole_moments() -> None:
-    assert optimizer_named("galore").matrix_state_bytes(4096, rank=4096) == 8.0
+def test_moments_of_8_bits_are_those_of_the_projected_gradient() -> None:
+    # the projector stays in bf16; of 128 * 11008 elements two bytes each, and two scales for 256
+    found = optimizer_named("galore-8bit-bf16").matrix_states(4096, 11008, rank=128)
+    assert found == 2 * 128 * 4096 + (2 + 8 / 256) * 128 * 11008
+
+
+def test_a_rank_above_the_shorter_side_is_that_side() -> None:
+    galore = optimizer_named("galore")
+    assert galore.matrix_states(64, 4096, rank=128) == galore.matrix_states(64, 4096, rank=64)
 
 
 def test_adamw_with_bf16_states_moves_8_bytes_less_than_the_30_of_fp32_states() -> None:
