@@ -354,7 +354,7 @@ def _activation(reader: FieldReader, family: ModelTypeKeys) -> Activation | None
     found = config_keys().activations.get(word) if isinstance(word, str) else None
     if found is None:
         why = f"the activation {str(word)[:40]}; planned: {', '.join(config_keys().activations)}"
-        raise UnsupportedModelError.field(reader.first(names[:3]), why)
+        raise UnsupportedModelError.field(reader.first(names), why)
     gated = bool(family.facts.get("gated_mlp", True))
     return None if found == ("silu" if gated else "gelu") else found
 

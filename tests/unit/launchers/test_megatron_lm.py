@@ -70,10 +70,10 @@ def test_mxfp8_leaves_gradients_in_e4m3_as_nvidias_recipe_does(recipe: str, form
 GATHER, REUSE = "--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"
 
 
-def held_in_8_bits(recipe: str, name: str) -> Target:
-    """A plan whose weights are held in 8 bits alone, on Blackwell."""
+def held_in_8_bits(recipe: str, name: str, *, alone: bool = True) -> Target:
+    """A plan in 8 bits on Blackwell, with weights held in 8 bits ``alone`` or in 2 bytes as well."""
     base = CASES[name]
-    options: dict[str, str | bool] = {"precision_recipe": recipe, "low_precision_weights": True}
+    options: dict[str, str | bool] = {"precision_recipe": recipe, "low_precision_weights": alone}
     workload = replace(base.workload, precision="fp8", framework_options=options)
     nodes = base.config.num_gpus // 8
     problem = replace(base.problem, workload=workload, cluster=cluster(nodes, gpu=B200))
@@ -100,6 +100,12 @@ def test_mxfp8_weights_are_gathered_in_the_gradients_buffer_as_megatron_core_nee
     assert back.workload.framework_options["precision_recipe"] == recipe
     assert back.workload.framework_options["low_precision_weights"] is True
     assert back.unread == ()
+
+
+def test_weights_with_a_copy_in_2_bytes_are_not_gathered_in_8_bits() -> None:
+    found = held_in_8_bits("fp8-current", "llama-3.1-70b-interleaved", alone=False)
+    assert found.config.zero_stage > 0
+    assert GATHER not in flags(found)
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,13 @@ def test_what_the_cost_model_cannot_express_is_refused_by_field(
     assert caught.value.errors[0].pointer == f"/model/{field}"
 
 
+def test_an_unknown_activation_is_refused_by_the_name_that_states_it() -> None:
+    for name in ("activation", "activation_function"):
+        with pytest.raises(UnsupportedModelError) as caught:
+            model_from_config({"model_type": "falcon", name: "snake"}, name="x")
+        assert caught.value.errors[0].pointer == f"/model/{name}"
+
+
 def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> None:
     # Qwen3-VL 2B: 151936·2048 (tied) + 28·(2·2048² + 2·2048·1024 + 3·2048·6144 + 2·2048 + 2·128) + 2048
     text = {
@@ -633,6 +640,8 @@ def test_the_rotary_base_is_the_stated_one_or_the_library_default() -> None:
     config = _config("llama-3.1-8b")
     del config["rope_theta"]
     assert model_from_config(config, name="x").rotary_base == 10_000, "the default of LlamaConfig"
+    unstated = model_from_config({"model_type": "baichuan"}, name="x")
+    assert unstated.rotary_base == 10_000, "the default of RotaryEmbedding in Baichuan's own code"
     each = {"full_attention": {"rope_theta": 7e5}, "sliding_attention": {"rope_theta": 3e4}}
     for stated in ({"rope_parameters": each}, {"rope_theta": 7e5, "rope_local_base_freq": 3e4}):
         found = model_from_config({"model_type": "gemma3_text", **stated}, name="x")
