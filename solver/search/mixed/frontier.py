@@ -36,7 +36,7 @@ from meshwright.solver.search.mixed.lines import (
 )
 from meshwright.solver.search.mixed.model import Solved, solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
-from meshwright.solver.search.mixed.patterns import patterns_of
+from meshwright.solver.search.mixed.patterns import patterns_of, patterns_of_any
 from meshwright.solver.search.mixed.rows import (
     RANGES,
     MixedRows,
@@ -46,6 +46,7 @@ from meshwright.solver.search.mixed.rows import (
     rows_on,
     with_tensor_parallel,
 )
+from meshwright.solver.space.request_rules import group_constraints
 
 _LATER = 1.03  # rows of many patterns wait for quickly solved ones of about their bound
 GAP = 0.01  # relative, of the closed form: what the search proves
@@ -54,6 +55,7 @@ _ENOUGH_FIRST = 6  # of them with a plan
 _BANDS = (1.04, 1.1, 1.2, 1.4, 2.0)  # of the slowest stage, over its least, until there is a plan
 _EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it grows
 _MOST_EFFORT = 3.0
+_SHARED = 4  # of a row's sizes: cp, dp, ep and micro-batch, which rows of one problem of places share
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
@@ -94,6 +96,12 @@ class _Waiting:
     range_at: int = 0
     in_order: bool = False
     by_levels: bool = False  # numbers of recomputed layers, at first
+    alike: tuple[_Waiting, ...] = field(default=(), compare=False)  # several rows, asked about together
+
+    @property
+    def rows(self) -> list[int]:
+        """Return every row that is asked about."""
+        return [one.row for one in self.alike] or [self.row]
 
     def bounded(self, bound_s: float) -> _Waiting:
         """Return the row under a new bound."""
@@ -158,7 +166,8 @@ class MixedFrontier:
     @property
     def settled(self) -> int:
         """Return the rows that cannot change what is proved."""
-        waiting = {one.row for one in self._heap if one.bound_s < self.known_s * (1.0 - GAP)}
+        most_s = self.known_s * (1.0 - GAP)
+        waiting = {row for one in self._heap if one.bound_s < most_s for row in one.rows}
         return len(self.rows) - len(waiting | self._open)
 
     def begin(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
@@ -174,6 +183,8 @@ class MixedFrontier:
 
     def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
+        if not self.calls:
+            self._join_alike()
         try:
             while not interrupted(self):
                 if self._waiting_s >= self.known_s * (1.0 - GAP):
@@ -185,7 +196,7 @@ class MixedFrontier:
                 if one.bound_s >= self.known_s * (1.0 - GAP):
                     continue
                 try:
-                    self._solve(one)
+                    (self._solve_alike if one.alike else self._solve)(one)
                 except OutOfTime:
                     heapq.heappush(self._heap, one)
                     raise
@@ -255,6 +266,55 @@ class MixedFrontier:
             heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
         else:
             self._put_back(one, found, least_s)
+
+    def _join_alike(self) -> None:
+        """Let rows that differ in ZeRO stage and recomputation alone wait together."""
+        rows, most_s = self.rows, self.known_s * (1.0 - GAP)
+        if not np.isfinite(most_s) or rows.always_recomputes or group_constraints(self.problem):
+            return
+        alike = dict[tuple[bytes, ...], list[_Waiting]]()
+        for one in sorted(self._heap):
+            if one.bound_s < most_s:
+                sizes, room = rows.sizes[one.row, :_SHARED], rows.room[:, one.row]
+                key = (sizes.tobytes(), room.tobytes(), rows.allowed[one.row].tobytes())
+                alike.setdefault(key, []).append(one)
+        self._heap = [
+            replace(own[0], bound_s=min(one.bound_s for one in own), alike=tuple(own) if own[1:] else ())
+            for own in alike.values()
+        ] + [one for one in self._heap if one.bound_s >= most_s]
+        heapq.heapify(self._heap)
+
+    def _solve_alike(self, together: _Waiting) -> None:
+        """Give rows to CP-SAT as if each stage chose among them; those that this leaves open wait alone."""
+        look()
+        rows, most_s = self.rows, self.known_s * (1.0 - GAP)
+        own = [one for one in together.alike if one.bound_s < most_s]
+        numbers = [one.row for one in own]
+        patterns = patterns_of_any(
+            [
+                patterns_of(
+                    rows, one.row, (most_s - float(self.bounds.others_s[one.row])) * 1e6,
+                    by_levels=one.by_levels,
+                )
+                for one in own
+            ]
+        )  # fmt: skip
+        found = solve(
+            rows, numbers[0], patterns, most_s=most_s,
+            slowest_s=float(self.bounds.slowest_s[numbers].min()),
+            effort=_EFFORT * _MORE, seed=self.problem.options.seed, alike=numbers, is_over=self.is_over,
+        )  # fmt: skip
+        self.calls += 1
+        if found.stages:
+            lines = lines_of(rows, patterns, found.stages)
+            for row in numbers:
+                self._try_lines(row, lines if count_layers(self.problem) else dict.fromkeys(lines))
+        if found.status == "infeasible":
+            return
+        for one in own:
+            left = one.bounded(max(one.bound_s, found.bound_s))
+            if left.bound_s < self.known_s * (1.0 - GAP):
+                heapq.heappush(self._heap, left)
 
     def _put_back(self, one: _Waiting, found: Solved, least_s: float) -> None:
         """Let what is left of a row wait again under its new bound, or count it as open.

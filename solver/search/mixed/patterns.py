@@ -106,6 +106,20 @@ def patterns_of(
     return _joined(found)
 
 
+def patterns_of_any(parts: list[Patterns]) -> Patterns:
+    """Return what stages of several rows may be, without patterns that another is at least as good as."""
+    every = _joined(parts)
+    best, kept = dict[tuple[int, ...], list[int]](), list[int]()
+    costs = np.stack([every.time_us, every.slowest_us, -every.deepest], axis=1)
+    names = np.column_stack([every.option, every.role, every.counts]).tolist()
+    for at in np.lexsort(costs.T[::-1]).tolist():
+        same = best.setdefault(tuple(names[at]), [])
+        if not (costs[same] <= costs[at]).all(axis=1).any():
+            same.append(at)
+            kept.append(at)
+    return _take(every, np.array(sorted(kept), dtype=np.int64))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replays:
     """Windows of layers (W) with each number of recomputed ones (R), the numbers next to one another."""

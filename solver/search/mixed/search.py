@@ -53,6 +53,7 @@ _FURTHER = 16  # sets of groups that share the batch, solved for places behind t
 _NOT_SHARED = (
     f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
 )
+_NEAR, _FIRST_CALLS = 0.8, 2  # of the best plan, before replicas on sets of groups are solved
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
 
@@ -88,6 +89,7 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
         frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
         frontier.is_over = watch.interrupted
         frontier.begin(lambda state: interrupted(state) and bool(state.found))
+    frontier.run(lambda state: interrupted(state) or _is_near(state))  # sets of groups are left by its plan
     with watch.cut():
         shared.begin(wide=wide)
         shared.solve(frontier.known_s)
@@ -118,6 +120,11 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, space=space)
+
+
+def _is_near(frontier: MixedFrontier) -> bool:
+    """Return whether the best plan is close to its bound, or CP-SAT was asked a few times."""
+    return frontier.known_s * _NEAR <= frontier.bound_s or frontier.calls >= _FIRST_CALLS
 
 
 def any_mixed(problem: Problem, profile: Profile) -> Configuration | Literal["unknown"] | None:
