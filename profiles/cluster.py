@@ -10,10 +10,15 @@ from itertools import count
 from math import sqrt
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.links import NodeLinks
 from meshwright.profiles.units import GIB
+
+FloatArray = NDArray[np.float64]
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
@@ -56,11 +61,29 @@ class GpuSpec:
         return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
 
 
+# Share of the line rate that is left for payload, against InfiniBand's packets of 4096 bytes in 4122 (local
+# route, base transport, two checksums: InfiniBand specification, volume 1, section 5.2). RoCE v2 puts as
+# many into 4178: Ethernet's frame, preamble and gap, IPv4, UDP, base transport, checksum (annex A17). TCP
+# puts 1448 into 1538 (IEEE 802.3 frames of 1500 bytes, IPv4, TCP with timestamps).
+_INFINIBAND_PAYLOAD = 4096 / 4122
+_PAYLOAD_SHARES = {"roce": 4096 / 4178 / _INFINIBAND_PAYLOAD, "ethernet": 1448 / 1538 / _INFINIBAND_PAYLOAD}
+# One core moves 42 Gbit/s through Linux's TCP (Cai et al. 2021, "Understanding Host Network Stack
+# Overheads", SIGCOMM), and one thread serves the sockets of a GPU unless NCCL_SOCKET_NTHREADS states more
+# (NCCL, src/transport/net_socket.cc). RDMA needs no core.
+SOCKET_BYTES_PER_S = 42e9 / 8
+
+
+def transport_of(kind: str) -> str:
+    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind such as ``RoCEv2``; empty for all others."""
+    word = kind.strip().casefold()
+    return next((transport for transport in _PAYLOAD_SHARES if word.startswith(transport)), "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
     """One kind of link, as one GPU sees it in one direction."""
 
-    kind: str  # nvlink, nvswitch, pcie, infinity-fabric, infiniband, roce, efa, ethernet, …
+    kind: str  # nvlink, nvswitch, pcie, infinity-fabric, infiniband, roce, efa, ethernet (TCP sockets), …
     bytes_per_s: float  # line rate per GPU and direction
     latency_s: float  # one message, one hop
     source: str = ""
@@ -75,6 +98,23 @@ class LinkSpec:
             raise InvalidProblemError.of(
                 "/cluster", f"link {self.kind[:40]}: bytes_per_s must be > 0 and latency_s >= 0"
             )
+
+    @property
+    def payload_bytes_per_s(self) -> float:
+        """Return the rate that a network's transport leaves for payload, against InfiniBand's."""
+        return float(self.payload_of(self.bytes_per_s))
+
+    def slowed(self, slowness: float) -> LinkSpec:
+        """Return the link with a payload rate so many times as low."""
+        share = _PAYLOAD_SHARES.get(transport_of(self.kind), 1.0)
+        return replace(self, bytes_per_s=self.payload_bytes_per_s / share / slowness)
+
+    def payload_of(self, line_bytes_per_s: FloatArray | float) -> FloatArray | float:
+        """Return the same of networks of this kind with other line rates."""
+        transport = transport_of(self.kind)
+        share = _PAYLOAD_SHARES.get(transport, 1.0)
+        most = SOCKET_BYTES_PER_S if transport == "ethernet" else math.inf
+        return np.minimum(line_bytes_per_s * share, most)
 
 
 # What a node group may state of its host.
@@ -254,7 +294,7 @@ class ClusterSpec:
     def with_even_links(self, slowness: float) -> ClusterSpec:
         """Return the cluster with one network so many times as slow between all nodes."""
         (group,) = self.groups
-        link = replace(group.inter_node, bytes_per_s=group.inter_node.bytes_per_s / slowness)
+        link = group.inter_node.slowed(slowness)
         links = NodeLinks(rail_only=True) if group.links is not None and group.links.rail_only else None
         return replace(self, groups=(replace(group, inter_node=link, links=links),))
 

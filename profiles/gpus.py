@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf, log
 
-from meshwright.profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, GpuSpec, LinkSpec
+from meshwright.profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, GpuSpec, LinkSpec, transport_of
 from meshwright.profiles.library import find_gpu, gpu_alias_note, gpu_names
 from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import FieldReader
@@ -31,6 +31,7 @@ USUAL_NODE = 8  # GPUs of a node where a described GPU states no number
 HEADROOM = 8.0
 # Seconds of one hop where a link states none, as in links.yaml.
 NETWORK_LATENCY_S, _PCIE_LATENCY_S, _FAST_LATENCY_S = 14e-6, 5.7e-6, 3.4e-6
+SOCKET_LATENCY_S = NETWORK_LATENCY_S + 20e-6  # kernel's TCP takes 10 to 30 microseconds one way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +155,17 @@ def link_from(reader: FieldReader | None, *, network: bool = True) -> LinkSpec |
     kind = reader.text("kind")
     bytes_per_s = _RATE.read(reader)
     inside_s = _PCIE_LATENCY_S if kind == "pcie" else _FAST_LATENCY_S
-    usual_s = NETWORK_LATENCY_S if network else inside_s
+    usual_s = _network_latency_s(kind) if network else inside_s
     latency_s = reader.number("latency_s", low=0, high=MAX_LATENCY_S, default=usual_s)
     source = reader.text("source", default="")
     reader.refuse_unknown()
     if reader.faults:
         return None
     return LinkSpec(kind=kind, bytes_per_s=bytes_per_s, latency_s=latency_s, source=source)
+
+
+def _network_latency_s(kind: str) -> float:
+    return SOCKET_LATENCY_S if transport_of(kind) == "ethernet" else NETWORK_LATENCY_S
 
 
 def link_to_mapping(link: LinkSpec) -> dict[str, Json]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.capabilities import launcher_names, launchers_of, launchers_placing_stages
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
 from meshwright.profiles.collectives.tables import slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
@@ -337,7 +337,7 @@ class Profile:
             island_gpus=float(group.island_gpus),
             nodes_per_island=max(group.island_gpus / group.gpus_per_node, 1.0),
             fast_bytes_per_s=group.intra_node.bytes_per_s,
-            network_bytes_per_s=group.inter_node.bytes_per_s,
+            network_bytes_per_s=group.inter_node.payload_bytes_per_s,
             rail_only=group.links is not None and group.links.rail_only,
         )
         tables = slowdown_tables(self._link_tables, at_line_rate, group.measured)
@@ -433,13 +433,9 @@ def deciding_group(cluster: ClusterSpec) -> NodeGroup:
         slowest,
         gpus_per_node=narrowest.gpus_per_node,
         island_gpus=narrowest.island_gpus,
-        intra_node=min((group.intra_node for group in cluster.groups), key=_speed),
-        inter_node=min(networks, key=_speed),
+        intra_node=min((group.intra_node for group in cluster.groups), key=lambda link: link.bytes_per_s),
+        inter_node=min(networks, key=lambda link: link.payload_bytes_per_s),
     )
-
-
-def _speed(link: LinkSpec) -> float:
-    return link.bytes_per_s
 
 
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:

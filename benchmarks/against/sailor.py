@@ -136,7 +136,7 @@ def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
 def problem(home: Path, gpus: int, dtype: str, batch: int) -> dict[str, object]:
     """A request in its space, with its links and its settings."""
     (group, _) = yaml.safe_load((DATA / "cluster.yaml").read_text(encoding="utf-8"))["groups"]
-    link = {"kind": "ethernet", "bytes_per_s": flow_bytes_per_s(home, _CHUNK_BYTES), "latency_s": 1e-6}
+    link = {"kind": "vpc", "bytes_per_s": flow_bytes_per_s(home, _CHUNK_BYTES), "latency_s": 1e-6}
     nodes = gpus // group["gpus_per_node"]
     curves = [exchange_curve(home, nodes, ranks) for ranks in (nodes, 2 * nodes, 4 * nodes)]
     group |= {

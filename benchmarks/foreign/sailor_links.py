@@ -27,7 +27,7 @@ def fields_of_links(table: LinkTable, gpu: GpuSpec, source: str) -> GroupFields:
         if mine:
             widest = max(mine, key=lambda link: link.sender.num_gpus)
             sharers = widest.sender.num_gpus if scope == "inter_node" else 1
-            kind = "ethernet" if scope == "inter_node" else usual.kind
+            kind = "vpc" if scope == "inter_node" else usual.kind
             fields[scope] = link_fields(kind, widest.peak_bytes_per_s / sharers, usual.latency_s, source)
             curves += _curve(widest, num_nodes=2 if scope == "inter_node" else 1)
     if not fields:

@@ -97,6 +97,7 @@ def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
 
 
 _PAIR = 2
+_PAIRS_NAMED = 4  # of those without a run, in the error
 _POINT_TO_POINT = "point_to_point"
 _SMALL_BYTES = 1024  # at 10 GB/s they pass in a tenth of a microsecond
 _OF_PAIRS: Mapping[str, str] = {  # collectives that state the bandwidth of a pair, and their programs
@@ -199,9 +200,11 @@ def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: st
     hosts = sorted({host for pair in pairs for host in pair})
     missing = [pair for pair in combinations(hosts, _PAIR) if pair not in pairs]
     if missing:
-        words = f"no run of {shown(missing[0][0])} with {shown(missing[0][1])}"
+        words = ", ".join(f"{shown(one)} with {shown(other)}" for one, other in missing[:_PAIRS_NAMED])
+        more = f" and {len(missing) - _PAIRS_NAMED} more" if len(missing) > _PAIRS_NAMED else ""
         raise InvalidProblemError.of(
-            "/links/bytes_per_s", f"{words}; {len(missing)} pairs of {len(hosts)} hosts have none",
+            "/links/bytes_per_s",
+            f"no run of {words}{more}; {len(missing)} pairs of {len(hosts)} hosts have none",
             allowed="a run of nccl-tests for every pair of hosts, one after the other in the file",
         )  # fmt: skip
     rates = {pair: min(map(_pair_bytes_per_s, _largest(tables))) for pair, tables in pairs.items()}

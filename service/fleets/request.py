@@ -19,7 +19,7 @@ from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, PlannedJob, faults_of, without
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, batch_sizes
 
 MAX_JOBS = 200
 MAX_STEPS = 10**9
@@ -221,6 +221,7 @@ def _job(reader: FieldReader, name: str) -> FleetJob:
         due_min=None if due is None else floor(due * _HOUR_MIN),
         weight=reader.integer("weight", high=MAX_WEIGHT, default=1),
         least_nodes=nodes or reader.integer("least_nodes", default=1),
+        least_nodes_field="nodes" if nodes else "least_nodes",
         most_nodes=nodes or reader.optional_integer("most_nodes"),
         node_counts=(nodes,) if nodes else counts,
         after=_names(reader, "after"),
@@ -274,10 +275,22 @@ def _problem(
         "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search or _SEARCH,
     }
     try:
-        return parse(whole)
+        found = parse(whole)
     except InvalidProblemError as fault:
         faults += [replace(one, pointer=f"{at}{one.pointer}") for one in fault.errors]
         return None
+    sizes = batch_sizes(found)
+    if len(sizes) > 1:
+        words = ", ".join(map(str, sorted(sizes)))
+        message = f"{words}: a job's steps count one batch size, so that a fleet cannot choose it"
+        faults.append(
+            FieldError(
+                pointer=f"{at}/workload/global_batch_size", message=message, allowed="one number",
+                nearest=str(sizes[0]),
+            )
+        )  # fmt: skip
+        return None
+    return found
 
 
 def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:

@@ -219,7 +219,8 @@ def _checked(request: FleetRequest, arrived: Mapping[str, object]) -> FleetReque
             message = f"{job.least_nodes} nodes are more than are left"
             faults.append(
                 FieldError(
-                    pointer=request.at(job.name, "least_nodes"), message=message, allowed=f"1 to {most}",
+                    pointer=request.at(job.name, job.least_nodes_field), message=message,
+                    allowed=f"1 to {most}",
                     nearest=str(most),
                 )
             )  # fmt: skip

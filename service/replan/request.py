@@ -346,11 +346,10 @@ def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[F
 
 
 def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int, ...]:
+    given = asked.lost_nodes
     if cluster.differs:
-        message = "links between nodes differ, and a re-plan does not know which hosts are left"
-        allowed = "a new request, with the links of the hosts that are left"
-        raise InvalidProblemError.of("/lost_nodes", message, allowed=allowed)
-    groups, given = cluster.distinct_groups, asked.lost_nodes
+        _refuse_fewer_hosts(asked, cluster)
+    groups = cluster.distinct_groups
     if given is None:
         return (0,) * len(groups)
     if isinstance(given, int):
@@ -367,6 +366,24 @@ def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int
             message = f"{given[name]} nodes are lost, but the job had {most}"
             raise InvalidProblemError.of("/lost_nodes", message, allowed=f"1 to {most}", nearest=str(most))
     return tuple(given.get(name, 0) for name in cluster.group_names)
+
+
+def _refuse_fewer_hosts(asked: ReplanRequest, cluster: ClusterSpec) -> None:
+    """Refuse a change after which other hosts are left than those that the links name.
+
+    Raises:
+        InvalidProblemError: at the field that takes a host away.
+    """
+    given = asked.lost_nodes
+    fewer = {
+        "/lost_nodes": any(given.values()) if isinstance(given, Mapping) else bool(given),
+        "/slow_nodes": bool(asked.slow_nodes),
+        "/num_nodes": asked.num_nodes is not None and asked.num_nodes < cluster.num_nodes,
+    }
+    for field in (one for one, gone in fewer.items() if gone):
+        message = "links between nodes differ, and a re-plan does not know which hosts are left"
+        allowed = "a new request, with the links of the hosts that are left"
+        raise InvalidProblemError.of(field, message, allowed=allowed)
 
 
 def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> ClusterSpec:

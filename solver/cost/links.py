@@ -75,7 +75,7 @@ class LinkTable:
             known = min(size, len(links.bytes_per_s))
             rates = links.rates[:known, :known].copy()
             np.fill_diagonal(rates, network.bytes_per_s)
-            slowness[:known, :known] = network.bytes_per_s / rates
+            slowness[:known, :known] = network.payload_bytes_per_s / network.payload_of(rates)
         if links is not None and links.latency_s:
             known = min(size, len(links.latency_s))
             extra_s = np.zeros((size, size))

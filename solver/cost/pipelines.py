@@ -150,7 +150,7 @@ class NodeGroups:
     def _new_fabric(self, one: int, other: int) -> Fabric:
         between = self.problem.cluster.between_groups
         ends = [self.groups[at] for at in (one, other)]
-        link = between or min((end.inter_node for end in ends), key=lambda link: link.bytes_per_s)
+        link = between or min((end.inter_node for end in ends), key=lambda link: link.payload_bytes_per_s)
         profile = self.profiles[other]
         alone = replace(profile.group, inter_node=link, island_gpus=1, measured=None)
         return replace(profile, group=alone).fabric

@@ -39,6 +39,7 @@ class FleetJob:
     due_min: int | None = None
     weight: int = 1  # of a minute behind the due date
     least_nodes: int = 1
+    least_nodes_field: str = "least_nodes"  # the request's field that states them, or ``nodes``
     most_nodes: int | None = None  # None: all of its kind
     node_counts: tuple[int, ...] = ()  # the only ones in question; empty: ``usual_counts``
     after: tuple[str, ...] = ()  # jobs that end before it starts
@@ -177,7 +178,7 @@ def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> I
     if job.least_nodes > largest:
         message = f"{job.least_nodes} nodes are more than the cluster has"
         yield FieldError(
-            pointer=at(job.name, "least_nodes"),
+            pointer=at(job.name, job.least_nodes_field),
             message=message,
             allowed=f"1 to {largest}",
             nearest=str(largest),

@@ -15,6 +15,7 @@ from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGrou
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
+from meshwright.profiles.gpus import NETWORK_LATENCY_S
 from meshwright.profiles.library import find_gpu, gpu_names, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
@@ -281,7 +282,8 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     rate = cells.number("network_gbit_per_s_per_gpu")
     if rate:
         kind = _network_kind(cells.text("inter_node_link")) or network.kind
-        network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=network.latency_s)
+        latency_s = network.latency_s if kind == network.kind else NETWORK_LATENCY_S
+        network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=latency_s)
     group = NodeGroup(
         gpu=gpu,
         num_nodes=-(-num_gpus // per_node),

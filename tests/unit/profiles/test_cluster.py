@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup, host_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_gpu
 
@@ -63,3 +63,33 @@ def test_unlike_groups_have_unlike_names_also_where_a_gpu_is_named_as_a_numbered
     )
     assert ClusterSpec(name="x", groups=groups).group_names == ("a-2", "a-3", "a-1")
     assert ClusterSpec(name="x", groups=groups[:2]).group_names == ("a-1", "a-2")
+
+
+def a_network(kind: str, gbit_per_s: float) -> LinkSpec:
+    return LinkSpec(kind=kind, bytes_per_s=gbit_per_s * 1e9 / 8, latency_s=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gbit_per_s", "payload"),
+    [
+        ("infiniband", 200, 200.0),
+        ("efa", 100, 100.0),  # as the shares that collectives reach count it
+        # 4096 of 4178 bytes, where InfiniBand has 4096 of 4122: 200 * 4122 / 4178
+        ("roce", 200, 197.319),
+        ("RoCEv2", 200, 197.319),
+        # 1448 of 1538 bytes: 25 * 1448 / 1538 * 4122 / 4096
+        ("ethernet", 25, 23.6865),
+        # one core moves 42 Gbit/s
+        ("Ethernet", 100, 42.0),
+    ],
+)
+def test_a_network_leaves_for_payload_what_its_headers_and_copies_spare(
+    kind: str, gbit_per_s: float, payload: float
+) -> None:
+    assert a_network(kind, gbit_per_s).payload_bytes_per_s * 8 / 1e9 == pytest.approx(payload, rel=1e-4)
+
+
+def test_a_network_slowed_by_a_factor_leaves_as_much_less_for_payload() -> None:
+    for kind in ("infiniband", "roce", "ethernet"):
+        whole = a_network(kind, 100)
+        assert whole.slowed(3.0).payload_bytes_per_s == pytest.approx(whole.payload_bytes_per_s / 3)

@@ -7,6 +7,7 @@ import pytest
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.gpus import link_from
 from meshwright.profiles.profile import (
     MAX_LOG,
     Residual,
@@ -18,6 +19,7 @@ from meshwright.profiles.profile import (
     stack_constants,
     stack_names,
 )
+from meshwright.profiles.reading import FieldReader
 from tests.builders import INFINIBAND, NVLINK, a_cluster, a_gpu
 
 
@@ -168,3 +170,17 @@ def test_a_broken_process_moves_a_prediction_a_hundredfold_at_most() -> None:
     here = np.zeros((1, 1))
     assert broken.log_factor(here) == broken.sigma(here) == MAX_LOG
     assert np.exp(MAX_LOG) == pytest.approx(100.0, rel=0.01)
+
+
+def test_collectives_over_tcp_are_paced_by_the_core_that_copies_and_wait_for_the_kernel() -> None:
+    fabrics = []
+    for kind in ("infiniband", "ethernet"):
+        network = link_from(FieldReader({"kind": kind, "gb_per_s": 12.5}, ""))
+        assert network is not None
+        (group,) = a_cluster().groups
+        cluster = replace(a_cluster(), groups=(replace(group, inter_node=network),))
+        fabrics.append(default_profile(cluster, "megatron-lm").fabric)
+    rdma, sockets = fabrics
+    # 42 of 100 Gbit/s, and 20 microseconds more a hop
+    assert sockets.lines.network_bytes_per_s == pytest.approx(0.42 * rdma.lines.network_bytes_per_s)
+    assert (rdma.hop_s, sockets.hop_s) == (0.0, pytest.approx(20e-6))

@@ -107,6 +107,10 @@ def test_small_messages_state_how_much_longer_the_latency_of_a_pair_is(tmp_path:
             logs({pair: RATES[pair] for pair in list(RATES)[:2]}),
             "no run of 'gpu-02' with 'gpu-03'; 1 pairs of 3",
         ),
+        (
+            logs({("gpu-01", "gpu-02"): 40.0, ("gpu-03", "gpu-04"): 40.0}),
+            "'gpu-02' with 'gpu-03', 'gpu-02' with 'gpu-04'; 4 pairs of 4",
+        ),
         (logs(program="alltoall", ranks=8), "'gpu-01' with 'gpu-02': all_to_all of 16 ranks"),
         (logs(dict.fromkeys(RATES, 0.002)), "largest payload is printed as 0"),
     ],

@@ -44,6 +44,12 @@ def test_hours_become_minutes_and_dates_stay_on_the_safe_side() -> None:
     ("one", "pointer", "words"),
     [
         (job("a", least_nodes=5), "/jobs/0/least_nodes", "Allowed: 1 to 4. Nearest: 4"),
+        (job("a", nodes=8), "/jobs/0/nodes", "Allowed: 1 to 4. Nearest: 4"),
+        (
+            job("a")
+            | {"problem": {**PROBLEM, "workload": {"global_batch_size": [32, 64], "seq_length": 4096}}},
+            "/jobs/0/problem/workload/global_batch_size", "32, 64: a job's steps count one batch size",
+        ),
         (job("a", release_hours=3, due_hours=2), "/jobs/0/release_hours", "Allowed: below 2"),
         (job("a", as_many_nodes_as="a"), "/jobs/0/as_many_nodes_as", "cannot name itself"),
         (job("a", after=["b"]), "/jobs/0/after", 'unknown "b"'),

@@ -17,6 +17,7 @@ from meshwright.service.cli.replan import _of_option
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.replan.checkpoint import read_checkpoint
+from meshwright.service.replan.request import changed_job, read_replan_request
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
@@ -349,3 +350,28 @@ def test_the_checkpoint_of_a_trainer_under_fsdp_is_found_in_its_folders(tmp_path
     saved(tmp_path / "checkpoint-30" / "pytorch_model_fsdp_0", **layers)  # its states are not yet there
     one = read_checkpoint(tmp_path / named)
     assert (one.format, one.step, one.num_layers, one.num_parameters) == ("dcp", 20, 2, 2 * 4 * 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"num_nodes": 2}, None),  # as many as before
+        ({"num_nodes": 3}, None),
+        ({"num_nodes": 1}, "/num_nodes"),
+        ({"lost_nodes": 1}, "/lost_nodes"),
+        ({"slow_nodes": {"0": 0.5}}, "/slow_nodes"),
+    ],
+)
+def test_links_that_differ_allow_only_changes_that_take_no_host_away(
+    change: dict[str, object], pointer: str | None
+) -> None:
+    links = {"bytes_per_s": [[0, 4e10], [4e10, 0]]}
+    cluster = {"name": "dgx-h100", "num_nodes": 2, "links": links}
+    problem = parse_problem({**PROBLEM, "cluster": cluster})
+    asked = read_replan_request({"steps_done": 100, "steps_total": 500, "saved_step": 90, **change})
+    if pointer is None:
+        assert changed_job(asked, problem, found().plans[0]).left.num_nodes == change["num_nodes"]
+        return
+    with pytest.raises(InvalidProblemError, match="does not know which hosts are left") as refused:
+        changed_job(asked, problem, found().plans[0])
+    assert [one.pointer for one in refused.value.errors] == [pointer]
