@@ -133,21 +133,23 @@ def test_every_migration_since_0014_declares_code_that_it_leaves_working() -> No
 OLDER_CLAIM = """
 UPDATE jobs SET state = 'running', fence = fence + 1, attempts = attempts + 1, worker = 'older'
 WHERE id = (
-    SELECT id FROM jobs WHERE state = 'queued' AND tenant = 'default' ORDER BY created_at_s LIMIT 1
+    SELECT id FROM jobs WHERE state = 'queued' AND tenant = :tenant ORDER BY created_at_s LIMIT 1
 ) AND state = 'queued' RETURNING id
 """  # what workers of revisions 0014 to 0022 change, which know no kinds
 
 
-def test_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) -> None:
+def test_f29_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) -> None:
     """Not even one that a worker of this release has given back, or has lost with its lease."""
     engine = JobEngine(clean, lease_s=60.0)
     add_job(clean, "fleet", kind="fleet")
 
-    def claimed_by_older() -> list[str]:
+    def claimed_by_older(tenant: str = "default") -> list[str]:
         with clean.write() as connection:
-            return list(connection.execute(text(OLDER_CLAIM)).scalars())
+            return list(connection.execute(text(OLDER_CLAIM), {"tenant": tenant}).scalars())
 
     assert claimed_by_older() == []
+    add_job(clean, "of another tenant", tenant="other")
+    assert claimed_by_older("other") == ["of another tenant"]
     first = claimed(engine)
     assert (first.job_id, first.kind) == ("fleet", "fleet")
     with clean.write() as connection:
@@ -159,6 +161,7 @@ def test_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) -> Non
     assert engine.complete(claimed(engine), Outcome(state="succeeded", answer={}))
     add_job(clean, "search")
     assert claimed_by_older() == ["search"]
+    measured(29, "fleets that an older worker got", 0, on=clean.dialect)
 
 
 def job_count(database: Database) -> int:

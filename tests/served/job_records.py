@@ -41,12 +41,13 @@ class RememberingQueue:
 
 
 def add_job(
-    database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0, kind: str | None = None
-) -> str:
+    database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0, kind: str | None = None,
+    tenant: str = TENANT,
+) -> str:  # fmt: skip
     with database.write() as connection:
         new = NewJob(
             id=job_id,
-            tenant=TENANT,
+            tenant=tenant,
             request=problem_to_mapping(a_problem()),
             time_limit_s=30.0,
             queue_timeout_s=queue_timeout_s,
