@@ -74,7 +74,7 @@ SOCKET_BYTES_PER_S = 42e9 / 8
 
 
 def transport_of(kind: str) -> str:
-    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind such as ``RoCEv2``; empty for all others."""
+    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind such as "RoCE v2"; empty for all others."""
     word = kind.strip().casefold()
     return next((transport for transport in _PAYLOAD_SHARES if word.startswith(transport)), "")
 
