@@ -97,7 +97,11 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
     if model.mixer is not None and model.mixes:
         widths = model.mixer.projections().items()
         read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
-        return read | {"out_proj": LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")}
+        width, rank = model.mixer.value_width, model.mixer.time_step_rank
+        if rank:
+            read["x_proj"] = LinearLayer(inputs=width, outputs=model.mixer.selected, split="inputs")
+            read["dt_proj"] = LinearLayer(inputs=rank, outputs=width)
+        return read | {"out_proj": LinearLayer(inputs=width, outputs=h, split="inputs")}
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
     if mla is None:

@@ -311,6 +311,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gate of attention's output in the queries' projection": model.gate_in_queries,
         "bias of attention's gate": model.gate_bias,
         "gated delta nets": model.mixer is not None and model.mixer.kind == "gated_delta_net",
+        "selective scans (Mamba 1)": model.mixer is not None and model.mixer.kind == "mamba1",
         "state-space layers (Mamba 2)": model.mixer is not None and model.mixer.kind == "mamba2",
         "layers of one block": bool(model.layer_pattern),
         **_state_space_facts(model),

@@ -8,6 +8,9 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
   al. 2024, arXiv:2406.06484, section 3), as in Qwen3-Next.
 - ``mamba2``: the state-space duality (Dao and Gu 2024, arXiv:2405.21060, section 6); its ``B`` and ``C``
   are keys and queries, its groups are key heads, and its state size is a key's.
+- ``mamba1``: the selective scan (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), as in Jamba. Every
+  channel is a head of one value with a time step of its own; ``B`` and ``C`` are projected from what the
+  convolution yields. Its kernels go token by token: it has no chunks.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Literal
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_parts import Limits, refuse_out_of_range
 
-MixerKind = Literal["gated_delta_net", "mamba2"]
+MixerKind = Literal["gated_delta_net", "mamba1", "mamba2"]
 
 MIXER_LIMITS: Limits = {
     "num_heads": (1, 2**16),
@@ -27,12 +30,17 @@ MIXER_LIMITS: Limits = {
     "value_head_dim": (1, 2**14),
     "convolution": (1, 1024),
     "chunk": (1, 2**16),
+    "time_step_rank": (0, 2**16),
     "attention_every": (0, 10_000),
 }
 # Of each head and token: a delta net reads a decay and a learning rate, a state-space model a time step.
-_GATES = {"gated_delta_net": 2, "mamba2": 1}
+_GATES = {"gated_delta_net": 2, "mamba1": 1, "mamba2": 1}
 # Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
-_SCALARS = {"gated_delta_net": 2, "mamba2": 3}
+# A selective scan has the time step's bias and the skip next to a decay of every state (``decays``).
+_SCALARS = {"gated_delta_net": 2, "mamba1": 2, "mamba2": 3}
+# Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
+# With the exponential they are the 9 FLOPs that fvcore counts of its reference.
+_STATE_PRODUCTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,8 @@ class MixerSpec:
     chunk: int = 64  # tokens that are multiplied together
     convolution_bias: bool = False
     projection_bias: bool = False
+    time_step_rank: int = 0  # of the product that yields the time steps of all channels (mamba1 alone)
+    inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
     split_projections: bool = False  # transformers' class has several linear layers; changes adapters alone
     attention_every: int = 0  # 0: none by this rule
     attention_layers: tuple[int, ...] = ()  # counted from 0, where they are not every n-th
@@ -68,8 +78,21 @@ class MixerSpec:
                 f"{self.num_key_heads} does not divide num_heads = {self.num_heads}",
                 allowed="a divisor of num_heads",
             )
+        self._refuse_sizes_of_other_kinds()
         if self.attention_every and self.attention_layers:
             raise InvalidProblemError.of("/model/mixer/attention_layers", "contradicts attention_every")
+
+    def _refuse_sizes_of_other_kinds(self) -> None:
+        selective = self.kind == "mamba1"
+        rank, one = bool(self.time_step_rank), ("num_key_heads", "value_head_dim")
+        if selective != rank:
+            why = "is required: mamba1 projects its time steps" if selective else "is of mamba1 alone"
+            raise InvalidProblemError.of("/model/mixer/time_step_rank", why)
+        if self.inner_norms and not selective:
+            raise InvalidProblemError.of("/model/mixer/inner_norms", "is of mamba1 alone")
+        for name in (name for name in one if selective and getattr(self, name) != 1):
+            why = f"{getattr(self, name)}: in mamba1 every channel is a head of one value, and B is of all"
+            raise InvalidProblemError.of(f"/model/mixer/{name}", why, allowed="1", nearest="1")
 
     def attends(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, attends instead."""
@@ -83,7 +106,12 @@ class MixerSpec:
 
     @property
     def convolved(self) -> int:
-        """Return the elements of a token's queries, keys and values, which the convolution reads."""
+        """Return the elements of a token's queries, keys and values, which the convolution reads.
+
+        Of a selective scan values alone: ``B`` and ``C`` follow from them.
+        """
+        if self.kind == "mamba1":
+            return self.value_width
         return 2 * self.num_key_heads * self.key_head_dim + self.value_width
 
     @property
@@ -94,11 +122,22 @@ class MixerSpec:
     @property
     def projected(self) -> int:
         """Return the columns of what projects a hidden state: all convolved, the output's gate, gates."""
-        return self.convolved + self.value_width + self.gates
+        gates = 0 if self.kind == "mamba1" else self.gates
+        return self.convolved + self.value_width + gates
+
+    @property
+    def selected(self) -> int:
+        """Return the columns of what projects the convolved values: time steps' latent, B and C; or 0."""
+        return self.time_step_rank + 2 * self.key_head_dim if self.kind == "mamba1" else 0
+
+    @property
+    def decays(self) -> int:
+        """Return the trained decays that every state has of its own."""
+        return self.value_width * self.key_head_dim if self.kind == "mamba1" else 0
 
     def projections(self) -> dict[str, int]:
         """Return the columns of each linear layer of transformers' class that reads the hidden state."""
-        if self.kind == "mamba2":
+        if self.kind != "gated_delta_net":
             return {"in_proj": self.projected}
         if self.split_projections:
             heads = self.num_heads
@@ -107,8 +146,9 @@ class MixerSpec:
         return {"in_proj_qkvz": self.convolved + self.value_width, "in_proj_ba": self.gates}
 
     def matrix_parameters(self, hidden_size: int) -> int:
-        """Return the weights of both projections and of the convolution, each one multiply-add a token."""
-        return hidden_size * (self.projected + self.value_width) + self.convolved * self.convolution
+        """Return the weights of all projections and of the convolution, each one multiply-add a token."""
+        inner = self.value_width * (self.selected + self.time_step_rank)
+        return inner + hidden_size * (self.projected + self.value_width) + self.convolved * self.convolution
 
     def vector_parameters(self) -> int:
         """Return further weights that tensor parallelism splits as it splits heads.
@@ -116,14 +156,19 @@ class MixerSpec:
         The state-space model's norm is over all its values, a delta net's over those of one head.
         """
         biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
-        return _SCALARS[self.kind] * self.num_heads + biases + self.split_norm_parameters()
+        return _SCALARS[self.kind] * self.num_heads + self.decays + biases + self.split_norm_parameters()
 
     def split_norm_parameters(self) -> int:
         """Return the weights of the norm of the output that tensor parallelism splits."""
         return self.value_width if self.kind == "mamba2" else 0
 
     def norm_parameters(self) -> int:
-        """Return the weights of the norm of the output that every tensor-parallel rank holds whole."""
+        """Return the weights of norms that every tensor-parallel rank holds whole.
+
+        Of a delta net's output; of a selective scan's time steps, B and C.
+        """
+        if self.kind == "mamba1":
+            return self.selected * int(self.inner_norms)
         return self.value_head_dim if self.kind == "gated_delta_net" else 0
 
     def scan_products(self) -> int:
@@ -131,12 +176,19 @@ class MixerSpec:
 
         Of a delta net's head, with C tokens in a chunk: keys by keys, the inverse by keys and by values,
         queries by keys, scores by values: C (3 k + 2 v); states by keys, by queries, and their change:
-        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v.
+        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v. Of a selective
+        scan's state 4, which run on no tensor cores.
         """
+        if self.kind == "mamba1":
+            return _STATE_PRODUCTS * self.decays
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
         if self.kind == "gated_delta_net":
             return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
         return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
+
+    def exponentials(self) -> int:
+        """Return the exponentials of one token's scan where they bound it: one of each state."""
+        return self.decays
 
     def scan_elements(self) -> float:
         """Return the 2-byte elements of a token that the scan's kernels move in a forward pass.
@@ -146,8 +198,12 @@ class MixerSpec:
         (k, v, C read, k, v written), states (2 k + v read, v and k v / C written), output (2 k + v and
         k v / C read, v written). A state-space model's (mamba 2, ``ops/triton/ssd_combined.py``): states
         (v read, k v / C of 4 bytes written), their sums (read, and written in 2), output (v and k v / C
-        read, v written); of each group keys and queries twice, and C written and read.
+        read, v written); of each group keys and queries twice, and C written and read. A selective scan's
+        kernel reads values, time steps and the gate, and writes the output with it and without
+        (mamba 1.2, ``csrc/selective_scan/selective_scan_fwd_kernel.cuh``).
         """
+        if self.kind == "mamba1":
+            return 5.0 * self.value_width + 2.0 * self.key_head_dim
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
         state = k * v / chunk
         if self.kind == "gated_delta_net":
@@ -161,8 +217,14 @@ class MixerSpec:
         the scan; the norm's input and its gate; the last product's input; decay and learning rate in 4
         bytes (flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py). A state-space model is one
         function from its projection on (mamba 2, ops/triton/ssd_combined.py): it keeps the projection and
-        the scan's output, and the last product's input is made again.
+        the scan's output, and the last product's input is made again. A selective scan is one, too (mamba
+        1.2, ops/selective_scan_interface.py, ``MambaInnerFn``): it keeps the projections and the scan's
+        output. With norms in between it is four (transformers 5.23, ``JambaMambaMixer``): they keep what
+        the convolution, the norms, the time steps' product, the scan and the last product read.
         """
+        if self.kind == "mamba1":
+            apart = 3 * self.value_width + self.selected if self.inner_norms else 0
+            return self.projected + self.value_width + self.selected + apart
         if self.kind == "mamba2":
             return self.projected + self.value_width
         of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
@@ -171,8 +233,11 @@ class MixerSpec:
     def moved_elements(self) -> float:
         """Return the 2-byte elements of a token that convolution and gated norm move in a forward pass.
 
-        The convolution reads and writes what it convolves; the norm reads its input and gate, and writes.
+        The convolution reads and writes what it convolves; the norm reads its input and gate, and writes. A
+        selective scan's gate is in its kernel; its norms read and write time steps, B and C.
         """
+        if self.kind == "mamba1":
+            return 2.0 * self.convolved + 2.0 * self.selected * self.inner_norms
         return 2.0 * self.convolved + 3.0 * self.value_width
 
     def state_elements(self) -> int:

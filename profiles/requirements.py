@@ -211,7 +211,14 @@ _STATE_SPACE = Requirement(
     install="pip install mamba-ssm causal-conv1d",
     instead="a model without state-space layers",
 )
-_MIXERS = {"gated_delta_net": _DELTA_RULE, "mamba2": _STATE_SPACE}
+_SELECTIVE_SCAN = replace(
+    _STATE_SPACE,
+    why="selective scans run on its kernels",
+    check="from mamba_ssm.ops.selective_scan_interface import selective_scan_fn",
+    source="transformers/models/jamba/modeling_jamba.py",
+    instead="a model without selective scans",
+)
+_MIXERS = {"gated_delta_net": _DELTA_RULE, "mamba1": _SELECTIVE_SCAN, "mamba2": _STATE_SPACE}
 _WEIGHT_SHARDS = replace(
     _engine(
         "2.19.0",

@@ -21,6 +21,7 @@ from meshwright.profiles.importers.huggingface_layers import (
 )
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
+    mamba_1,
     mamba_2,
     mamba_2_config,
     mixers_alone,
@@ -73,10 +74,16 @@ def _granite_hybrid(config: dict[str, object]) -> dict[str, object]:
     return config
 
 
+def _jamba(config: dict[str, object]) -> dict[str, object]:
+    """Return Jamba's config; its class builds an MLP in place of a single expert."""
+    return {**config, "num_experts": 0} if config.get("num_experts") == 1 else config
+
+
 # What a row names, by its attribute.
 _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "granite_hybrid": _granite_hybrid,
+        "jamba": _jamba,
         "mamba_2_config": mamba_2_config,
         "nemotron_h_config": nemotron_h_config,
         "step_config": step_config,
@@ -98,6 +105,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     "mixer": {
         "delta_net": delta_net(split_projections=False),
         "delta_net_split": delta_net(split_projections=True),
+        "mamba_1": mamba_1,
         "mamba_2": mamba_2,
     },
 }

@@ -65,6 +65,8 @@ def _moe_layers_by_rule(reader: FieldReader, num_layers: int) -> list[int]:
     frequency = 1 if isinstance(every, list) else _step(reader, "moe_layer_freq")
     step = _step(reader, reader.first(("decoder_sparse_step", "interleave_moe_layer_step")))
     interval = _step(reader, "moe_layer_interval")
+    period = _step(reader, "expert_layer_period")
+    offset = reader.integer("expert_layer_offset", low=0, default=0, high=period - 1)
     leading = reader.integer(
         reader.first(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")),
         low=0, default=0, high=MAX_LAYERS,
@@ -76,6 +78,7 @@ def _moe_layers_by_rule(reader: FieldReader, num_layers: int) -> list[int]:
         for layer in range(num_layers)
         if layer >= leading and (layer <= last or last < 0) and layer not in dense
         if (layer + 1) % step == 0 and layer % frequency == 0 and (layer + 1) % interval == 0
+        if layer % period == offset
         if layer < len(listed) and listed[layer]
     ]
 

@@ -1,7 +1,8 @@
 """Layers of a Hugging Face model that have a mixer with a state: each type's keys and its rule.
 
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
-``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``.
+``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``,
+``JambaMambaMixer``.
 """
 
 from __future__ import annotations
@@ -142,6 +143,41 @@ def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec
     }
     reader.finish()
     return _placed(MixerSpec(kind="mamba2", **sizes), attending, num_layers)
+
+
+def mamba_1(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
+    """Return the selective scans of Jamba, between layers that attend at an offset of every period."""
+    period = reader.integer("attn_layer_period", high=int(MIXER_LIMITS["attention_every"][1]))
+    offset = reader.integer("attn_layer_offset", low=0, high=period - 1)
+    mixer = _selective_scan(reader, hidden_size, "mamba_{}", inner_norms=True)
+    return _placed(mixer, list(range(offset, num_layers, period)), num_layers)
+
+
+def _selective_scan(reader: FieldReader, hidden_size: int, names: str, *, inner_norms: bool) -> MixerSpec:
+    """Return a selective scan whose keys are ``names`` with Jamba's endings."""
+    keys = {
+        end: names.format(end)
+        for end in ("expand", "d_state", "d_conv", "dt_rank", "conv_bias", "proj_bias")
+    }
+    rank, high = -(-hidden_size // 16), int(MIXER_LIMITS["time_step_rank"][1])
+    if reader.value(keys["dt_rank"]) not in (None, "auto"):
+        rank = reader.integer(keys["dt_rank"], high=high)
+    mixer_sizes: dict[str, Any] = {
+        "num_heads": _size(reader, keys["expand"], "convolution") * hidden_size,
+        "key_head_dim": _size(reader, keys["d_state"], "key_head_dim"),
+        "convolution": _size(reader, keys["d_conv"], "convolution"),
+        "convolution_bias": reader.flag(keys["conv_bias"], default=True),
+        "projection_bias": reader.flag(keys["proj_bias"], default=False),
+    }
+    reader.finish()
+    return MixerSpec(
+        kind="mamba1",
+        num_key_heads=1,
+        value_head_dim=1,
+        time_step_rank=rank,
+        inner_norms=inner_norms,
+        **mixer_sizes,
+    )
 
 
 # --------------------------------------------------------------------------------------------------

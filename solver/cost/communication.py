@@ -62,8 +62,14 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
     ``LinearWithGradAccumulationAndAsyncCommunication``); a framework that overlaps hides part of all,
     torch's compiler in compiled stages alone (``torch/_inductor/fx_passes/micro_pipeline_tp.py``).
     Inputs and gradients of products in 8 or 4 bits may be gathered in these; sums are scattered in 2 bytes.
+    Ranks that split the channels of a selective scan also add up its time steps' latent, B and C.
     """
-    return _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
+    found = _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
+    mixer = mixer_of(ctx.model)
+    if mixer is None or not mixer.selected:
+        return found
+    summed = all_reduce_s(ctx.tokens * mixer.selected * _ACTIVATION_BYTES, ctx.tensor_group) * (ctx.t > 1)
+    return found + PassSeconds(forward=summed, backward=summed)
 
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:

@@ -148,7 +148,11 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         return []
     if mixer := mixer_of(model):
         read = projected_width(ctx, mixer)
-        return [Gemm(m=tokens, n=read, k=h), Gemm(m=tokens, n=h, k=mixer.value_width / t)]
+        values, rank = mixer.value_width / t, mixer.time_step_rank
+        inner = (
+            [Gemm(m=tokens, n=mixer.selected, k=values), Gemm(m=tokens, n=values, k=rank)] if rank else []
+        )
+        return [Gemm(m=tokens, n=read, k=h), *inner, Gemm(m=tokens, n=h, k=values)]
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
         q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
@@ -357,7 +361,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k; a gated
     activation reads 2 f and writes f. Further norms read and write what they normalise (4 bytes an
     element), so do clamped queries, keys and values; a gate of attention's output reads both and writes one
-    (6). A mixer has a convolution and a gated norm instead. The backward
+    (6). A mixer has a convolution and norms of its own instead. The backward
     pass moves twice that; ``_eager_bytes`` is what single kernels move beyond.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe

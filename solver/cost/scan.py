@@ -20,6 +20,11 @@ from meshwright.solver.cost.context import Context, PassSeconds
 _BACKWARD = 3.0
 # Slices of a sequence on a rank of context parallelism, which balance a causal mask: each has a state.
 _SLICES = 2.0
+# FLOPs in fp32, outside of tensor cores, in the time of an exponential: a multiprocessor has 16 special
+# functions a clock and 256 FLOPs, before Hopper 128 (CUDA C++ Programming Guide, arithmetic instructions).
+# An H100 SXM reaches 3.9e12 exponentials a second (Shah et al. 2024, arXiv:2407.08608, section 3.2).
+_OF_AN_EXPONENTIAL, _BEFORE_HOPPER = 16.0, {"volta": 8.0, "turing": 8.0, "ampere": 8.0}
+_FP32_OF_BF16 = 66.9 / 989.4  # an H100's, of parts that state no fp32 peak
 _STATE_BYTES = 4.0
 
 
@@ -32,17 +37,27 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     """Price the scan of one layer: its FLOPs at the rate of attention's tiles, or its bytes.
 
     Memory bounds it on most GPUs: a delta net's head of 128 by 128 has 180,224 FLOPs and 5,120 bytes a
-    token, 35 FLOPs a byte, where an H100 has 295.
+    token, 35 FLOPs a byte, where an H100 has 295. A selective scan has no products for tensor cores: it
+    takes as long as its exponentials, or its bytes.
     """
     rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
     work = 2.0 * ctx.tokens * mixer.scan_products() / ctx.t
     moved = 2.0 * ctx.tokens * mixer.scan_elements() / ctx.t
+    if exponentials := mixer.exponentials():
+        each = _BEFORE_HOPPER.get(ctx.gpu.architecture, _OF_AN_EXPONENTIAL)
+        work = ctx.tokens * exponentials / ctx.t * each
+        rate = ctx.gpu.peak_flops.get("fp32", ctx.gpu.peak_bf16_flops * _FP32_OF_BF16)
     forward = np.maximum(work / rate, moved / ctx.hbm_bytes_per_s)
     return PassSeconds(forward=forward, backward=_BACKWARD * forward)
 
 
 def projected_width(ctx: Context, mixer: MixerSpec) -> FloatArray:
-    """Return the columns of a rank's projection of a hidden state: what a scan reads, and its gate."""
+    """Return the columns of a rank's projection of a hidden state: what a scan reads, and its gate.
+
+    A selective scan's time steps, B and C follow from the others.
+    """
+    if mixer.selected:
+        return np.asarray(mixer.projected / ctx.t)
     read, values = exchanged_widths(ctx, mixer)
     return read + values
 

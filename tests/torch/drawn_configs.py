@@ -49,12 +49,14 @@ SIZES: dict[str, tuple[Any, ...]] = {
         None, ["linear_attention", "moe"] * 2, ["linear_attention", "mlp", "full_attention", "mlp"],
         ["linear_attention"] * 3,
     ),
+    "mamba_dt_rank": ("auto", 96), "expert_layer_period": (2, 3),
     "hidden_act": ("silu", "gelu", "relu2"), "gating": (True, "per-element"),
 }  # fmt: skip
 # Without these the classes build nothing from their own defaults.
 NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},  # of three layers one attends
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     },

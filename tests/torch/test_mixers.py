@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.jamba import modeling_jamba
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -68,3 +72,72 @@ def test_a_layer_of_mamba_2_multiplies_as_much_as_its_class(groups: int, bias: b
     assert model.forward_flops_of(model.shapes()[0], TOKENS) == 2 * (
         mixer.matrix_parameters(512) + mixer.scan_products()
     )
+
+
+def _jamba(**changes: object) -> tuple[torch.nn.Module, Any]:
+    """A layer's mixer of Jamba on the meta device, and our sizes of it."""
+    sizes = {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "mamba_d_state": 16,
+        **changes,
+    }
+    with torch.device("meta"):
+        module = modeling_jamba.JambaMambaMixer(CONFIG_MAPPING["jamba"](**sizes), layer_idx=0)
+    return module, model_from_config({"model_type": "jamba", **sizes}, name="x").mixer
+
+
+@pytest.mark.parametrize(("rank", "state", "bias"), [("auto", 16, False), (48, 32, True)])
+def test_a_selective_scan_multiplies_as_much_as_its_class(rank: object, state: int, bias: bool) -> None:
+    module, mixer = _jamba(mamba_dt_rank=rank, mamba_d_state=state, mamba_proj_bias=bias)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, TOKENS, 512, device="meta"))
+    padded = 2 * mixer.convolved * mixer.convolution * 3  # as a delta net's
+    # Of a state's four multiply-adds torch counts the output's; the others are elementwise in the class.
+    elementwise = 3 * mixer.num_heads * mixer.key_head_dim
+    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    assert counter.get_total_flops() == ours
+
+
+class _Kept(torch.autograd.Function):  # type: ignore[misc] # torch is in its own environment
+    """A kernel that yields one tensor as long as its first input, and keeps what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, *kept: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's
+        out = torch.empty_like(kept[0], dtype=torch.bfloat16)
+        ctx.save_for_backward(*kept, out) if len(kept) > 3 else ctx.save_for_backward(*kept)
+        return torch.empty_like(out)
+
+
+def test_a_selective_scan_keeps_what_the_autograd_of_its_class_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Kernels on a GPU stand in for loops over tokens: causal-conv1d keeps its input, and mamba's
+    # ``SelectiveScanFn`` values, time steps, B, C, gate and its output without the gate.
+    module, mixer = _jamba()
+    module.to(torch.bfloat16)
+    monkeypatch.setattr(
+        modeling_jamba,
+        "causal_conv1d_fn",
+        lambda hidden, weight, bias, **_: _Kept.apply(hidden, weight, bias),
+    )
+    monkeypatch.setattr(
+        modeling_jamba,
+        "mamba_selective_scan",
+        lambda values, steps, _decay, b, c, z, **_: _Kept.apply(values, steps, b, c, z),
+    )
+    held: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.bfloat16:  # the class's norms copy time steps, B and C to fp32
+            held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hidden = torch.empty(1, TOKENS, 512, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = module(hidden)
+    apart = {one.untyped_storage()._cdata for one in (hidden, *module.parameters())}
+    kept = sum(size for place, size in held.items() if place not in apart)
+    assert out.shape == hidden.shape
+    assert kept / 2 / TOKENS == pytest.approx(mixer.kept_elements(), rel=0.01)

@@ -131,6 +131,7 @@ STUBS = {
     "fla/__init__.py": "", "fla/ops/__init__.py": "",
     "fla/ops/gated_delta_rule.py": "chunk_gated_delta_rule = None",
     "mamba_ssm/__init__.py": "", "mamba_ssm/ops/__init__.py": "", "mamba_ssm/ops/triton/__init__.py": "",
+    "mamba_ssm/ops/selective_scan_interface.py": "selective_scan_fn = None",
     "mamba_ssm/ops/triton/ssd_combined.py": "mamba_split_conv1d_scan_combined = None",
     "deepspeed/__init__.py": "", "deepspeed/ops/__init__.py": "",
     "deepspeed/ops/op_builder.py": "class AsyncIOBuilder:\n    is_compatible = lambda _: True",

@@ -41,7 +41,7 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "falcon_h1", "jamba", "mamba", "minimax", "nemotron-nas", "rwkv",
+    "bert", "deepseek_v4", "falcon_h1", "mamba", "minimax", "nemotron-nas", "rwkv",
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
@@ -378,6 +378,43 @@ def test_more_heads_of_a_mixer_than_its_inner_size_are_refused_with_the_field() 
     with pytest.raises(InvalidProblemError, match=r"not mamba_expand \* hidden_size = 8192") as caught:
         model_from_config(REAL["bamba-class-default"]["config"] | changes, name="x")
     assert caught.value.errors[0].pointer == "/model/mamba_n_heads"
+
+
+def test_a_selective_scan_projects_its_time_steps_from_what_the_convolution_yields() -> None:
+    model = model_from_config(REAL["jamba-v0.1"]["config"] | {"mamba_proj_bias": True}, name="x")
+    # 8192 channels and as wide a gate; a latent of 256 for time steps, B and C of 16 states; a convolution
+    # of 4; a decay of every state; time step's and convolution's bias, and skip; norms of latent, B and C.
+    inner, read = 2 * 4096, 256 + 2 * 16
+    mixer = 4096 * 3 * inner + inner * (read + 256 + 4 + 16 + 3) + read + 2 * inner + 4096
+    assert model.parameters_by_layer()[0] == mixer + 3 * 4096 * 14336 + 2 * 4096
+    assert [layer for layer, mixes in enumerate(model.mixing_layers()) if not mixes] == [4, 12, 20, 28]
+    assert model.layer_kinds() == ("dense", "moe") * 16
+    assert all(model.layers_without_rotary())
+
+
+def test_a_single_expert_of_jamba_is_an_mlp() -> None:
+    config = REAL["jamba-v0.1"]["config"] | {"num_experts": 1, "num_experts_per_tok": 1}
+    assert model_from_config(config, name="x").moe is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"attn_layer_offset": 8}, "attn_layer_offset", "0 to 7"),
+        ({"expert_layer_offset": 2}, "expert_layer_offset", "0 to 1"),
+        ({"mamba_dt_rank": 0}, "mamba_dt_rank", "1 to"),
+        ({"mamba_inner_layernorms": False}, "mamba_inner_layernorms", "planned: true"),
+        ({"mamba_n_heads": 8}, "mamba_n_heads", "state-space layers"),
+    ],
+)
+def test_a_config_of_jamba_that_its_class_cannot_build_is_refused_with_the_field(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_config(REAL["jamba-v0.1"]["config"] | changes, name="x")
+    first = caught.value.errors[0]
+    assert first.pointer == f"/model/{field}" or field in str(first)
+    assert words in str(first)
 
 
 def test_a_layer_that_is_listed_twice_attends_once() -> None:

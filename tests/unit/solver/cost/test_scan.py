@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.adapters import copied_parameters
+from meshwright.profiles.collectives.collectives import all_reduce_s
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.mixers import MixerSpec
@@ -15,6 +17,7 @@ from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.communication import tensor_parallel
 from meshwright.solver.cost.compute import core_attention, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.price import price
@@ -29,6 +32,10 @@ DELTA = MixerSpec(
 MAMBA = MixerSpec(
     kind="mamba2", num_heads=64, num_key_heads=8, key_head_dim=128, value_head_dim=64, chunk=256,
     convolution_bias=True, attention_layers=(2,),
+)  # fmt: skip
+SELECTIVE = MixerSpec(
+    kind="mamba1", num_heads=4096, num_key_heads=1, key_head_dim=16, value_head_dim=1, time_step_rank=128,
+    inner_norms=True, convolution_bias=True, attention_layers=(2,),
 )  # fmt: skip
 PLAIN = ModelSpec(
     name="x", num_layers=8, hidden_size=2048, ffn_hidden_size=6144, num_attention_heads=16,
@@ -113,6 +120,60 @@ def test_a_scan_takes_as_long_as_its_bytes_on_an_h100() -> None:
     assert seconds.backward[0] == pytest.approx(3 * seconds.forward[0])
 
 
+def test_a_selective_scan_takes_as_long_as_its_exponentials_on_an_h100() -> None:
+    ctx = _context(replace(PLAIN, mixer=SELECTIVE))
+    # One of each of 4096 * 16 states and token, at a sixteenth of 66.9 TFLOP/s; its bytes take as long.
+    seconds = core_attention(ctx)
+    assert seconds.forward[0] == pytest.approx(8192 * 4096 * 16 / (66.9e12 / 16))
+    moved = 8192 * 2 * (5 * 4096 + 2 * 16)
+    assert seconds.forward[0] == pytest.approx(moved / ctx.hbm_bytes_per_s, rel=0.02)
+    assert seconds.backward[0] == pytest.approx(3 * seconds.forward[0])
+
+
+def test_a_selective_scan_has_four_products_whose_weights_its_layer_has() -> None:
+    model = replace(PLAIN, mixer=SELECTIVE)
+    gemms = layer_gemms(_context(model, tp=4), "dense")[:4]
+    sides = [(float(np.ravel(one.k)[0]), float(np.ravel(one.n)[0])) for one in gemms]
+    assert sides == [(2048, 2 * 1024), (1024, 128 + 32), (128, 1024), (1024, 2048)]
+    # 4096 channels: a latent and B and C, time steps, a convolution of 4; decays, biases and skip; norms.
+    own = 3 * 2048 * 4096 + 4096 * (128 + 32 + 128 + 4 + 16 + 3) + 128 + 32
+    assert model.parameters_by_layer()[0] == own + 3 * 2048 * 6144 + 2 * 2048
+
+
+def test_tensor_ranks_of_a_selective_scan_add_up_what_every_channel_reads() -> None:
+    scanning, plain = (
+        _context(replace(PLAIN, mixer=SELECTIVE), tp=4),
+        _context(replace(PLAIN, mixer=MAMBA), tp=4),
+    )
+    further = tensor_parallel(scanning).forward - tensor_parallel(plain).forward
+    # A latent of 128, and B and C of 16 states, in 2 bytes of every token.
+    assert further[0] == pytest.approx(all_reduce_s(np.array([8192 * 160 * 2.0]), scanning.tensor_group)[0])
+    alone = _context(replace(PLAIN, mixer=SELECTIVE))
+    assert tensor_parallel(alone).forward[0] == 0
+
+
+def test_norms_inside_a_selective_scan_keep_what_four_kernels_read() -> None:
+    fused, apart = (replace(SELECTIVE, inner_norms=normed).kept_elements() for normed in (False, True))
+    assert fused == 3 * 4096 + 160, "the projections and the scan's output"
+    assert apart == fused + 3 * 4096 + 160, "values, time steps, what is projected back; normed ones"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"time_step_rank": 0}, "time_step_rank"),
+        ({"num_key_heads": 2}, "num_key_heads"),
+        ({"value_head_dim": 64}, "value_head_dim"),
+        ({"kind": "mamba2"}, "time_step_rank"),
+        ({"kind": "mamba2", "time_step_rank": 0}, "inner_norms"),
+    ],
+)
+def test_sizes_that_a_kind_of_mixer_does_not_have_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        replace(SELECTIVE, **changes)
+    assert caught.value.errors[0].pointer == f"/model/mixer/{field}"
+
+
 def test_the_scan_of_a_sequence_twice_as_long_takes_twice_as_long() -> None:
     short, long = (core_attention(_context(MIXED, seq)).forward[0] for seq in (8192, 16_384))
     assert long == pytest.approx(2 * short)
@@ -146,7 +207,7 @@ def test_a_layer_of_either_kind_costs_what_it_costs_in_a_model_without_the_other
 
 
 def test_a_model_with_a_mixer_is_read_back_as_it_was_written() -> None:
-    for model in (MIXED, replace(PLAIN, mixer=MAMBA)):
+    for model in (MIXED, replace(PLAIN, mixer=MAMBA), replace(PLAIN, mixer=SELECTIVE)):
         assert model_from_shape(model_to_mapping(model)) == model
 
 
