@@ -134,6 +134,7 @@ class FrameworkFacts:
     dropout: bool  # dropout masks are kept
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
+    dynamic_context_parallel: bool  # each document passes on as many context-parallel ranks as it needs
     overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
     delay_wgrad: bool  # weight gradients are put off, so that more runs under overlapped exchanges
     shared_expert_overlap: bool  # shared experts run during the exchange of routed tokens
@@ -463,6 +464,14 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
         (
             "cuda_graph", bool(captured) and facts.overlap_experts, "overlap_experts = true",
             "a scope without mlp and moe",
+        ),
+        (
+            "cuda_graph", facts.cuda_graph != "none" and facts.dynamic_context_parallel,
+            "dynamic_context_parallel = true", "none",
+        ),
+        (
+            "dynamic_context_parallel", facts.cuda_graph != "none" and facts.dynamic_context_parallel,
+            f"cuda_graph = {facts.cuda_graph}", "false, or cuda_graph = none",
         ),
         (
             "offload_modules", "attn_proj" in sent and "core_attn" not in sent,

@@ -45,6 +45,7 @@ NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
     "latent attention": lambda model: model.mla is not None,
     "no latent attention": lambda model: model.mla is None,
+    "self-attention alone": lambda model: model.tower is None and not any(model.mixing_layers()),
 }
 
 
@@ -206,10 +207,10 @@ def switch_faults(
             if fault:
                 reported.add(option)
                 legal = [one for one in switch.settings if not any(one.fault(model, gpu) for gpu in gpus)]
-                able = [str(one.options[option]) for one in legal if launcher in one.launchers]
+                able = [str(one.options[option]).lower() for one in legal if launcher in one.launchers]
                 yield FieldError(
                     pointer=f"/workload/framework_options/{option}",
-                    message=f"{str(value)[:40]}: {fault}",
+                    message=f"{str(value).lower()[:40]}: {fault}",
                     allowed=", ".join(able) or "absent",
                     nearest=able[0] if able else None,
                 )

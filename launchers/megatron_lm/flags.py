@@ -63,7 +63,8 @@ FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True
 # states them, and have no flag: Megatron-Core sends tokens in 16 bits (fused_a2a.py:401), and the rest
 # describes kernels, not switches.
 WRITTEN_FACTS = (
-    *SWITCHES_OF_ALL, "attention_kernel", "flash_attention", "low_precision_weights", "offload_modules",
+    *SWITCHES_OF_ALL, "attention_kernel", "dynamic_context_parallel", "flash_attention",
+    "low_precision_weights", "offload_modules",
 )  # fmt: skip
 
 
@@ -269,11 +270,20 @@ def _expert_ranks(target: Target) -> list[MegatronFlag]:
 
 
 def _batch(target: Target) -> list[MegatronFlag]:
-    return [
+    flags = [
         flag("micro-batch-size", target.config.micro_batch_size),
         flag("global-batch-size", target.workload.global_batch_size),
         flag("seq-length", target.workload.seq_length),
         *([flag("sft")] if target.workload.lengths else []),
+    ]
+    if not facts(target).dynamic_context_parallel:
+        return flags
+    capacity = target.workload.seq_length // target.config.context_parallel_size
+    return [
+        *flags,
+        flag("hybrid-context-parallel"),
+        flag("max-seqlen-per-dp-cp-rank", capacity),
+        flag("calculate-per-token-loss"),  # validate_args requires it
     ]
 
 

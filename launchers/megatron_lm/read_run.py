@@ -431,6 +431,7 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "cuda_graph": _graph,
     "delay_wgrad": lambda given, _: given.has("delay-wgrad-compute"),
     "dropout": _dropout,
+    "dynamic_context_parallel": lambda given, _: given.has("hybrid-context-parallel"),
     "elementwise_fused": lambda given, _: (
         not (given.has("no-bias-swiglu-fusion") or given.has("no-bias-dropout-fusion"))
     ),

@@ -220,6 +220,27 @@ def _lengths(given: Given, model: ModelSpec) -> None:
     _require_tensor_divides(given, heads, f"{heads} attention heads")
 
 
+def _documents(given: Given, _: ModelSpec) -> None:
+    """Refuse passes by document with what ``validate_args`` excludes, or with another room on a rank."""
+    if not given.has("hybrid-context-parallel"):
+        return
+    size, stages = "max-seqlen-per-dp-cp-rank", "pipeline-model-parallel-size"
+    room = given.integer("seq-length", 1) // given.integer("context-parallel-size", 1)
+    stated = given.integer(size, 1) if given.has(size) else None
+    if stated != room:
+        found = "is required" if stated is None else f"{stated} is not priced"
+        allowed = f"--seq-length / --context-parallel-size, {room}"
+        given.fault(size, f"{found} with --hybrid-context-parallel", allowed=allowed, nearest=room)
+    if (pp := given.integer(stages, 1)) > 1:
+        given.fault(stages, f"{pp} with --hybrid-context-parallel", allowed="1", nearest=1)
+    if given.other("dataloader-type") not in ("", "single"):
+        given.fault("hybrid-context-parallel", "contradicts --dataloader-type", allowed="single")
+    if given.has("use-megatron-fsdp"):
+        given.fault("use-megatron-fsdp", "contradicts --hybrid-context-parallel", allowed="absent")
+    if "--calculate-per-token-loss" not in given.others:
+        given.fault("hybrid-context-parallel", "needs --calculate-per-token-loss")
+
+
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _lacking,
     _words,
@@ -232,5 +253,6 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _gathered_in_8_bits,
     _offloaded_share,
     _lengths,
+    _documents,
     _widths,
 )

@@ -26,7 +26,7 @@ Values = Mapping[str, object]
 # Fields of the workload that a request may set over the files.
 _OVERRIDABLE = ("seq_length", "global_batch_size", "precision", "optimizer")
 # Fields of the workload that describe the data, which no launcher's own arguments state.
-_OF_DATA = ("images_per_sample", "image_tokens")
+_OF_DATA = ("images_per_sample", "image_tokens", "lengths")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -494,12 +494,18 @@ def _waiting_for_longest(ctx: Context) -> FloatArray:
     return found
 
 
+# Ranks begin a group of documents together, which is full once their work differs by no more
+# (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py next_hdp_group``: ``delta``).
+_UNBALANCED = 0.05
+
+
 @dataclass(frozen=True, slots=True)
 class OfLengths:
-    """Weights of ``Context.at_lengths`` for micro-batches that are padded to their longest documents."""
+    """Weights of ``Context.at_lengths`` for micro-batches that differ in length."""
 
     shares: tuple[FloatArray, ...]  # of each length, (n,)
     grows: FloatArray  # waiting over what the longest takes beyond the shortest, (n,)
+    unbalanced: float = 0.0  # waiting over the mean, where passes are dealt out to ranks by their work
 
     @classmethod
     def of(cls, ctx: Context) -> OfLengths:
@@ -509,6 +515,9 @@ class OfLengths:
         longest seconds grow with FLOPs, of which the mean waits as in ``Work``.
         """
         at = ctx.at_lengths
+        if ctx.by_document:
+            wait = _UNBALANCED if len(at) > 1 else 0.0
+            return cls(tuple(share for share, _ in at), np.zeros_like(ctx.t), wait)
         flops = [own.seq_length * ctx.model.model_flops_per_token(round(own.seq_length)) for _, own in at]
         mean = sum((share * own for (share, _), own in zip(at, flops, strict=True)), np.zeros_like(ctx.t))
         grows = mean / max(flops[-1] - flops[0], 1.0) * _waiting_for_longest(ctx)
@@ -521,7 +530,8 @@ class OfLengths:
 
     def waited(self, each: Sequence[FloatArray]) -> FloatArray:
         """Return how long others wait beyond that mean, in the same shape."""
-        return np.asarray(self.grows[_beside(each[0])] * (each[-1] - each[0]))
+        grown = self.grows[_beside(each[0])] * (each[-1] - each[0])
+        return np.asarray(grown + self.unbalanced * self.mean(each))
 
     def whole(self, each: Sequence[FloatArray]) -> FloatArray:
         """Return the mean and the wait beyond it."""

@@ -357,9 +357,45 @@ class Context:
         # nothing that a context keeps holds the context: its arrays are free as soon as it is out of use
         return self._padded or [(np.ones_like(self.t), self)]
 
+    @property
+    def varies(self) -> bool:
+        """Return whether passes differ in length, so that ``at_lengths`` has several."""
+        return self.pads_to_longest or self.by_document
+
+    @cached_property
+    def by_document(self) -> bool:
+        """Return whether every document passes alone, on as many context-parallel ranks as it needs."""
+        lengths = self.workload.lengths
+        packed = lengths is not None and lengths.batching == "packing"
+        return packed and self.facts.dynamic_context_parallel
+
+    def _of_documents(self) -> list[tuple[FloatArray, Context]]:
+        """Return passes of single documents, each with its number on a rank for one sequence of all, (n,).
+
+        A document of s tokens takes the least power of two of ranks that leaves each at most ``seq / c``
+        of them (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py gpus_needed``), one after
+        the other and unpacked. A rank takes part in ``ranks / c`` of them.
+        """
+        filled, capacity = self.workload.filled, self.seq_length / self.c
+        if filled is None:
+            return []
+        number = len(filled.lengths) / float(filled.sequence.max() + 1)
+        found = list[tuple[FloatArray, Context]]()
+        for length, share in zip(filled.grid.tolist(), filled.at_grid(1).tolist(), strict=True):
+            ranks = np.clip(2.0 ** np.ceil(np.log2(length / capacity)), 1.0, self.c)
+            group = replace(self.ring_group, size=ranks)
+            own = replace(
+                self, c=ranks, seq_length=length, tokens=self.micro_batch * length / ranks, packs=False,
+                ring_group=group, exchange_group=group, image_ranks=ranks,
+            )  # fmt: skip
+            found.append((share * number * ranks / self.c, own))
+        return found
+
     @cached_property
     def _padded(self) -> list[tuple[FloatArray, Context]]:
         filled = self.workload.filled
+        if self.by_document:
+            return self._of_documents()
         if filled is None or not self.pads_to_longest:
             return []
         sizes, of_row = np.unique(self.micro_batch, return_inverse=True)

@@ -98,7 +98,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     split = splits_backward(ctx.columns)
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
-    if ctx.pads_to_longest:
+    if ctx.varies:
         return OfLengths.of(ctx).whole([_split_s(one, kinds) for _, one in ctx.at_lengths])
     return _split_s(ctx, kinds)
 
@@ -406,9 +406,11 @@ def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[
 def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
     """Price parts at the mean over ``ctx.at_lengths``, plus the wait for the longest document.
 
+    Where documents pass alone it is their sum, plus the wait of ranks that are not balanced.
+
     Not attention alone but all work of a micro-batch is then as unequal as its length.
     """
-    if not ctx.pads_to_longest:
+    if not ctx.varies:
         return each[0]
     of_lengths = OfLengths.of(ctx)
     return [_mean_of(of_lengths, same) for same in zip(*each, strict=True)]

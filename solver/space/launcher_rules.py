@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -47,6 +47,7 @@ from meshwright.solver.configuration import (
     BoolArray,
     Columns,
     Configuration,
+    IntArray,
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
@@ -151,6 +152,7 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
+    yield from _dynamic_faults(problem)
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
@@ -387,6 +389,49 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
 
 
+# Megatron-LM d98e8a64: ``training/arguments.py:1444`` (no pipeline, no Megatron-FSDP), groups of powers of
+# two (``parallel_state.py:1040``). Ranks run unlike numbers of passes, so that they cannot exchange tokens.
+_DYNAMIC_LIMITS: Mapping[str, Callable[[IntArray], BoolArray]] = {
+    "context_parallel_size": lambda c: (c == 1) | (c & (c - 1) != 0),
+    "context_parallel_mode": lambda mode: mode != CONTEXT_MODES.index("ring"),
+    "pipeline_parallel_size": lambda p: p != 1,
+    "expert_parallel_size": lambda e: e != 1,
+    "zero_stage": lambda zero: zero > 1,
+    "micro_batch_size": lambda size: size != 1,
+}
+
+
+def _dynamic_rules(problem: Problem) -> Iterator[Rule]:
+    if problem.workload.framework_options.get("dynamic_context_parallel"):
+        yield Rule(
+            name="dynamic_context_parallel deals out documents one by one",
+            reason="it needs context_parallel_size 2, 4, 8, … by a ring, pipeline_parallel_size 1, "
+            "expert_parallel_size 1, zero_stage 0 or 1 and micro_batch_size 1",
+            reads=tuple(_DYNAMIC_LIMITS),
+            violated=lambda c: np.logical_or.reduce(
+                [broken(getattr(c, name)) for name, broken in _DYNAMIC_LIMITS.items()]
+            ),
+        )
+
+
+def _dynamic_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse passes by document where no lengths of packed documents are stated."""
+    name, lengths = "dynamic_context_parallel", problem.workload.lengths
+    if lengths is not None and lengths.batching == "packing":
+        return
+    found = "none are stated" if lengths is None else f"batching is {lengths.batching}"
+    asked = {
+        f"/workload/framework_options/{name}": problem.workload.framework_options.get(name),
+        "/search/allow": name in problem.options.allow,
+    }
+    for pointer in (where for where, is_asked in asked.items() if is_asked):
+        yield FieldError(
+            pointer=pointer,
+            message=f"{name} needs the lengths of packed documents, and {found}",
+            allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192), or without it",
+        )
+
+
 def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Yield the conditions of single switch positions, if the launcher has the switch.
 
@@ -404,6 +449,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: c.recompute == _FULL,
         )
     yield from _clash_rules(problem, able)
+    yield from _dynamic_rules(problem)
     if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
         yield Rule(
             name=f"{able.launcher} dispatches tokens by DeepEP",
