@@ -369,16 +369,17 @@ _OF_IMAGES = ("images_per_sample", "image_tokens", "frozen")
 def problem_digest(problem: Problem) -> str:
     """Return SHA-256, in hex, of model, cluster, workload and launcher, without the search's limits.
 
-    Facts of the model that have their default are left out, and so are a frozen base in bf16 and nothing
-    trained next to adapters, so that a new fact changes no digest.
+    Facts of the model that have their default are left out, and so are a frozen base in bf16, nothing
+    trained next to adapters and the usual interval of an optimizer, so that a new fact changes no digest.
 
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
     workload = asdict(problem.workload)
     if workload["base_precision"] == "bf16":
         del workload["base_precision"]
-    if not workload["trained_modules"]:
-        del workload["trained_modules"]
+    for name in ("trained_modules", "optimizer_interval"):
+        if not workload[name]:
+            del workload[name]
     if problem.workload.lengths is None:
         del workload["lengths"]
     if problem.model.tower is None:
