@@ -343,6 +343,11 @@ QUANTIZED_ADAM = _package(
     source="transformers trainer_optimizer.py:248",
     install="pip install bitsandbytes", instead="--optimizer adamw",
 )  # fmt: skip
+GALORE = _package(
+    "galore-torch", "galore_torch", why="the optimizer projects gradients to a low rank",
+    source="LLaMA-Factory hparams/parser.py:179",
+    install="pip install galore-torch", instead="--optimizer adamw-8bit",
+)  # fmt: skip
 SHARDED_QUANTIZED_ADAM = replace(
     QUANTIZED_ADAM,
     name="torchao 0.4",

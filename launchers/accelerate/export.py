@@ -19,7 +19,9 @@ from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import (
+    GALORE,
     OLDER_TRANSFORMERS,
     PEFT,
     QUANTIZED_ADAM,
@@ -174,8 +176,11 @@ def optimizer(target: Target) -> str:
     bitsandbytes' operators refuse DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
     shards are updated by torchao's 8-bit Adam, with blocks of equal length.
     """
-    if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
+    name = target.workload.optimizer
+    if name in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch_fused"
+    if optimizer_named(name).low_rank and "8bit" not in name:
+        return "adamw_torch"  # LLaMA-Factory 0.9.5 (train/trainer_utils.py:237) projects this one's
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
 
 
@@ -183,6 +188,7 @@ def trainer_packages(target: Target) -> tuple[Requirement, ...]:
     """Return the packages for adapters, frozen weights and the optimizer of a plan."""
     workload = target.workload
     needed = {
+        GALORE: optimizer_named(workload.optimizer).low_rank,
         PEFT: workload.lora_rank > 0,
         QUANTIZED_WEIGHTS: workload.lora_rank > 0 and workload.base_precision not in WHOLE_PRECISIONS,
         QUANTIZED_ADAM: optimizer(target) == "adamw_bnb_8bit",

@@ -31,7 +31,7 @@ from meshwright.launchers.export import StartCommand, bundled, model_is_in_the_s
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, linear_names, names_every
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.optimizers import optimizer_named
+from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named
 from meshwright.profiles.requirements import (
     CUT_CROSS_ENTROPY,
     FLASH_ATTENTION,
@@ -370,8 +370,24 @@ def llama_factory_values(target: Target) -> Values:
         # trained weights are cast up to fp32, except with this (model/adapter.py, init_adapter)
         "pure_bf16": not keeps_fp32(target),
         "optim": optimizer(target),
+        **_projected(target),
         **_llama_factory_adapter(target),
         **images.llama_factory_values(target),
+    }
+
+
+def _projected(target: Target) -> Values:
+    """Return GaLore's arguments; LLaMA-Factory projects every linear layer but the head."""
+    workload = target.workload
+    found = optimizer_named(workload.optimizer)
+    if not found.low_rank:
+        return {}
+    return {
+        "use_galore": True,
+        "galore_target": "all",
+        "galore_rank": workload.optimizer_rank or target.problem.model.hidden_size // 4,
+        "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
+        "galore_layerwise": found.by_layer,
     }
 
 

@@ -66,7 +66,7 @@ from meshwright.launchers.transformers.read_ranks import (
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL, WITHOUT_COPY
 from meshwright.shell.values import (
     Script,
     Word,
@@ -387,12 +387,54 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         supplied=known.overrides.values.get("lora_rank"),
     )
     return {
-        "optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
+        **(
+            _projected(fields)
+            if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore", default=False)
+            else {"optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim")}
+        ),
         "lora_rank": rank,
         "lora_targets": targets if tool in _PEFTS else of_trainer(fields, targets, model, rank),
         "trained_modules": trained_whole(fields) if rank else (),
         "base_precision": base_of(fields, nested=tool not in _PEFTS),
     }
+
+
+_PROJECTED = {  # LLaMA-Factory 0.9.5, train/trainer_utils.py:237
+    "adamw_torch": "galore", "adamw_bnb_8bit": "galore-8bit", "adamw_8bit": "galore-8bit",
+    "paged_adamw_8bit": "galore-8bit",
+}  # fmt: skip
+
+
+def _projected(fields: Fields) -> dict[str, Any]:
+    """Return LLaMA-Factory's GaLore, which replaces the optimizer of some names."""
+    name = fields.word("optim", "adamw_torch")
+    if name not in _PROJECTED:
+        allowed = ", ".join(_PROJECTED)
+        fields.fault("optim", f"{shown(name)} is not priced with use_galore", allowed=allowed)
+    return {
+        "optimizer": _PROJECTED.get(name, "galore"),
+        "optimizer_rank": fields.integer("galore_rank", 16),
+        "optimizer_interval": fields.integer("galore_update_interval", USUAL_INTERVAL),
+    }
+
+
+def _by_layer(fields: Fields, found: LaunchFile, optimizer: str) -> str:
+    """Return GaLore as the run has it: on replicas alone, and layer by layer on one GPU."""
+    config, name = found.configuration, f"{optimizer}-layerwise"
+    if config.zero_stage or found.launcher == DeepSpeedReader.name:
+        why = "next to DeepSpeed or FSDP it is not priced: it decomposes whole gradients"
+        fields.fault("use_galore", why, allowed="false, or plain replicas", nearest="false")
+    if not fields.flag("galore_layerwise", default=False):
+        return optimizer
+    if config.num_gpus > 1 or config.num_microbatches > 1:
+        why = "LLaMA-Factory refuses it on several GPUs, and with gradient accumulation"
+        fields.fault(
+            "galore_layerwise", why, allowed="false, or one GPU and one micro-batch", nearest="false"
+        )
+    if name not in OPTIMIZERS:
+        why = "is not priced with weights in fp32"
+        fields.fault("galore_layerwise", why, allowed="false, or pure_bf16: true", nearest="false")
+    return name if name in OPTIMIZERS else optimizer
 
 
 def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]) -> dict[str, Any]:
@@ -402,6 +444,9 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     if not rank and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
         _note_type(fields, tool, in_bf16=in_bf16)
+    if "optimizer_rank" in tuned:
+        optimizer = _by_layer(fields, found, optimizer)
+        fields.stop()
     if base != "bf16":
         require_whole_weights(fields, found.configuration.zero_stage, rank)
     elif rank and tool in _PEFTS and not in_bf16 and found.launcher != DeepSpeedReader.name:

@@ -14,9 +14,6 @@ from meshwright.profiles.adapters import single_layers
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import Optimizer
 
-# Steps between two decompositions by default: ``update_proj_gap`` (transformers 5.23),
-# ``galore_update_interval`` (LLaMA-Factory 0.9.5).
-USUAL_INTERVAL = 200
 # A thin singular value decomposition with both bases takes ``6 m n^2 + 20 n^3`` FLOPs, m >= n (Golub and
 # Van Loan, Matrix Computations, 4th ed., figure 8.6.1): 4.7e14 of LLaMA-7B's layers, for which Q-GaLore
 # gives about ten minutes (arXiv:2407.08296, section 1; torch.linalg.svd in fp32, on an unnamed GPU).

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
+from meshwright.profiles.optimizers import USUAL_INTERVAL
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
-from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, USUAL_INTERVAL, low_rank
+from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, low_rank
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS
 

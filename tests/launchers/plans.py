@@ -297,6 +297,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"lora_rank": 4, "lora_targets": ("down_proj",), "base_precision": "int8"}),
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj",), **WHOLE}),
+        (REPLICAS, {"optimizer": "galore-8bit-bf16", "optimizer_rank": 64}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),

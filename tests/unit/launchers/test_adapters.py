@@ -185,6 +185,9 @@ def test_frozen_weights_of_4_bits_are_refused_by_name_where_they_are_not_priced(
         ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", None),
+        ("llama-factory-accelerate", "galore", NODE, "adamw_torch", None),
+        ("llama-factory-accelerate", "galore-8bit", NODE, "adamw_bnb_8bit", None),
+        ("llama-factory-accelerate", "galore-8bit-bf16", NODE, "adamw_bnb_8bit", None),
     ],
 )
 def test_8_bit_adam_is_written_by_its_name_and_read_back(

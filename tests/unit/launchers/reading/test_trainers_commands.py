@@ -176,6 +176,41 @@ def test_whole_weights_of_llama_factory_without_a_precision_are_trained_in_fp32(
     assert read(f"{run} --pure_bf16\n").workload.precision == "bf16"
 
 
+GALORE = (
+    "llamafactory-cli train --stage sft --do_train --finetuning_type full --model_name_or_path "
+    "Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --use_galore --galore_rank 64"
+)
+
+
+def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0 {GALORE} --galore_update_interval 500 --optim adamw_bnb_8bit"
+    work = read(f"{run} --bf16\n").workload
+    assert (work.optimizer, work.optimizer_rank, work.optimizer_interval) == ("galore-8bit", 64, 500)
+    layerwise = read(f"{run} --pure_bf16 --galore_layerwise\n").workload
+    assert layerwise.optimizer == "galore-8bit-bf16-layerwise"
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "name", "why"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --galore_layerwise", "galore_layerwise", "weights in fp32"),
+        ("CUDA_VISIBLE_DEVICES=0,1", "--pure_bf16 --galore_layerwise", "galore_layerwise", "several GPUs"),
+        (
+            "CUDA_VISIBLE_DEVICES=0",
+            "--bf16 --galore_target q_proj",
+            "galore_target",
+            "alone are not priced",
+        ),
+        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not priced with use_galore"),
+    ],
+)
+def test_galore_that_is_not_priced_or_not_run_is_refused(
+    start: str, words: str, name: str, why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"{start} {GALORE} {words}\n")
+
+
 def test_a_package_that_is_installed_is_no_program() -> None:
     # "trl" among what pip installs made TRL's defaults those of a script of its own
     run = "pip install trl\naccelerate launch --config_file z3.yaml trainer/sft.py --bs_per_device 8\n"

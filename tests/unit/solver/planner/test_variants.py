@@ -85,6 +85,12 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
         "adamw-pure-bf16",
         "adamw-8bit",
         "adamw-8bit-bf16",
+        "galore",
+        "galore-8bit",
+        "galore-pure-bf16",
+        "galore-8bit-bf16",
+        "galore-pure-bf16-layerwise",
+        "galore-8bit-bf16-layerwise",
     }, "what their files name"
 
 
