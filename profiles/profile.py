@@ -351,13 +351,16 @@ class Profile:
         hop_s = 0.0 if timed else max(group.inter_node.latency_s - NETWORK_LATENCY_S, 0.0)
         return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s, hop_s=hop_s)
 
-    def fabric_of(self, kind: str) -> Fabric:
-        """Return the links that one of ``KINDS`` of groups crosses: at the pace of the slowest."""
-        if not self.paces:
-            return self.fabric
-        pace, lines = self.paces[KINDS.index(kind)], self.fabric.lines
-        slowed = replace(lines, network_bytes_per_s=lines.network_bytes_per_s * pace.share)
-        return replace(self.fabric, lines=slowed, hop_s=self.fabric.hop_s + pace.hop_s)
+    @cached_property
+    def fabrics(self) -> tuple[Fabric, ...]:
+        """Return the links that each of ``KINDS`` of groups crosses: at the pace of the slowest."""
+
+        def slowed(pace: LinkPace) -> Fabric:
+            lines = self.fabric.lines
+            network = replace(lines, network_bytes_per_s=lines.network_bytes_per_s * pace.share)
+            return replace(self.fabric, lines=network, hop_s=self.fabric.hop_s + pace.hop_s)
+
+        return tuple(map(slowed, self.paces)) or (self.fabric,) * len(KINDS)
 
     @property
     def _link_tables(self) -> str:

@@ -14,7 +14,6 @@ from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
-from meshwright.profiles.links import KINDS
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
@@ -572,7 +571,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     precision = precision or linear_precision(problem, facts, profile.group.gpu)
     low_precision = precision in ("fp8", "fp4")
     gpu = profile.group.gpu
-    tensor, context, expert, data, stages = map(profile.fabric_of, KINDS)
+    tensor, context, expert, data, stages = profile.fabrics
     able = launcher_capabilities(problem.launcher)
     optimizer = optimizer_named(workload.optimizer)
     # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
