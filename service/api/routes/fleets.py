@@ -26,7 +26,7 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.openapi import FLEET_BODY, FLEET_STATE_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at
+from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at, parser_of
 from meshwright.service.api.routes.reports import page_of_fleet
 from meshwright.service.api.schemas import (
     FleetDetail,
@@ -43,14 +43,11 @@ from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.fleets.files import FleetFiles, fleet_files
 from meshwright.service.fleets.question import FleetQuestion, read_question, versions_of_fleet
-from meshwright.service.fleets.request import Parse
 from meshwright.service.fleets.stored import question_again, scheduled_again
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.jobs.submission import FleetAsked, Submission
 from meshwright.service.requests.jobs import QUEUEING, read_queueing
-from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores.deletion import Deletion
-from meshwright.solver.problem import Problem
 
 router = APIRouter(prefix="/v1/fleets", tags=["fleets"], responses=declared(401, 403, 422, 503))
 
@@ -93,16 +90,6 @@ def asked(question: FleetQuestion) -> FleetAsked:
     """Return a fleet in the form that is stored."""
     versions = versions_of_fleet(question.fleet)
     return FleetAsked(request=question.request, versions=versions, time_limit_s=question.time_limit_s)
-
-
-def parser_of(service: Service, tenant: str) -> Parse:
-    """Return what reads the problem of a job, with the definitions and calibrations of a tenant."""
-
-    def parse(raw: Mapping[str, object]) -> Problem:
-        problem = parse_problem(service.definitions.filled_in(tenant, raw))
-        return service.profiles.resolved(tenant, problem)
-
-    return parse
 
 
 @router.post(

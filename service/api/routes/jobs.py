@@ -70,6 +70,16 @@ LOOK_S = 5.0  # a long poll without news looks whether its client is still there
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403, 422, 503))
 
 
+def parser_of(service: Service, tenant: str) -> Callable[[Mapping[str, object]], Problem]:
+    """Return what reads the problem of a job, with the definitions and calibrations of a tenant."""
+
+    def parse(raw: Mapping[str, object]) -> Problem:
+        problem = parse_problem(service.definitions.filled_in(tenant, raw))
+        return service.profiles.resolved(tenant, problem)
+
+    return parse
+
+
 def submission_of(
     service: Service,
     tenant: str,
@@ -85,13 +95,8 @@ def submission_of(
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
     """
-
-    def parse(raw: Mapping[str, object]) -> Problem:
-        problem = parse_problem(service.definitions.filled_in(tenant, raw))
-        return service.profiles.resolved(tenant, problem)
-
     body = with_launch_file(body)
-    asked = read_job_request(body, parse)
+    asked = read_job_request(body, parser_of(service, tenant))
     return Submission(
         problem=asked.problem,
         body=body,

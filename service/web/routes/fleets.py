@@ -15,7 +15,7 @@ from meshwright.service.report.fleet import fleet_page
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS
 from meshwright.service.web.rendering import page
-from meshwright.service.web.routes.jobs import LISTED
+from meshwright.service.web.routes.jobs import list_page
 from meshwright.service.web.routes.searches import seen_at
 
 router = APIRouter(prefix="/fleets")
@@ -31,16 +31,7 @@ def list_fleets(
 ) -> Response:
     """Fleets, newest first."""
     wanted = JobFilter(state=state, fleets=True)
-    found = jobs.page(tenant, wanted, page_size=LISTED, page_token=page_token)
-    rows = views.job_rows(jobs, tenant, found.items)
-    return page(
-        request,
-        "fleets.html",
-        rows=rows,
-        next_page_token=found.next_page_token,
-        is_first=page_token is None,
-        is_open=any(row.is_open for row in rows),
-    )
+    return list_page(request, "fleets.html", jobs, tenant, wanted, page_token=page_token)
 
 
 @router.get("/{fleet_id}", dependencies=[READS])

@@ -47,13 +47,20 @@ def list_jobs(
     state: Annotated[State | None, Query()] = None,
 ) -> Response:
     """Jobs, newest first."""
-    found = jobs.page(tenant, JobFilter(state=state), page_size=LISTED, page_token=page_token)
+    return list_page(request, "jobs.html", jobs, tenant, JobFilter(state=state), page_token=page_token)
+
+
+def list_page(
+    request: Request, template: str, jobs: Jobs, tenant: str, wanted: JobFilter, *, page_token: str | None
+) -> Response:
+    """Return one page of the jobs or fleets that a filter names, newest first."""
+    found = jobs.page(tenant, wanted, page_size=LISTED, page_token=page_token)
     rows = views.job_rows(jobs, tenant, found.items)
     return page(
         request,
-        "jobs.html",
+        template,
         rows=rows,
-        state=state,
+        state=wanted.state,
         states=views.STATE_WORDS,
         next_page_token=found.next_page_token,
         is_first=page_token is None,
