@@ -43,7 +43,7 @@ from meshwright.solver.search.mixed.rows import (
     StageOption,
     are_legal,
     columns_of,
-    rows_on,
+    on_all,
     with_tensor_parallel,
 )
 from meshwright.solver.space.request_rules import group_constraints
@@ -431,10 +431,12 @@ class MixedFrontier:
         """Return the configurations of one stage that take least, of every option."""
         rows, found = self.rows, list[tuple[float, Configuration]]()
         legal = np.flatnonzero(rows.allowed[:, 1])
-        for option in rows.options if len(legal) else ():
+        if not len(legal):
+            return []
+        columns = columns_of(self.problem, rows.sizes[legal], 1)
+        [priced] = on_all(rows.fleet, [columns], rows.options)
+        for option, own in zip(rows.options, priced, strict=True):
             look()
-            columns = columns_of(self.problem, rows.sizes[legal], 1)
-            own = rows_on(rows.fleet, columns, option)
             gpus = rows.fleet.groups[option.group].num_gpus // option.tensor_parallel_size
             needed = columns.context_parallel_size * columns.data_parallel_size
             split = np.full((len(legal), 1), rows.layout.num_layers)

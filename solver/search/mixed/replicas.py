@@ -34,7 +34,7 @@ from meshwright.solver.search.mixed.rows import (
     contexts_of,
     largest_micro_batch,
     options_of,
-    rows_on,
+    rows_in,
     with_tensor_parallel,
 )
 from meshwright.solver.search.rows import Rows
@@ -297,19 +297,16 @@ def sets_of(count: int) -> list[tuple[int, ...]]:
 def _options(fleet: NodeGroups, group: int, *, wide: bool) -> Rows:
     """Return every configuration of one group: as many replicas as fit, one micro-batch."""
     own = [one for one in options_of(fleet) if one.group == group]
-    parts = [_on_option(fleet, option, wide=wide) for option in own]
-    columns = Columns.concatenate([part.columns for part in parts])
-    prices = [part.prices for part in parts]
-    return replace(parts[0], columns=columns, prices=type(prices[0]).concatenate(prices))
+    rows = rows_in(fleet, Columns.concatenate([_on_option(fleet, one, wide=wide) for one in own]), group)
+    return rows.take(np.flatnonzero(fitting(rows)))
 
 
-def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Rows:
+def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Columns:
     problem = fleet.problems[option.group]
     columns = _filled(fleet, _sizes(fleet, option, wide=wide), option)
     late = {BATCH_RULE, *(rule.name for rule in late_rules(problem))}
     rules = tuple(rule for rule in rules_of(problem) if rule.name not in late)
-    rows = rows_on(fleet, columns.take(np.flatnonzero(violation_masks(rules, columns) == 0)), option)
-    return rows.take(np.flatnonzero(fitting(rows)))
+    return columns.take(np.flatnonzero(violation_masks(rules, columns) == 0))
 
 
 def _sizes(fleet: NodeGroups, option: StageOption, *, wide: bool) -> IntArray:

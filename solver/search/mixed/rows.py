@@ -159,13 +159,17 @@ def with_tensor_parallel(columns: Columns, size: int) -> Columns:
 
 def rows_on(fleet: NodeGroups, columns: Columns, option: StageOption) -> Rows:
     """Return rows as an option prices them."""
-    problem, profile = fleet.problems[option.group], fleet.profiles[option.group]
-    there = with_tensor_parallel(columns, option.tensor_parallel_size)
+    return rows_in(fleet, with_tensor_parallel(columns, option.tensor_parallel_size), option.group)
+
+
+def rows_in(fleet: NodeGroups, columns: Columns, group: int) -> Rows:
+    """Return rows as a group prices them."""
+    problem = fleet.problems[group]
     return Rows(
-        columns=there,
-        prices=price(problem, there, profile),
+        columns=columns,
+        prices=price(problem, columns, fleet.profiles[group]),
         layout=LayerLayout.of(problem.model),
-        budget_bytes=fleet.budget_bytes(option.group),
+        budget_bytes=fleet.budget_bytes(group),
         uneven_stages=True,
         only_split=Prescribed.of(problem),
     )
@@ -255,10 +259,7 @@ class MixedRows:
         legal: BoolArray, size: int, *, whole: bool,
     ) -> MixedRows:  # fmt: skip
         problem = fleet.problem
-        by_number = [
-            [_looked(rows_on(fleet, columns_of(problem, sizes, stages), one)) for one in options]
-            for stages in _PRICED_FOR
-        ]
+        by_number = on_all(fleet, [columns_of(problem, sizes, stages) for stages in _PRICED_FOR], options)
         two = by_number[0]
 
         def each(read: Callable[[Rows], FloatArray], rows: Sequence[Rows] = two) -> FloatArray:
@@ -417,10 +418,22 @@ def _forward_share(rows: Rows) -> FloatArray:
     )  # transfers have one half
 
 
-def _looked(rows: Rows) -> Rows:
-    """Return the same, after a look at the clock."""
-    look()
-    return rows
+def on_all(
+    fleet: NodeGroups, tables: Sequence[Columns], options: Sequence[StageOption]
+) -> list[list[Rows]]:
+    """Return tables of n rows as each option prices them; those of one group are priced together."""
+    found: list[dict[int, Rows]] = [{} for _ in tables]
+    for group in range(len(fleet.groups)):
+        look()
+        own = [at for at, one in enumerate(options) if one.group == group]
+        cells = [(number, at) for number in range(len(tables)) for at in own]
+        if not cells:
+            continue
+        parts = [with_tensor_parallel(tables[i], options[at].tensor_parallel_size) for i, at in cells]
+        every, n = rows_in(fleet, Columns.concatenate(parts), group), len(tables[0])
+        for place, (number, at) in enumerate(cells):
+            found[number][at] = every.take(np.arange(place * n, (place + 1) * n))
+    return [[some[at] for at in range(len(options))] for some in found]
 
 
 def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -> BoolArray:
