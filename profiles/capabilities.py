@@ -345,7 +345,9 @@ def _state_space_facts(model: ModelSpec) -> dict[str, bool]:
         "MLPs next to state-space layers": known and not pattern,
         "state-space layers of another form": known
         and not (usual and mixer is not None and not mixer.projection_bias),
-        "gated delta nets in layers of one block": mixer is not None and not known and pattern,
+        "gated delta nets in layers of one block": bool(
+            mixer and mixer.kind == "gated_delta_net" and pattern
+        ),
         "prediction after layers of one block": pattern and model.num_mtp_layers > 0,
     }
 

@@ -22,10 +22,12 @@ from meshwright.profiles.importers.huggingface_layers import (
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
     mamba_1,
+    mamba_1_config,
     mamba_2,
     mamba_2_config,
     mixers_alone,
     nemotron_h_config,
+    selective_scans_alone,
     single_blocks,
 )
 from meshwright.profiles.reading import FieldReader
@@ -84,6 +86,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "granite_hybrid": _granite_hybrid,
         "jamba": _jamba,
+        "mamba_1_config": mamba_1_config,
         "mamba_2_config": mamba_2_config,
         "nemotron_h_config": nemotron_h_config,
         "step_config": step_config,
@@ -93,6 +96,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "first_or_second": _first_or_second,
         "mixers_alone": mixers_alone,
         "multiple_of_hidden": _multiple_of_hidden,
+        "selective_scans_alone": selective_scans_alone,
         "single_blocks": single_blocks,
     },
     "local_attention": {

@@ -2,7 +2,7 @@
 
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
 ``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``,
-``JambaMambaMixer``.
+``JambaMambaMixer``, ``MambaMixer``, ``FalconMambaMixer``.
 """
 
 from __future__ import annotations
@@ -145,43 +145,41 @@ def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec
     return _placed(MixerSpec(kind="mamba2", **sizes), attending, num_layers)
 
 
+_JAMBA = {
+    "expand": "mamba_expand", "state": "mamba_d_state", "convolution": "mamba_d_conv",
+    "rank": "mamba_dt_rank", "convolution_bias": "mamba_conv_bias", "bias": "mamba_proj_bias",
+}  # fmt: skip
+_MAMBA = {
+    "expand": "expand", "state": "state_size", "convolution": "conv_kernel", "rank": "time_step_rank",
+    "convolution_bias": "use_conv_bias", "bias": "use_bias",
+}  # fmt: skip
+
+
 def mamba_1(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
     """Return the selective scans of Jamba, between layers that attend at an offset of every period."""
     period = reader.integer("attn_layer_period", high=int(MIXER_LIMITS["attention_every"][1]))
     offset = reader.integer("attn_layer_offset", low=0, high=period - 1)
-    mixer = _selective_scan(reader, hidden_size, "mamba_{}", inner_norms=True)
+    mixer = replace(_selective_scan(reader, hidden_size, _JAMBA), inner_norms=True)
     return _placed(mixer, list(range(offset, num_layers, period)), num_layers)
 
 
-def _selective_scan(reader: FieldReader, hidden_size: int, names: str, *, inner_norms: bool) -> MixerSpec:
-    """Return a selective scan whose keys are ``names`` with Jamba's endings."""
-    keys = {
-        end: names.format(end)
-        for end in ("expand", "d_state", "d_conv", "dt_rank", "conv_bias", "proj_bias")
-    }
+def _selective_scan(reader: FieldReader, hidden_size: int, keys: Mapping[str, str]) -> MixerSpec:
     rank, high = -(-hidden_size // 16), int(MIXER_LIMITS["time_step_rank"][1])
-    if reader.value(keys["dt_rank"]) not in (None, "auto"):
-        rank = reader.integer(keys["dt_rank"], high=high)
-    mixer_sizes: dict[str, Any] = {
+    if reader.value(keys["rank"]) not in (None, "auto"):
+        rank = reader.integer(keys["rank"], high=high)
+    sizes: dict[str, Any] = {
         "num_heads": _size(reader, keys["expand"], "convolution") * hidden_size,
-        "key_head_dim": _size(reader, keys["d_state"], "key_head_dim"),
-        "convolution": _size(reader, keys["d_conv"], "convolution"),
-        "convolution_bias": reader.flag(keys["conv_bias"], default=True),
-        "projection_bias": reader.flag(keys["proj_bias"], default=False),
+        "key_head_dim": _size(reader, keys["state"], "key_head_dim"),
+        "convolution": _size(reader, keys["convolution"], "convolution"),
+        "convolution_bias": reader.flag(keys["convolution_bias"], default=True),
+        "projection_bias": reader.flag(keys["bias"], default=False),
     }
     reader.finish()
-    return MixerSpec(
-        kind="mamba1",
-        num_key_heads=1,
-        value_head_dim=1,
-        time_step_rank=rank,
-        inner_norms=inner_norms,
-        **mixer_sizes,
-    )
+    return MixerSpec(kind="mamba1", num_key_heads=1, value_head_dim=1, time_step_rank=rank, **sizes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Nemotron-H and Mamba 2: every layer is one block.
+# Nemotron-H, Mamba 2 and Mamba: every layer is one block.
 
 _LETTERS = {_MIXES: "M", "moe": "E", _ATTENDS: "*", "mlp": "-"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
@@ -272,3 +270,22 @@ def mixers_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, 
     _heads_that_fill(reader, ("num_heads", "expand"), head_dim, expand * hidden_size)
     mixer = _block(reader, "num_heads", "head_dim", "state_size")
     return {"layer_pattern": "M" * num_layers, "mixer": mixer, "no_rotary_every": 1}
+
+
+def mamba_1_config(config: dict[str, object]) -> dict[str, object]:
+    """Return Mamba's config as ``mamba_2_config`` does, with its channels as heads, which it does not name.
+
+    Raises:
+        InvalidProblemError: an inner size is stated, and is another one.
+    """
+    found = mamba_2_config(config)
+    sizes = found.get("expand"), found.get("hidden_size")
+    whole = all(type(one) is int and one > 0 for one in sizes)
+    return {**found, **({"num_heads": cast("int", sizes[0]) * cast("int", sizes[1])} if whole else {})}
+
+
+def selective_scans_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
+    """Return the layers of Mamba and Falcon Mamba, each a selective scan and nothing else."""
+    mixer = _selective_scan(reader, cast("int", facts["hidden_size"]), _MAMBA)
+    pattern = "M" * cast("int", facts["num_layers"])
+    return {"layer_pattern": pattern, "mixer": mixer, "no_rotary_every": 1}

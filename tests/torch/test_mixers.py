@@ -9,7 +9,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.jamba import modeling_jamba
+from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -96,6 +98,25 @@ def test_a_selective_scan_multiplies_as_much_as_its_class(rank: object, state: i
     padded = 2 * mixer.convolved * mixer.convolution * 3  # as a delta net's
     # Of a state's four multiply-adds torch counts the output's; the others are elementwise in the class.
     elementwise = 3 * mixer.num_heads * mixer.key_head_dim
+    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    assert counter.get_total_flops() == ours
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layer"), [("mamba", MambaMixer), ("falcon_mamba", FalconMambaMixer)]
+)
+def test_a_layer_of_mamba_multiplies_as_much_as_its_class(
+    model_type: str, layer: type[torch.nn.Module]
+) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 2, "state_size": 32, "time_step_rank": 48}
+    with torch.device("meta"):
+        module = layer(CONFIG_MAPPING[model_type](**sizes), layer_idx=0)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, TOKENS, 512, device="meta"))
+    mixer = model_from_config({"model_type": model_type, **sizes}, name="x").mixer
+    assert mixer is not None
+    padded = 2 * mixer.convolved * mixer.convolution * 3
+    elementwise = 3 * mixer.num_heads * mixer.key_head_dim  # as Jamba's
     ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
     assert counter.get_total_flops() == ours
 

@@ -41,7 +41,7 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "falcon_h1", "mamba", "minimax", "nemotron-nas", "rwkv",
+    "bert", "deepseek_v4", "falcon_h1", "minimax", "nemotron-nas", "rwkv",
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
@@ -251,7 +251,7 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
     [
         ("nemotron-nas", "layers of mixed kinds", "nemotron"),
         ("deepseek_v4", "hyper-connections", "deepseek_v3"),
-        ("falcon_h1", "layers of mixed kinds", "falcon"),
+        ("falcon_h1", "layers of mixed kinds", "falcon_mamba"),
         ("llama5", "an unknown type", "llama"),
     ],
 )
@@ -390,6 +390,20 @@ def test_a_selective_scan_projects_its_time_steps_from_what_the_convolution_yiel
     assert [layer for layer, mixes in enumerate(model.mixing_layers()) if not mixes] == [4, 12, 20, 28]
     assert model.layer_kinds() == ("dense", "moe") * 16
     assert all(model.layers_without_rotary())
+
+
+def test_a_layer_of_mamba_is_one_selective_scan_and_its_norm() -> None:
+    model = model_from_config(REAL["mamba-class-default"]["config"], name="x")
+    # 1536 channels; a latent of 48 for time steps, B and C of 16 states; a convolution of 4 and its bias.
+    mixer = 3 * 768 * 1536 + 1536 * (48 + 32 + 48 + 4 + 16 + 3)
+    assert model.parameters_by_layer() == (mixer + 768,) * 32
+    assert (model.layer_pattern, set(model.mixing_layers())) == ("M" * 32, {True})
+
+
+def test_an_inner_size_of_mamba_that_is_not_built_comes_with_the_one_that_is() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_config(REAL["mamba-class-default"]["config"] | {"intermediate_size": 1}, name="x")
+    assert caught.value.errors[0].nearest == "1536"
 
 
 def test_a_single_expert_of_jamba_is_an_mlp() -> None:
