@@ -24,7 +24,7 @@ def compare(
     plan_a: Annotated[str, typer.Argument(help=_PLAN_HELP)],
     plan_b: Annotated[str, typer.Argument(help=_PLAN_HELP)],
     *,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show what each difference between two plans buys, in seconds that add up."""

@@ -20,7 +20,7 @@ from meshwright.service.files import check_folder, save_export, zipped
 def export_command(
     plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
     *,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     launcher_version: Annotated[

@@ -22,7 +22,7 @@ def plot(
         str | None, typer.Argument(help="Id that plan printed (a prefix will do), or a rank.")
     ] = None,
     *,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("plan.svg"),

@@ -101,7 +101,7 @@ def replan(
     body: dict[str, Any],
     *,
     plan_id: Annotated[str | None, typer.Argument(help="Id of the running plan; a prefix will do.")] = None,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     cluster_from: Annotated[
         str | None, typer.Option(help="slurm, k8s or torchelastic: as many nodes as this job has now.")

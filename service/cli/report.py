@@ -32,7 +32,7 @@ def report(
         str | None, typer.Argument(help="Id that plan printed (a prefix will do), or a job's, with --url.")
     ] = None,
     *,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from to show first.")] = 1,
     url: Annotated[str | None, typer.Option(help="A service that has the job or the plan.")] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,

@@ -53,7 +53,7 @@ def tune(
         typer.Argument(metavar="-- COMMAND", help="Starts a run; {save_dir}, {steps}; default: launch.sh."),
     ] = None,
     *,
-    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     save_dir: Annotated[Path, typer.Option(help="Folder of runs, report and profile.")] = Path("tuning"),
     top: Annotated[int, typer.Option(min=1, help="Best plans, and as many that would decide most.")] = 4,
     steps: Annotated[int, typer.Option(min=4, help="Steps of a run.")] = 10,

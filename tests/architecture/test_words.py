@@ -92,10 +92,10 @@ def test_users_do_not_read_them(words: str) -> None:
 
 # In README.md and the pages of docs, without those that show the words as examples.
 WRITTEN = {
-    r"told|tells|whose|nobody|somebody": 54,
+    r"told|tells|whose|nobody|somebody": 33,
     r"hangs on|hang on|mends?|mended|pass by|as it stands": 0,
-    r"beside": 31,
-    r"says": 7,
+    r"beside": 18,
+    r"says": 1,
 }
 
 
