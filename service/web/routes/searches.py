@@ -17,7 +17,7 @@ from meshwright.service.api.routes.jobs import submission_of
 from meshwright.service.api.routes.predictions import create_prediction, own_of_body
 from meshwright.service.db.records import JobRecord
 from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
-from meshwright.service.report.formatting import configuration_words, gib, risk, step_time
+from meshwright.service.report.formatting import LONG_NAMES, configuration_words, gib, risk, step_time
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import questions
 from meshwright.service.web.callers import SUBMITS, FormDep
@@ -79,7 +79,7 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         ("Launcher", priced.launcher or "–"),
     )
     shown = {
-        "words": configuration_words(priced.config),
+        "words": configuration_words(priced.config, LONG_NAMES),
         "facts": facts,
         "priced": priced,
         "memory": memory_bars(seen, None),

@@ -198,7 +198,7 @@ def test_a_launch_file_is_priced_at_once(browser: TestClient) -> None:
     answer = browser.post("/own", data={**OWN, "launch_text": LAUNCH_FILE})
     assert answer.status_code == 200, answer.text
     text = Page(answer.text).text
-    assert "tp 2 · pp 2 · dp 8" in text  # 4 nodes of 8 GPUs over 2 · 2
+    assert "tensor 2 · pipeline 2 · data 8" in text  # 4 nodes of 8 GPUs over 2 · 2
     assert "Where a step’s time goes" in text
 
 
