@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ SHARED = tuple(OPTIONS)
 _CLI_HEAD = """# Commands
 
 `meshwright COMMAND --help` shows the same in a terminal;
-[exit codes](../troubleshooting.md#exit-codes) say how
+[exit codes](../troubleshooting.md#exit-codes) state how
 a command ended.
 
 `meshwright --install-completion` makes the shell complete commands, options, and the names of models,
@@ -118,12 +119,17 @@ def _rows(records: Sequence[tuple[str, str]]) -> list[str]:
     """A table; nothing where there is nothing."""
     if not records:
         return []
-    told = [(f"`{' '.join(name.split())}`", " ".join(about.split())) for name, about in records]
-    rows = [
-        f"| {name.replace('|', chr(92) + '|')} | {about.replace('|', chr(92) + '|')} |"
-        for name, about in told
-    ]
+    rows = [f"| {_code(' '.join(name.split()))} | {_cell(about)} |" for name, about in records]
     return ["| | |", "|---|---|", *rows, ""]
+
+
+def _code(text: str) -> str:
+    """Return code for the cell of a table, in which no backslash shows in front of a bar."""
+    return f"`{text}`" if "|" not in text else f"<code>{_cell(html.escape(text, quote=False))}</code>"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "&#124;")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -220,7 +226,7 @@ def fields_table(of: Schema) -> list[str]:
 def _row(name: str, field: Schema, *, is_required: bool) -> str:
     """One field."""
     default = "required" if is_required else _default(field)
-    about = " ".join(str(field.get("description", "")).split()).replace("|", "\\|")
+    about = " ".join(str(field.get("description", "")).split()).replace("|", "&#124;")
     return f"| `{name}` | {_kind(field)} | {default} | {about} |"
 
 
@@ -235,10 +241,10 @@ def _kind(field: Schema) -> str:
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "enum" in field or "const" in field:
-        return " \\| ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+        return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
     if "anyOf" in field:
         kinds = [_kind(one) for one in field["anyOf"] if one.get("type") != "null"]
-        return " \\| ".join(dict.fromkeys(kinds))
+        return " or ".join(dict.fromkeys(kinds))
     if field.get("type") == "array":
         return f"list of {_kind(field.get('items', {}))}"
     limits = [
@@ -331,7 +337,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str
 
 def _parameter(parameter: Mapping[str, Any]) -> str:
     """One parameter."""
-    about = " ".join(str(parameter.get("description", "")).split()).replace("|", "\\|")
+    about = " ".join(str(parameter.get("description", "")).split()).replace("|", "&#124;")
     return f"| `{parameter['name']}` | {parameter['in']} | {about} |"
 
 

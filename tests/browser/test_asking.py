@@ -91,7 +91,7 @@ def test_a_launch_file_is_priced_and_searched_against(
     page.get_by_label("Choose a file").set_input_files(tmp_path / "pretrain.sh")
     expect(page.get_by_label("Its name")).to_have_value("pretrain.sh")
     page.get_by_role("button", name="Price it").click()
-    expect(page.locator("#priced-title")).to_contain_text("tp 2")
+    expect(page.locator("#priced-title")).to_contain_text("tensor 2")
     page.get_by_role("button", name="Search for something better").click()
     page.wait_for_url("**/jobs/*")
     await_answer(page)

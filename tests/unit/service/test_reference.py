@@ -44,7 +44,7 @@ def test_a_field_is_told_with_its_type_its_limits_and_its_default() -> None:
     )
     assert table[2:5] == [
         "| `a` | integer ≥ 1 ≤ 9 | required | how many |",
-        '| `b` | `x` \\| `y` | `"x"` |  |',
+        '| `b` | `x`, `y` | `"x"` |  |',
         "| `c` | list of Plan | – |  |",
     ]
 
