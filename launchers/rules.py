@@ -192,7 +192,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         if value not in offered:
             words = ", ".join(map(str, offered))
             why = f": {able.offload_note}" if name == "offload" and able.offload_note else ""
-            yield fault(name, f"{able.launcher} has no {value!s:.40} here{why}", allowed=words)
+            yield fault(name, f"{able.launcher} does not offer {value!s:.40}{why}", allowed=words)
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
     if partial and not able.recompute_layer_counts:
         yield fault(

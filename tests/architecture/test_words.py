@@ -94,7 +94,7 @@ def test_users_do_not_read_them(words: str) -> None:
 WRITTEN = {
     r"told|tells|whose|nobody|somebody": 33,
     r"hangs on|hang on|mends?|mended|pass by|as it stands": 0,
-    r"beside": 18,
+    r"beside": 7,
     r"says": 1,
 }
 
