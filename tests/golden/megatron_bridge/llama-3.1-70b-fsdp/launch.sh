@@ -63,9 +63,10 @@ readonly PLAN_DECIDES=(
     model.fp8-param-gather model.fp8-recipe model.gated-linear-unit model.global-batch-size
     model.glu-linear-offset model.grad-reduce-in-bf16 model.group-query-attention
     model.hidden-dropout model.hidden-size model.hierarchical-context-parallel-sizes
-    model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank model.layernorm-epsilon
-    model.layernorm-zero-centered-gamma model.main-grads-dtype model.main-params-dtype
-    model.make-vocab-size-divisible-by model.max-position-embeddings model.micro-batch-size
+    model.hybrid-context-parallel model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank
+    model.layernorm-epsilon model.layernorm-zero-centered-gamma model.main-grads-dtype
+    model.main-params-dtype model.make-vocab-size-divisible-by model.max-position-embeddings
+    model.max-seqlen-per-dp-cp-rank model.micro-batch-size
     model.microbatch-group-size-per-virtual-pipeline-stage model.moe-enable-deepep
     model.moe-expert-capacity-factor model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend
     model.moe-grouped-gemm model.moe-layer-freq model.moe-pad-expert-input-to-capacity

@@ -76,22 +76,23 @@ readonly PLAN_DECIDES=(
     hybrid-layer-pattern hybrid-override-pattern img-h img-w inference-shards is-hybrid-model
     jit-fuser kitchen-config-file kv-channels kv-lora-rank logits-load-dir logits-save-dir
     main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
-    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage mlp-chunks-for-training
-    moe-aux-loss-coeff moe-enable-deepep moe-enable-routing-replay moe-expert-capacity-factor
-    moe-expert-rank-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
-    moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity
-    moe-paged-stash moe-permute-fusion moe-router-dtype moe-router-enable-expert-bias
-    moe-router-force-biased moe-router-force-load-balancing moe-router-group-topk
-    moe-router-load-balancing-type moe-router-num-groups moe-router-pre-softmax
-    moe-router-score-function moe-router-topk moe-router-topk-scaling-factor moe-routing-trace-path
-    moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
-    moe-token-dispatcher-type moe-use-upcycling mrope-section mscale mscale-all-dim mtp-detach-heads
-    mtp-hybrid-override-pattern mtp-num-layers mtp-use-repeated-layer multi-latent-attention
-    muon-fp32-matmul-prec muon-num-ns-steps muon-scalar-optimizer muon-tp-mode normalization
-    num-attention-heads num-channels num-distributed-optimizer-instances num-experts num-layers
-    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
-    offload-modules offload-optimizer-states optimizer optimizer-cpu-offload
-    optimizer-offload-fraction overlap-dispatch-backward-with-experts-wgrad overlap-grad-reduce
+    max-seqlen-per-dp-cp-rank micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
+    mlp-chunks-for-training moe-aux-loss-coeff moe-enable-deepep moe-enable-routing-replay
+    moe-expert-capacity-factor moe-expert-rank-capacity-factor moe-ffn-hidden-size
+    moe-flex-dispatcher-backend moe-grouped-gemm moe-latent-size moe-layer-freq moe-layer-recompute
+    moe-pad-expert-input-to-capacity moe-paged-stash moe-permute-fusion moe-router-dtype
+    moe-router-enable-expert-bias moe-router-force-biased moe-router-force-load-balancing
+    moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups
+    moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
+    moe-routing-trace-path moe-shared-expert-gate moe-shared-expert-intermediate-size
+    moe-shared-expert-overlap moe-token-dispatcher-type moe-use-upcycling mrope-section mscale
+    mscale-all-dim mtp-detach-heads mtp-hybrid-override-pattern mtp-num-layers
+    mtp-use-repeated-layer multi-latent-attention muon-fp32-matmul-prec muon-num-ns-steps
+    muon-scalar-optimizer muon-tp-mode normalization num-attention-heads num-channels
+    num-distributed-optimizer-instances num-experts num-layers num-layers-per-virtual-pipeline-stage
+    num-query-groups num-virtual-stages-per-pipeline-rank offload-modules offload-optimizer-states
+    optimizer optimizer-cpu-offload optimizer-offload-fraction
+    overlap-dispatch-backward-with-experts-wgrad overlap-grad-reduce
     overlap-moe-expert-parallel-comm overlap-p2p-communication
     overlap-p2p-communication-warmup-flush overlap-param-gather padded-vocab-size patch-dim
     perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size

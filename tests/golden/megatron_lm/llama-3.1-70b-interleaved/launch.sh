@@ -76,8 +76,8 @@ readonly PLAN_DECIDES=(
     hybrid-layer-pattern hybrid-override-pattern img-h img-w inference-shards is-hybrid-model
     jit-fuser kitchen-config-file kv-channels kv-lora-rank logits-load-dir logits-save-dir
     main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
-    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage mlp-chunks-for-training
-    moe-enable-deepep moe-enable-routing-replay moe-expert-capacity-factor
+    max-seqlen-per-dp-cp-rank micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
+    mlp-chunks-for-training moe-enable-deepep moe-enable-routing-replay moe-expert-capacity-factor
     moe-expert-rank-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
     moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity
     moe-paged-stash moe-permute-fusion moe-router-enable-expert-bias moe-router-force-biased

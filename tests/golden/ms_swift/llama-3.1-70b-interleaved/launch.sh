@@ -43,9 +43,10 @@ readonly PLAN_DECIDES=(
     external-cuda-graph ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format
     fp4-recipe fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
     glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion group-query-attention
-    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-layer-pattern kv-channels
-    kv-lora-rank lora-rank main-grads-dtype main-params-dtype make-vocab-size-divisible-by
-    masked-softmax-fusion max-length max-position-embeddings megatron-extra-kwargs micro-batch-size
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
+    hybrid-layer-pattern kv-channels kv-lora-rank lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by masked-softmax-fusion max-length max-position-embeddings
+    max-seqlen-per-dp-cp-rank megatron-extra-kwargs micro-batch-size
     microbatch-group-size-per-virtual-pipeline-stage microbatch-group-size-per-vp-stage
     moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
     moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion
