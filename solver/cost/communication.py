@@ -23,7 +23,8 @@ from meshwright.profiles.collectives.collectives import (
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import FilledSequences, Work
-from meshwright.solver.configuration import FloatArray
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.scan import exchanged_widths, mixer_of, passed_states
@@ -462,19 +463,22 @@ def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
     filled = ctx.workload.filled
     if filled is None or not ctx.packs:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
-    share = _waiting(ctx, _work_of(filled, ctx.model))
+    share = _waiting(ctx, _work_of(filled, ctx.model), ctx.micro_batch)
     return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
 
 
-def _waiting(ctx: Context, work: Work, *, whole: bool = False) -> FloatArray:
-    """Return the waiting over work, (n,), of one sequence, or of a ``whole`` micro-batch."""
+def _waiting(ctx: Context, work: Work, size: FloatArray, rows: IntArray | None = None) -> FloatArray:
+    """Return the waiting over work of some rows (all: None) with micro-batches of ``size`` units."""
     columns = ctx.columns
     together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
     together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
-    size = np.ones_like(ctx.t) if whole else ctx.micro_batch
     shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, size], axis=1)
-    few, of_row = np.unique(shapes, axis=0, return_inverse=True)
-    return np.array([work.waited(*shape) for shape in few.tolist()])[of_row.ravel()]
+    few, of_row = np.unique(shapes if rows is None else shapes[rows], axis=0, return_inverse=True)
+    waited = []
+    for shape in few.tolist():
+        look()
+        waited.append(work.waited(*shape))
+    return np.array(waited)[of_row.ravel()]
 
 
 @lru_cache(maxsize=64)
@@ -489,8 +493,10 @@ def _waiting_for_longest(ctx: Context) -> FloatArray:
     """Return the waiting over work, (n,), of micro-batches padded to their longest documents."""
     filled, found = ctx.workload.filled, np.zeros_like(ctx.t)
     for size in np.unique(ctx.micro_batch).tolist() if filled is not None else ():
-        own = _waiting(ctx, _padded_work(filled, ctx.model, int(size)), whole=True)
-        found = np.where(ctx.micro_batch == size, own, found)
+        rows = np.flatnonzero(ctx.micro_batch == size)
+        look()
+        own = _padded_work(filled, ctx.model, int(size))
+        found[rows] = _waiting(ctx, own, np.ones_like(ctx.t), rows)  # a whole micro-batch is one unit
     return found
 
 

@@ -1,14 +1,18 @@
-"""Random requests that combine what a request may leave open with what it pins, in the form of the API."""
+"""Random requests of the whole schema: what is left open, pinned and stated, in the form of the API."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.library import find_model
+from meshwright.profiles.frameworks import OPTION_NUMBERS, OPTION_WORDS, framework_names
+from meshwright.profiles.library import cluster_names, find_model, gpu_names, model_names
 from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import EVERY_SWITCH, switches
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import INTEGER_VARIABLES
@@ -23,6 +27,7 @@ MODELS = (
     "deepseek-v2-lite",
     "gemma-2-2b",
 )
+WITH_A_TOWER = Path(__file__).parents[2] / "examples" / "qwen3-vl-8b-8xh100.json"
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "l40s", "gh200-96gb", "b200-sxm-180gb")
 ALLOWED = (
     "offload", "fp8", "adamw-bf16", "adamw-8bit", "adamw-pure-bf16", "muon", "sgd-momentum",
@@ -41,17 +46,26 @@ LENGTHS = ({"p50": 300, "p100": 1024}, {"p10": 100, "p50": 900, "p90": 1000, "p1
 
 
 def a_combined_problem(seed: int) -> Problem:
-    """A drawn request, without the fields that it is refused for."""
-    request = _drawn(Random(seed))
+    """A drawn request on a few GPUs, without the fields that it is refused for."""
+    return parse_problem(a_combined_request(seed))
+
+
+def a_combined_request(seed: int, *, large: bool = False) -> dict[str, Any]:
+    """The same in the form of the API; ``large``: any model and cluster of the catalog, up to 600 nodes."""
+    request = _drawn(Random(seed), large=large)
     while True:
         try:
-            return parse_problem(request)
+            parse_problem(request)
         except InvalidProblemError as fault:
             _take_out(request, fault.errors)
+        else:
+            return request
 
 
 def _take_out(request: dict[str, Any], faults: Sequence[FieldError]) -> None:
     """Leave out what is refused; no launcher's limits hold where one cannot train the model."""
+    if _settled(request, faults[0]):
+        return
     part, _, rest = faults[0].pointer.strip("/").partition("/")
     name, *inner = rest.split("/")
     if not (rest and name in request[part]):
@@ -59,26 +73,52 @@ def _take_out(request: dict[str, Any], faults: Sequence[FieldError]) -> None:
         request["launcher"] = "none"
     elif name == "allow":
         request[part][name].pop(int(inner[0]) if inner else -1)
-    elif name == "global_batch_size":
-        request[part][name] = 16
-        request["search"]["pin"] = {}
     elif inner and isinstance(request[part][name], dict) and inner[0] in request[part][name]:
         request[part][name].pop(inner[0])
     else:
         request[part].pop(name)
 
 
-def _drawn(random: Random) -> dict[str, Any]:
+def _settled(request: dict[str, Any], fault: FieldError) -> bool:
+    """Give what cannot be left out another value, if it is refused."""
+    work, search, nearest = request["workload"], request["search"], fault.nearest
+    match fault.pointer.strip("/").split("/"):
+        case ["stack"]:
+            request.pop("stack")
+        case ["cluster"]:  # GPUs without stated power
+            for name in ("objective", "grid_co2_g_per_kwh", "max_power_kw"):
+                search.pop(name, None)
+        case ["workload", "precision"] if "precision" not in work:  # GPUs without bf16, the default
+            work["precision"] = nearest
+        case ["workload", "precision"] if work["precision"] == "fp16" and request["launcher"] != "none":
+            request["launcher"] = "none"
+        case ["workload", "global_batch_size", *_]:
+            work["global_batch_size"], search["pin"] = 16, {}
+        case ["workload", "images_per_sample" | "image_tokens"] if nearest not in ("0", None):
+            work["images_per_sample"] = float(nearest)
+        case ["workload", "seq_length"]:  # images that take more tokens than there are
+            work["seq_length"] = int(nearest or 8192)
+        case _:
+            return False
+    return True
+
+
+def _drawn(random: Random, *, large: bool) -> dict[str, Any]:
     """One request; most are refused for something."""
     request: dict[str, Any] = {
-        "model": _model(random),
+        "model": {"name": random.choice(model_names())} if large else _model(random),
         "launcher": random.choice((*launcher_names(), "none", "none", "any", "megatron-lm")),
-        "cluster": _cluster(random),
-        "workload": _workload(random),
+        "cluster": _large_cluster(random) if large else _cluster(random),
+        "workload": _workload(random, large=large),
         "search": _search(random),
+        **_maybe(random, 0.1, "stack", random.choice(framework_names())),
     }
-    if len(request["cluster"]["groups"]) > 1:  # unlike nodes are placed where no launcher limits them
+    if len(request["cluster"].get("groups", ())) > 1:
+        # unlike nodes are placed where no launcher limits them
         request["launcher"] = "none" if random.random() < 0.8 else request["launcher"]
+    if large and random.random() < 0.1:  # with a tower; no model of the catalog has one
+        request["model"] = json.loads(WITH_A_TOWER.read_text(encoding="utf-8"))["model"]
+        request["workload"] |= {"images_per_sample": random.choice((0.5, 2.0)), "image_tokens": 256}
     return request
 
 
@@ -102,20 +142,43 @@ def _cluster(random: Random) -> dict[str, Any]:
     return {"name": "drawn", "groups": groups}
 
 
-def _workload(random: Random) -> dict[str, Any]:
-    """A batch of sequences, or of documents of several lengths."""
-    batch = random.choice((8, 16, 24, 64))
+def _large_cluster(random: Random) -> dict[str, Any]:
+    """Nodes of a cluster of the catalog, or of two kinds of GPUs."""
+    nodes = random.choice((1, 2, 3, 8, 16, 64, 97, 128, 256, 512, 600))
+    if random.random() < 0.2:
+        gpus, each = random.sample(gpu_names(), 2), max(nodes // 2, 1)
+        return {"groups": [{"gpu": gpu, "num_nodes": each, "gpus_per_node": 8} for gpu in gpus]}
+    return {"name": random.choice(cluster_names()), "num_nodes": nodes}
+
+
+def _workload(random: Random, *, large: bool) -> dict[str, Any]:
+    """A batch of sequences, or of documents of several lengths; how they are trained."""
+    batch = random.choice((1, 3, 64, 512, 1000, 4096, 8192) if large else (8, 16, 24, 64))
     batching = random.choice(("packing", "padding", "padding_to_longest"))
     lengths = {"percentiles": random.choice(LENGTHS), "batching": batching}
     return {
         "global_batch_size": random.choice((batch, batch, batch, [batch, 2 * batch])),
-        "seq_length": 1024,
-        **_maybe(random, 0.25, "lengths", lengths),
-        **_maybe(random, 0.2, "precision", random.choice(("fp16", "fp8", "mxfp8"))),
-        **_maybe(random, 0.2, "optimizer", random.choice(("adamw-bf16", "adamw-8bit", "muon"))),
-        **_maybe(random, 0.15, "lora_rank", 16),
+        "seq_length": random.choice((1024, 2048, 4096, 5000, 32768, 131072)) if large else 1024,
         "total_tokens": 10**10,
+        **_maybe(random, 0.25, "lengths", lengths),
+        **_maybe(random, 0.2, "precision", random.choice(("fp16", "fp8", "mxfp8", "nvfp4", "fp32"))),
+        **_maybe(random, 0.2, "optimizer", random.choice(tuple(OPTIMIZERS))),
+        **({"optimizer": "galore", "optimizer_rank": 64} if random.random() < 0.1 else {}),
+        **_maybe(random, 0.15, "lora_rank", 16),
+        **_maybe(random, 0.2, "lora_targets", random.choice((["linear_qkv"], ["q_proj", "down_proj"]))),
+        **_maybe(random, 0.2, "base_precision", random.choice(("fp32", "int8", "nf4", "nf4-double"))),
+        **_maybe(random, 0.2, "trained_modules", ["norm"]),
+        **_maybe(random, 0.2, "images_per_sample", random.choice((0.5, 2.0))),
+        **_maybe(random, 0.2, "image_tokens", random.choice((256, {"p50": 64, "p100": 256}))),
+        **_maybe(random, 0.2, "frozen", random.sample(("vision", "projector", "language"), 1)),
+        **_maybe(random, 0.2, "framework_options", _framework_option(random)),
     }
+
+
+def _framework_option(random: Random) -> dict[str, Any]:
+    """One fact of the framework in other words or numbers, which it may refuse."""
+    name = random.choice((*OPTION_WORDS, *OPTION_NUMBERS))
+    return {name: random.choice(OPTION_WORDS[name] if name in OPTION_WORDS else OPTION_NUMBERS[name])}
 
 
 def _search(random: Random) -> dict[str, Any]:
@@ -127,6 +190,7 @@ def _search(random: Random) -> dict[str, Any]:
     return {
         "top_k": random.choice((1, 2, 3, 5, 10, 10, 25)),
         "time_limit_s": 5.0,
+        "seed": random.randint(0, 2**31 - 1),
         "certify": random.choice(("none", "none", "none", "cp-sat", "cp-sat-all")),
         "allow": random.sample(ALLOWED, random.choice((0, 1, 1, 2, 3))),
         "pin": {name: _value(random, name) for name in pinned},
@@ -140,6 +204,10 @@ def _search(random: Random) -> dict[str, Any]:
         **_maybe(random, 0.1, "reserve_nodes", 1),
         **_maybe(random, 0.1, "pareto", True),
         **_maybe(random, 0.1, "gpu_hour_price", 2.0),
+        **_maybe(random, 0.1, "grid_co2_g_per_kwh", 400.0),
+        **_maybe(random, 0.1, "max_power_kw", random.choice((5.0, 500.0))),
+        **_maybe(random, 0.1, "reliability", {"restart_s": random.choice((0.0, 3600.0))}),
+        **_maybe(random, 0.1, "baseline", {"tensor_parallel_size": random.choice((1, 2, 8))}),
         **_maybe(random, 0.1, "max_out_of_memory_probability", random.choice((1e-6, 0.5))),
         **_maybe(random, 0.1, "deadline_days", random.choice((0.01, 1.0, 100.0))),
     }

@@ -29,6 +29,20 @@ ONCE_A_TRACEBACK = {
         "workload": {"global_batch_size": 16, "seq_length": 4096},
         "search": {"allow": ["adamw-bf16"], "pin": {"data_parallel_size": 4}},
     },
+    # classes of replicas were priced with one micro-batch each; this stack adds up the gradients of several
+    "an older stack on unlike nodes": {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {
+            "groups": [
+                {"gpu": "l40s", "num_nodes": 2, "gpus_per_node": 4},
+                {"gpu": "b200-sxm-180gb", "num_nodes": 1, "gpus_per_node": 4},
+            ]
+        },
+        "workload": {"global_batch_size": 16, "seq_length": 1024},
+        "launcher": "none",
+        "stack": "megatron-deepspeed",
+        "search": {"top_k": 25, "certify": "none"},
+    },
     # rows of which none is left are priced at every length of a micro-batch
     "unequal lengths on unlike nodes": {
         "model": {"name": "llama-3.1-8b"},

@@ -22,6 +22,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import split_s, whole_layers_s
@@ -134,10 +135,12 @@ class GroupShares:
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
     objective_s: FloatArray  # (batch + 1,) no closed form of any option is less
     rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
+    group: int
+    counted: bool  # prices depend on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fleet: NodeGroups, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
+    def of(cls, fleet: NodeGroups, group: int, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
         """Bounds for every number of sequences."""
         columns, batch = options.columns, fleet.problem.workload.global_batch_size
         unit = columns.data_parallel_size * columns.micro_batch_size
@@ -151,7 +154,10 @@ class GroupShares:
         roomy = fitting(replace(options, columns=columns_full))
         most_micro = np.where(roomy, batch, options.p - 1)
         least = np.full(batch + 1, np.inf)
-        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules)
+        shares = cls(
+            fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules, group,
+            _counts_micro_batches(fleet, group, options),
+        )  # fmt: skip
         for size in np.unique(unit[unit <= batch]).tolist():
             every, m = np.flatnonzero(unit == size), np.arange(1, batch // size + 1)
             for own in np.split(every, range(step := _AT_ONCE // len(m) + 1, len(every), step)):
@@ -208,6 +214,13 @@ class GroupShares:
         rows = self.options.take(index)
         return replace(rows, columns=replace(rows.columns, num_microbatches=n // self.unit[index]))
 
+    def _priced(self, rows: Rows) -> Rows:
+        """Rows at the price of their number of micro-batches, which is no less than with one."""
+        if not self.counted:
+            return rows
+        problem, profile = self.fleet.problems[self.group], self.fleet.profiles[self.group]
+        return replace(rows, prices=price(problem, rows.columns, profile))
+
     def _best_of(self, rows: Rows, best: Share | None) -> Share | None:
         """The best of ``rows`` and what was known before."""
         bounds = whole_layers_s(rows)
@@ -222,6 +235,7 @@ class GroupShares:
 
     def _best_solved(self, rows: Rows, best: Share | None) -> Share | None:
         """The same for a few rows, all solved: those in question are simulated, by bound."""
+        rows = self._priced(rows)
         found = best_splits(rows)
         index = [row for row, split in enumerate(found) if split is not None]
         if not index:
@@ -253,12 +267,26 @@ class GroupShares:
         return able
 
 
+def _counts_micro_batches(fleet: NodeGroups, group: int, options: Rows) -> bool:
+    """Whether passes after the first micro-batch cost more, as where they add up gradients."""
+    c = options.columns
+    alike = np.stack([c.zero_stage, c.recompute, c.pipeline_parallel_size > 1], axis=1)
+    some = np.unique(alike, axis=0, return_index=True)[1]
+    batch = np.full(len(some), fleet.problem.workload.global_batch_size)
+    many = replace(c.take(some), num_microbatches=batch)
+    one, other = options.prices.take(some), price(fleet.problems[group], many, fleet.profiles[group])
+    return not all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("forward_s", "backward_s", "transfer_s", "tail_s", "rank_tail_s", "fixed_s")
+    )
+
+
 def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
     """Return the classes that each group can run; none where the request limits all replicas together."""
     if limits_all_replicas(fleet.problem) or len(fleet.groups) > MOST_SHARED:
         return []
     return [
-        GroupShares.of(fleet, _options(fleet, at, wide=wide), late_rules(problem))
+        GroupShares.of(fleet, at, _options(fleet, at, wide=wide), late_rules(problem))
         for at, problem in enumerate(fleet.problems)
     ]
 
