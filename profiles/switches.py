@@ -41,6 +41,7 @@ RECOMPUTATION = ("none", "selective", "full")
 NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda model: model.moe is not None,
     "no experts": lambda model: model.moe is None,
+    "MLPs": lambda model: any(shape.part != "mixing" for shape in model.layer_shapes()),
     "dense layers": lambda model: "dense" in model.layer_kinds(),
     "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
     "latent attention": lambda model: model.mla is not None,

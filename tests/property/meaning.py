@@ -138,6 +138,7 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
     there = {
         "experts": moe is not None,
         "no experts": moe is None,
+        "MLPs": not problem.model.layer_pattern or bool({*problem.model.layer_pattern} & {*"-E"}),
         "dense layers": moe is None or moe.num_dense_layers > 0,
         "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
         "latent attention": problem.model.mla is not None,

@@ -5,6 +5,7 @@ import pytest
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, with_options
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -80,6 +81,11 @@ def test_a_dense_model_has_graphs_and_modules_alone() -> None:
     assert values(found, "recompute_modules") == {None, "layernorm", "mlp", "layernorm+mlp"}
     # modules are about selective recomputation alone
     assert all(one.recompute == ("selective",) for one in found if "recompute_modules" in one.options)
+
+
+def test_modules_of_an_mlp_are_not_replayed_where_no_layer_has_one() -> None:
+    mixers = model_from_config({"model_type": "mamba2"}, name="x")
+    assert values(tried(mixers, H100), "recompute_modules") == {None, "layernorm"}
 
 
 def test_graphs_of_parts_leave_full_recomputation_to_none() -> None:
