@@ -25,7 +25,7 @@ from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
-from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
@@ -377,9 +377,10 @@ def problem_digest(problem: Problem) -> str:
     workload = asdict(problem.workload)
     if workload["base_precision"] == "bf16":
         del workload["base_precision"]
-    for name in ("trained_modules", "optimizer_interval"):
-        if not workload[name]:
-            del workload[name]
+    if not workload["trained_modules"]:
+        del workload["trained_modules"]
+    if workload["optimizer_interval"] in (0, USUAL_INTERVAL):
+        del workload["optimizer_interval"]
     if problem.workload.lengths is None:
         del workload["lengths"]
     if problem.model.tower is None:

@@ -411,10 +411,15 @@ def _projected(fields: Fields) -> dict[str, Any]:
     if name not in _PROJECTED:
         allowed = ", ".join(_PROJECTED)
         fields.fault("optim", f"{shown(name)} is not priced with use_galore", allowed=allowed)
+    for other, usual in (("galore_target", "all"), ("galore_proj_type", "std")):
+        stated = fields.word(other, usual)
+        if stated != usual:
+            fields.fault(other, f"{shown(stated)} is not priced", allowed=usual, nearest=usual)
+    interval = fields.integer("galore_update_interval", USUAL_INTERVAL)
     return {
         "optimizer": _PROJECTED.get(name, "galore"),
         "optimizer_rank": fields.integer("galore_rank", 16),
-        "optimizer_interval": fields.integer("galore_update_interval", USUAL_INTERVAL),
+        "optimizer_interval": 0 if interval == USUAL_INTERVAL else interval,
     }
 
 

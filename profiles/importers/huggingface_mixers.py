@@ -273,13 +273,14 @@ def mixers_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, 
 
 
 def mamba_1_config(config: dict[str, object]) -> dict[str, object]:
-    """Return Mamba's config as ``mamba_2_config`` does, with its channels as heads, which it does not name.
+    """Return Mamba's config with its channels as heads, which it does not name.
 
-    Raises:
-        InvalidProblemError: an inner size is stated, and is another one.
+    A stated inner size overrides ``expand`` (``MambaConfig.__post_init__``), as in Falcon Mamba 7B.
     """
-    found = mamba_2_config(config)
-    sizes = found.get("expand"), found.get("hidden_size")
+    found = dict(config)
+    stated, sizes = found.pop(_INNER, None), (found.get("expand"), found.get("hidden_size"))
+    if stated is not None:
+        return {**found, "num_heads": stated}
     whole = all(type(one) is int and one > 0 for one in sizes)
     return {**found, **({"num_heads": cast("int", sizes[0]) * cast("int", sizes[1])} if whole else {})}
 
@@ -287,5 +288,6 @@ def mamba_1_config(config: dict[str, object]) -> dict[str, object]:
 def selective_scans_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
     """Return the layers of Mamba and Falcon Mamba, each a selective scan and nothing else."""
     mixer = _selective_scan(reader, cast("int", facts["hidden_size"]), _MAMBA)
+    mixer = replace(mixer, num_heads=cast("int", facts["num_attention_heads"]))
     pattern = "M" * cast("int", facts["num_layers"])
     return {"layer_pattern": pattern, "mixer": mixer, "no_rotary_every": 1}

@@ -158,18 +158,22 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
 
 
 def fields_of_collectives(
-    tables: CollectiveTables, before: MeasuredLink | None, source: str
+    tables: CollectiveTables,
+    before: MeasuredLink | None,
+    source: str,
+    *,
+    hop_s: float = NETWORK_LATENCY_S,
 ) -> GroupFields:
     """Return measured collectives in addition to those of the group; equal ones are replaced.
 
-    Runs of several pairs of nodes are a matrix of links.
+    Runs of several pairs of nodes are a matrix of links, on a network of so many seconds a hop.
 
     Raises:
         InvalidProblemError: none of the collectives is one that is priced, or a pair of nodes lacks a run.
     """
     pairs = _pairs_of(tables)
     if len(pairs) > 1:
-        return _fields_of_pairs(pairs, source)
+        return _fields_of_pairs(pairs, source, hop_s)
     measured = measured_link(tables, source=source)
     both = measured if before is None else before.with_curves(measured.curves, source=source)
     new = {f"{curve.collective} over {curve.num_nodes} nodes" for curve in measured.curves}
@@ -192,7 +196,9 @@ def _pairs_of(tables: CollectiveTables) -> Mapping[Pair, Sequence[CollectiveTabl
     return found
 
 
-def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str) -> GroupFields:
+def _fields_of_pairs(
+    pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str, hop_s: float
+) -> GroupFields:
     """Return hosts and bandwidth of every pair, from runs of each.
 
     The bandwidth is that of a pair's largest payload, of the slower one of several runs with it.
@@ -211,7 +217,7 @@ def _fields_of_pairs(pairs: Mapping[Pair, Sequence[CollectiveTable]], source: st
     links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": _matrix(hosts, rates)}
     low, high = min(rates.values()) / GB, max(rates.values()) / GB
     words = f"links of {len(hosts)} nodes: {low:.4g} to {high:.4g} GB/s for one GPU, as measured"
-    late = _latencies_s(pairs)
+    late = _latencies_s(pairs, hop_s)
     if late:
         links["latency_s"] = _matrix(hosts, late)
         words += f", and latencies of {min(late.values()) * 1e6:.3g} to {max(late.values()) * 1e6:.3g} µs"
@@ -234,7 +240,7 @@ def _matrix(hosts: Sequence[str], values: Mapping[Pair, float]) -> list[Json]:
     ]
 
 
-def _latencies_s(pairs: Mapping[Pair, Sequence[CollectiveTable]]) -> Mapping[Pair, float]:
+def _latencies_s(pairs: Mapping[Pair, Sequence[CollectiveTable]], hop_s: float) -> Mapping[Pair, float]:
     """Return the latency of every pair: the usual one of the fastest pair, and what others take longer.
 
     A small message takes its hop and the launch of its kernel, which is the same for all pairs. Empty
@@ -251,7 +257,7 @@ def _latencies_s(pairs: Mapping[Pair, Sequence[CollectiveTable]]) -> Mapping[Pai
             return {}
         took_s[pair] = min(small)
     least_s = min(took_s.values())
-    return {pair: NETWORK_LATENCY_S + seconds - least_s for pair, seconds in took_s.items()}
+    return {pair: hop_s + seconds - least_s for pair, seconds in took_s.items()}
 
 
 def _pair_bytes_per_s(table: CollectiveTable) -> float:

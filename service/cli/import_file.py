@@ -17,7 +17,7 @@ from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.measured import measured_from
 from meshwright.profiles.documents import read_config, shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
-from meshwright.profiles.gpus import NAME, gpu_from_mapping, gpu_to_mapping
+from meshwright.profiles.gpus import NAME, gpu_from_mapping, gpu_to_mapping, link_from
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.huggingface import looks_like_config
 from meshwright.profiles.importers.node_groups import (
@@ -186,7 +186,9 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
     if isinstance(found, SwitchTree):
         return fields_of_switches(found)
     if isinstance(found, CollectiveTables):
-        return fields_of_collectives(found, measured_from(before.child("measured")), source)
+        network = link_from(before.child("inter_node")) or gpu.inter_node
+        measured = measured_from(before.child("measured"))
+        return fields_of_collectives(found, measured, source, hop_s=network.latency_s)
     raise InvalidProblemError.of("/file", f"{source}: states no cluster, model or run")
 
 

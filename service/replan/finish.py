@@ -222,7 +222,7 @@ class _Timing:
         stored, gpus = self._checkpoint_bytes(), after.num_gpus
         written = reliability.checkpoint_s(stored, before.num_gpus) if saves else 0.0
         if self.job.place == "local":
-            return written + found.most_moved_bytes / group.inter_node.bytes_per_s, found
+            return written + found.most_moved_bytes / group.inter_node.payload_bytes_per_s, found
         once = self.job.format.reads_once
         seconds = written + load_s(found, stored, reliability, gpus, parallel=once)
         return seconds + (exchange_s(found, stored, group, gpus) if once else 0.0), found

@@ -147,7 +147,7 @@ def load_s(
 def exchange_s(found: Moved, checkpoint_bytes: float, group: NodeGroup, num_gpus: int) -> float:
     """Return seconds in which ranks get over the network what others have read for them."""
     own = checkpoint_bytes / num_gpus
-    return max(found.most_needed_bytes - own, 0.0) / group.inter_node.bytes_per_s
+    return max(found.most_needed_bytes - own, 0.0) / group.inter_node.payload_bytes_per_s
 
 
 def _slices(split: IntArray, splits: int, shard: IntArray, shards: int, zero_stage: int) -> Slices:

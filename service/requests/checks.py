@@ -38,7 +38,7 @@ from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
-from meshwright.solver.space.launcher_rules import workload_faults
+from meshwright.solver.space.launcher_rules import dynamic_faults, workload_faults
 from meshwright.solver.space.request_rules import constraint_of, names_of
 
 # --------------------------------------------------------------------------------------------------
@@ -346,6 +346,8 @@ def _switches(problem: Problem) -> Iterator[FieldError]:
 def _trainable(problem: Problem) -> Iterator[FieldError]:
     if problem.launcher != "any":
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
+    else:
+        yield from dynamic_faults(problem)
     targets = problem.workload.lora_targets if problem.workload.lora_rank else ()
     why = target_fault(problem.model, targets) if targets else None
     if why:

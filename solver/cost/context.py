@@ -532,10 +532,8 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     share = operators.gemm.get("bf16" if name == "tf32" else "fp32", 0.8)
     halved = replace(gpu, peak_flops={"bf16": peak}, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2.0)
     constants, group = profile.constants, profile.group
-    slow = {
-        one: replace(getattr(group, one), bytes_per_s=getattr(group, one).bytes_per_s / 2.0)
-        for one in ("intra_node", "inter_node")
-    }
+    inside = replace(group.intra_node, bytes_per_s=group.intra_node.bytes_per_s / 2.0)
+    slow = {"intra_node": inside, "inter_node": group.inter_node.slowed(2.0)}
     own = replace(
         facts, weight_bytes=2.0, gradient_dtype="bf16", reduced_gradient_dtype="",
         replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,

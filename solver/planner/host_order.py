@@ -115,7 +115,7 @@ def _as_record(asked: OrderProblem, order: Indices, steps: Sequence[float], boun
     group = asked.problem.cluster.groups[0]
     used = order[: asked.places].tolist()
     hosts = () if group.links is None or not group.links.hosts else group.links.hosts
-    rate = group.inter_node.bytes_per_s
+    rate = group.inter_node.payload_bytes_per_s
     return HostOrder(
         order=tuple(order.tolist()),
         hosts=tuple(hosts[node] for node in used) if hosts else (),

@@ -152,7 +152,7 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
-    yield from _dynamic_faults(problem)
+    yield from dynamic_faults(problem)
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
@@ -414,7 +414,7 @@ def _dynamic_rules(problem: Problem) -> Iterator[Rule]:
         )
 
 
-def _dynamic_faults(problem: Problem) -> Iterator[FieldError]:
+def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
     """Refuse passes by document where no lengths of packed documents are stated."""
     name, lengths = "dynamic_context_parallel", problem.workload.lengths
     if lengths is not None and lengths.batching == "packing":

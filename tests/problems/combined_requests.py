@@ -163,7 +163,11 @@ def _workload(random: Random, *, large: bool) -> dict[str, Any]:
         **_maybe(random, 0.25, "lengths", lengths),
         **_maybe(random, 0.2, "precision", random.choice(("fp16", "fp8", "mxfp8", "nvfp4", "fp32"))),
         **_maybe(random, 0.2, "optimizer", random.choice(tuple(OPTIMIZERS))),
-        **({"optimizer": "galore", "optimizer_rank": 64} if random.random() < 0.1 else {}),
+        **(
+            {"optimizer": "galore", "optimizer_rank": 64, "optimizer_interval": 100}
+            if random.random() < 0.1
+            else {}
+        ),
         **_maybe(random, 0.15, "lora_rank", 16),
         **_maybe(random, 0.2, "lora_targets", random.choice((["linear_qkv"], ["q_proj", "down_proj"]))),
         **_maybe(random, 0.2, "base_precision", random.choice(("fp32", "int8", "nf4", "nf4-double"))),

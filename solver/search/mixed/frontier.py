@@ -273,7 +273,8 @@ class MixedFrontier:
         if not np.isfinite(most_s) or rows.always_recomputes or group_constraints(self.problem):
             return
         alike = dict[tuple[bytes, ...], list[_Waiting]]()
-        for one in sorted(self._heap):
+        waiting = [one for joined in self._heap for one in joined.alike or (joined,)]
+        for one in sorted(waiting):
             if one.bound_s < most_s:
                 sizes, room = rows.sizes[one.row, :_SHARED], rows.room[:, one.row]
                 key = (sizes.tobytes(), room.tobytes(), rows.allowed[one.row].tobytes())
@@ -281,7 +282,7 @@ class MixedFrontier:
         self._heap = [
             replace(own[0], bound_s=min(one.bound_s for one in own), alike=tuple(own) if own[1:] else ())
             for own in alike.values()
-        ] + [one for one in self._heap if one.bound_s >= most_s]
+        ] + [one for one in waiting if one.bound_s >= most_s]
         heapq.heapify(self._heap)
 
     def _solve_alike(self, together: _Waiting) -> None:

@@ -53,6 +53,7 @@ from meshwright.solver.splits import Prescribed, divisors
 # Numbers of stages: where it matters a row is priced for each range, at the least of it.
 RANGES = ((2, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 20))
 _PRICED_FOR = (2, 9)  # numbers of stages that all rows are priced for
+_PRICED_AT_ONCE = 4096  # rows between two looks at the clock
 _MOST_PRICED = 200_000  # rows times options, priced once for each range; of more a sample is searched
 _FULL = RECOMPUTE.index("full")
 _OF_STAGES = {"pipeline_parallel_size", "num_gpus"}  # limits that some numbers of stages keep
@@ -423,16 +424,18 @@ def on_all(
 ) -> list[list[Rows]]:
     """Return tables of n rows as each option prices them; those of one group are priced together."""
     found: list[dict[int, Rows]] = [{} for _ in tables]
+    n = len(tables[0])
     for group in range(len(fleet.groups)):
-        look()
         own = [at for at, one in enumerate(options) if one.group == group]
         cells = [(number, at) for number in range(len(tables)) for at in own]
-        if not cells:
-            continue
-        parts = [with_tensor_parallel(tables[i], options[at].tensor_parallel_size) for i, at in cells]
-        every, n = rows_in(fleet, Columns.concatenate(parts), group), len(tables[0])
-        for place, (number, at) in enumerate(cells):
-            found[number][at] = every.take(np.arange(place * n, (place + 1) * n))
+        together = max(1, _PRICED_AT_ONCE // max(n, 1))
+        for begin in range(0, len(cells), together):
+            look()
+            some = cells[begin : begin + together]
+            parts = [with_tensor_parallel(tables[i], options[at].tensor_parallel_size) for i, at in some]
+            every = rows_in(fleet, Columns.concatenate(parts), group)
+            for place, (number, at) in enumerate(some):
+                found[number][at] = every.take(np.arange(place * n, (place + 1) * n))
     return [[some[at] for at in range(len(options))] for some in found]
 
 
