@@ -61,7 +61,7 @@ class GpuSpec:
         return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
 
 
-# Share of the line rate that is left for payload, against InfiniBand's packets of 4096 bytes in 4122 (local
+# Share of the line rate left for payload, relative to InfiniBand's packets of 4096 bytes in 4122 (local
 # route, base transport, two checksums: InfiniBand specification, volume 1, section 5.2). RoCE v2 puts as
 # many into 4178: Ethernet's frame, preamble and gap, IPv4, UDP, base transport, checksum (annex A17). TCP
 # puts 1448 into 1538 (IEEE 802.3 frames of 1500 bytes, IPv4, TCP with timestamps).
@@ -101,16 +101,16 @@ class LinkSpec:
 
     @property
     def payload_bytes_per_s(self) -> float:
-        """Return the rate that a network's transport leaves for payload, against InfiniBand's."""
+        """Return the rate that a network's transport leaves for payload, relative to InfiniBand."""
         return float(self.payload_of(self.bytes_per_s))
 
     def slowed(self, slowness: float) -> LinkSpec:
-        """Return the link with a payload rate so many times as low."""
+        """Return the link with its payload rate divided by ``slowness``."""
         share = _PAYLOAD_SHARES.get(transport_of(self.kind), 1.0)
         return replace(self, bytes_per_s=self.payload_bytes_per_s / share / slowness)
 
     def payload_of(self, line_bytes_per_s: FloatArray | float) -> FloatArray | float:
-        """Return the same of networks of this kind with other line rates."""
+        """Return the payload rate of networks of this kind with other line rates."""
         transport = transport_of(self.kind)
         share = _PAYLOAD_SHARES.get(transport, 1.0)
         most = SOCKET_BYTES_PER_S if transport == "ethernet" else math.inf

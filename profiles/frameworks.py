@@ -134,7 +134,7 @@ class FrameworkFacts:
     dropout: bool  # dropout masks are kept
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
-    dynamic_context_parallel: bool  # each document passes on as many context-parallel ranks as it needs
+    dynamic_context_parallel: bool  # each document is split over only as many ranks as it needs
     overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
     delay_wgrad: bool  # weight gradients are put off, so that more runs under overlapped exchanges
     shared_expert_overlap: bool  # shared experts run during the exchange of routed tokens

@@ -10,7 +10,7 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
   are keys and queries, its groups are key heads, and its state size is a key's.
 - ``mamba1``: the selective scan (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), as in Jamba. Every
   channel is a head of one value with a time step of its own; ``B`` and ``C`` are projected from what the
-  convolution yields. Its kernels go token by token: it has no chunks.
+  convolution yields. Its kernels work token by token, so it has no chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIXER_LIMITS: Limits = {
 # Of each head and token: a delta net reads a decay and a learning rate, a state-space model a time step.
 _GATES = {"gated_delta_net": 2, "mamba1": 1, "mamba2": 1}
 # Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
-# A selective scan has the time step's bias and the skip next to a decay of every state (``decays``).
+# A selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
 _SCALARS = {"gated_delta_net": 2, "mamba1": 2, "mamba2": 3}
 # Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
 # With the exponential they are the 9 FLOPs that fvcore counts of its reference.
@@ -86,12 +86,12 @@ class MixerSpec:
         selective = self.kind == "mamba1"
         rank, one = bool(self.time_step_rank), ("num_key_heads", "value_head_dim")
         if selective != rank:
-            why = "is required: mamba1 projects its time steps" if selective else "is of mamba1 alone"
+            why = "is required: mamba1 projects its time steps" if selective else "applies to mamba1 only"
             raise InvalidProblemError.of("/model/mixer/time_step_rank", why)
         if self.inner_norms and not selective:
-            raise InvalidProblemError.of("/model/mixer/inner_norms", "is of mamba1 alone")
+            raise InvalidProblemError.of("/model/mixer/inner_norms", "applies to mamba1 only")
         for name in (name for name in one if selective and getattr(self, name) != 1):
-            why = f"{getattr(self, name)}: in mamba1 every channel is a head of one value, and B is of all"
+            why = f"{getattr(self, name)}: in mamba1 every channel is a head of one value, and all share B"
             raise InvalidProblemError.of(f"/model/mixer/{name}", why, allowed="1", nearest="1")
 
     def attends(self, layer: int) -> bool:
@@ -108,7 +108,7 @@ class MixerSpec:
     def convolved(self) -> int:
         """Return the elements of a token's queries, keys and values, which the convolution reads.
 
-        Of a selective scan values alone: ``B`` and ``C`` follow from them.
+        A selective scan convolves its values only: ``B`` and ``C`` follow from them.
         """
         if self.kind == "mamba1":
             return self.value_width
@@ -127,12 +127,12 @@ class MixerSpec:
 
     @property
     def selected(self) -> int:
-        """Return the columns of what projects the convolved values: time steps' latent, B and C; or 0."""
+        """Return the columns of the projection to time steps' latent, B and C; 0 for other kinds."""
         return self.time_step_rank + 2 * self.key_head_dim if self.kind == "mamba1" else 0
 
     @property
     def decays(self) -> int:
-        """Return the trained decays that every state has of its own."""
+        """Return the number of trained decays, one per state; 0 for other kinds."""
         return self.value_width * self.key_head_dim if self.kind == "mamba1" else 0
 
     def projections(self) -> dict[str, int]:
@@ -176,8 +176,8 @@ class MixerSpec:
 
         Of a delta net's head, with C tokens in a chunk: keys by keys, the inverse by keys and by values,
         queries by keys, scores by values: C (3 k + 2 v); states by keys, by queries, and their change:
-        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v. Of a selective
-        scan's state 4, which run on no tensor cores.
+        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v. A selective
+        scan has 4 per state, outside of tensor cores.
         """
         if self.kind == "mamba1":
             return _STATE_PRODUCTS * self.decays
@@ -187,7 +187,7 @@ class MixerSpec:
         return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
 
     def exponentials(self) -> int:
-        """Return the exponentials of one token's scan where they bound it: one of each state."""
+        """Return the exponentials of one token's scan where they bound it: one per state."""
         return self.decays
 
     def scan_elements(self) -> float:

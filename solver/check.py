@@ -63,12 +63,12 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:
-    cp, alone = config.context_parallel_size, "documents that pass one by one"
+    cp, name = config.context_parallel_size, "dynamic context parallelism"
     if cp not in {2**power for power in range(1, 31)} or config.context_parallel_mode != "ring":
-        yield f"{alone} have no groups of cp = {cp} by {config.context_parallel_mode}"
+        yield f"{name} has no groups of cp = {cp} by {config.context_parallel_mode}"
     sizes = (config.pipeline_parallel_size, config.expert_parallel_size, config.micro_batch_size)
     if sizes != (1, 1, 1) or config.zero_stage not in (0, 1):
-        yield f"{alone} exclude pp, ep, micro-batch {sizes} or ZeRO {config.zero_stage}"
+        yield f"{name} excludes pp, ep, micro-batch {sizes} and ZeRO {config.zero_stage}"
 
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:

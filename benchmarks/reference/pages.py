@@ -124,7 +124,7 @@ def _rows(records: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Return code for the cell of a table, in which no backslash shows in front of a bar."""
+    """Return text as code for a table cell, with bars that need no backslash."""
     return f"`{text}`" if "|" not in text else f"<code>{_cell(html.escape(text, quote=False))}</code>"
 
 
@@ -410,7 +410,7 @@ def _cluster() -> list[str]:
         "there: `memory_gib`, `hbm_gb_per_s` and dense `peak_tflops` by precision are needed; `name`,",
         "`power_watts`, links, `gpus_per_node` and an `architecture` of the catalog may follow",
         "([a GPU of your own](../howto/own-gpu.md)). `bytes_per_s` (or `gb_per_s`) is of one GPU and one",
-        "direction; of a network, `kind: ethernet` means TCP sockets, `roce` and `infiniband` RDMA",
+        "direction; for a network, `kind: ethernet` means TCP sockets, `roce` and `infiniband` RDMA",
         "([what each costs](../howto/own-cluster.md#infiniband-roce-or-ethernet)); `island_gpus` are",
         "joined by the fast link; `host_memory_bytes`, `host_link_bytes_per_s`, `host_memory_bytes_per_s`,",
         "`nvme_bytes`, `nvme_read_bytes_per_s` and `nvme_write_bytes_per_s` (of a whole node but for the",

@@ -180,7 +180,7 @@ def optimizer(target: Target) -> str:
     if name in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch_fused"
     if optimizer_named(name).low_rank and "8bit" not in name:
-        return "adamw_torch"  # LLaMA-Factory 0.9.5 (train/trainer_utils.py:237) projects this one's
+        return "adamw_torch"  # which GaLore replaces: LLaMA-Factory 0.9.5, train/trainer_utils.py:237
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
 
 

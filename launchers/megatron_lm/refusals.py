@@ -221,7 +221,7 @@ def _lengths(given: Given, model: ModelSpec) -> None:
 
 
 def _documents(given: Given, _: ModelSpec) -> None:
-    """Refuse passes by document with what ``validate_args`` excludes, or with another room on a rank."""
+    """Refuse dynamic context parallelism with what Megatron-LM excludes, or with another capacity."""
     if not given.has("hybrid-context-parallel"):
         return
     size, stages = "max-seqlen-per-dp-cp-rank", "pipeline-model-parallel-size"

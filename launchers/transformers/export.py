@@ -377,7 +377,7 @@ def llama_factory_values(target: Target) -> Values:
 
 
 def _projected(target: Target) -> Values:
-    """Return GaLore's arguments; LLaMA-Factory projects every linear layer but the head."""
+    """Return GaLore's arguments: every linear layer but the head is projected."""
     workload = target.workload
     found = optimizer_named(workload.optimizer)
     if not found.low_rank:

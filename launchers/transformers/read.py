@@ -406,7 +406,7 @@ _PROJECTED = {  # LLaMA-Factory 0.9.5, train/trainer_utils.py:237
 
 
 def _projected(fields: Fields) -> dict[str, Any]:
-    """Return LLaMA-Factory's GaLore, which replaces the optimizer of some names."""
+    """Return the workload fields of LLaMA-Factory's GaLore, which replaces some optimizers."""
     name = fields.word("optim", "adamw_torch")
     if name not in _PROJECTED:
         allowed = ", ".join(_PROJECTED)
@@ -424,15 +424,15 @@ def _projected(fields: Fields) -> dict[str, Any]:
 
 
 def _by_layer(fields: Fields, found: LaunchFile, optimizer: str) -> str:
-    """Return GaLore as the run has it: on replicas alone, and layer by layer on one GPU."""
+    """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs."""
     config, name = found.configuration, f"{optimizer}-layerwise"
     if config.zero_stage or found.launcher == DeepSpeedReader.name:
-        why = "next to DeepSpeed or FSDP it is not priced: it decomposes whole gradients"
+        why = "is not priced with DeepSpeed or FSDP: GaLore decomposes whole gradients"
         fields.fault("use_galore", why, allowed="false, or plain replicas", nearest="false")
     if not fields.flag("galore_layerwise", default=False):
         return optimizer
     if config.num_gpus > 1 or config.num_microbatches > 1:
-        why = "LLaMA-Factory refuses it on several GPUs, and with gradient accumulation"
+        why = "is refused by LLaMA-Factory on several GPUs, and with gradient accumulation"
         fields.fault(
             "galore_layerwise", why, allowed="false, or one GPU and one micro-batch", nearest="false"
         )

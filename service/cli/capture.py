@@ -31,7 +31,7 @@ def capture_command(
     accelerate, mpirun, swift and llamafactory-cli come first in PATH: they write down how they were
     called, and train nothing. THE SCRIPT'S OTHER COMMANDS DO RUN: mkdir, cp, rm, curl, pip and all else do
     what they always do, and so does a program that is called by its absolute path. Read a script that is
-    not yours first.
+    not yours before you capture it.
 
     The result is one JSON: exact arguments, the variables that matter (no keys or tokens), and the
     configuration files that are named. predict and explain take it with --from-args, plan with

@@ -282,7 +282,7 @@ def _problem(
     sizes = batch_sizes(found)
     if len(sizes) > 1:
         words = ", ".join(map(str, sorted(sizes)))
-        message = f"{words}: a job's steps count one batch size, so that a fleet cannot choose it"
+        message = f"{words}: a job of a fleet has one batch size, in which its steps are counted"
         faults.append(
             FieldError(
                 pointer=f"{at}/workload/global_batch_size", message=message, allowed="one number",

@@ -131,7 +131,7 @@ class ReplanRequest(Part):
     plan_id: str | None = Field(default=None, max_length=64, description="running plan; default: the first")
     lost_nodes: Annotated[
         Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None,
-        Option(repeats=True, metavar="N|GROUP=N", help="Number of lost nodes, or of a group: a100=2."),
+        Option(repeats=True, metavar="N|GROUP=N", help="Number of lost nodes, or of one group: a100=2."),
     ] = Field(default=None, description="number of lost nodes; on a mixed cluster by node group")
     slow_nodes: Annotated[
         dict[str, Annotated[float, Field(ge=MIN_PACE, lt=1)]],
@@ -139,10 +139,10 @@ class ReplanRequest(Part):
             name="slow_node",
             repeats=True,
             metavar="NODE=PACE",
-            help="Slow node and its speed as a share of normal: 17=.7",
+            help="Slow node and its share of the usual speed: 17=.7",
         ),
     ] = Field(default_factory=dict, max_length=MAX_SLOW, description="node: its share of the usual pace")
-    num_nodes: Annotated[int | None, Option(kind=int, help="Nodes that the cluster has now.")] = Field(
+    num_nodes: Annotated[int | None, Option(kind=int, help="Number of nodes in the cluster now.")] = Field(
         default=None, ge=1, le=MAX_NODES, description="of the cluster from now on"
     )
     steps_done: Annotated[Steps, Option(kind=int, help="Steps that the run has done.")] = 0
@@ -159,7 +159,7 @@ class ReplanRequest(Part):
     repair_s: Annotated[
         float, Option(name="repair_hours", kind=float, help="Hours until lost nodes are repaired.")
     ] = Field(default=_DAY_S, gt=0, le=MAX_REPAIR_S, description="until lost nodes are back")
-    top_k: Annotated[int, Option(kind=int, help="Number of ways to list.")] = Field(
+    top_k: Annotated[int, Option(kind=int, help="Number of options to list.")] = Field(
         default=5, ge=1, le=20, description="number of ways to go on"
     )
 
@@ -369,7 +369,7 @@ def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int
 
 
 def _refuse_fewer_hosts(asked: ReplanRequest, cluster: ClusterSpec) -> None:
-    """Refuse a change after which other hosts are left than those that the links name.
+    """Refuse a change that takes away a host that the links name.
 
     Raises:
         InvalidProblemError: at the field that takes a host away.

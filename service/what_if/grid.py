@@ -24,7 +24,7 @@ from meshwright.solver.clock import CpuWatch, Watch, look
 from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
-_Way = Literal["search", "place", "predict"]  # in which changed questions are answered
+_Way = Literal["search", "place", "predict"]  # how changed questions are answered
 _CARRIED = 10  # plans that are carried over
 _PAIRED = 3  # of them in each pair of changes
 _PLACED_S = 2.0  # of one search that places stages
@@ -201,7 +201,7 @@ def _row(subject: str, change: str, found: Outcome, asked: WhatIfPlan, most: flo
 
 
 def _words(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> str:
-    """Return a plan's sizes; where only sizes of the asked plan differ, those alone."""
+    """Return a plan's sizes, or only the changed ones where it has the same parts as the asked plan."""
     words, before = _pieces(candidate, asked), _pieces(asked, asked)
     changed = [word for word in words if word not in before]
     if candidate is asked or [word.split()[0] for word in words] != [word.split()[0] for word in before]:

@@ -500,7 +500,7 @@ def _waiting_for_longest(ctx: Context) -> FloatArray:
     return found
 
 
-# Ranks begin a group of documents together, which is full once their work differs by no more
+# Ranks start a group of documents together; it is full once their work differs by at most this share
 # (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py next_hdp_group``: ``delta``).
 _UNBALANCED = 0.05
 

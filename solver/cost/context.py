@@ -363,16 +363,16 @@ class Context:
 
     @cached_property
     def by_document(self) -> bool:
-        """Return whether every document passes alone, on as many context-parallel ranks as it needs."""
+        """Return whether each document is a pass of its own, on only as many ranks as it needs."""
         lengths = self.workload.lengths
         packed = lengths is not None and lengths.batching == "packing"
         return packed and self.facts.dynamic_context_parallel
 
     def _of_documents(self) -> list[tuple[FloatArray, Context]]:
-        """Return passes of single documents, each with its number on a rank for one sequence of all, (n,).
+        """Return passes of single documents, each with its number per rank and sequence, (n,).
 
-        A document of s tokens takes the least power of two of ranks that leaves each at most ``seq / c``
-        of them (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py gpus_needed``), one after
+        A document of s tokens takes the smallest power of two of ranks with at most ``seq / c`` tokens
+        each (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py gpus_needed``), one after
         the other and unpacked. A rank takes part in ``ranks / c`` of them.
         """
         filled, capacity = self.workload.filled, self.seq_length / self.c

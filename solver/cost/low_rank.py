@@ -1,7 +1,7 @@
 """Optimizers that project gradients to a low rank (GaLore): states and work of one weight of a layer.
 
-transformers' classes are meant: each linear layer is a matrix of its own, and is projected, except routed
-experts, which are one tensor of three dimensions (transformers 5.23 ``trainer_optimizer.py
+The classes are those of transformers: each linear layer is a matrix of its own, and is projected. Routed
+experts are not: they are one tensor of three dimensions (transformers 5.23 ``trainer_optimizer.py
 _setup_low_rank_optimizer``: ``nn.Linear`` alone). Embedding, head, norms and biases keep whole moments.
 """
 
@@ -15,7 +15,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import Optimizer
 
 # A thin singular value decomposition with both bases takes ``6 m n^2 + 20 n^3`` FLOPs, m >= n (Golub and
-# Van Loan, Matrix Computations, 4th ed., figure 8.6.1): 4.7e14 of LLaMA-7B's layers, for which Q-GaLore
+# Van Loan, Matrix Computations, 4th ed., figure 8.6.1): 4.7e14 for LLaMA-7B's layers, for which Q-GaLore
 # gives about ten minutes (arXiv:2407.08296, section 1; torch.linalg.svd in fp32, on an unnamed GPU).
 SVD_FLOPS_PER_S = 0.8e12
 
@@ -25,7 +25,7 @@ class LowRank:
     """Means over all weights of the layers except routed experts."""
 
     state_bytes: float
-    product_flops: float  # of a step: the gradient projected, and what is subtracted projected back
+    product_flops: float  # of a step: project the gradient, and project the update back
     svd_flops: float  # of one decomposition
 
 

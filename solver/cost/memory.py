@@ -584,7 +584,7 @@ def memory_prices(
     held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     for part in (last, last + 1):
         held["weights_bytes"][:, part] += shard_buffer_bytes(ctx, weights[part], layer=False)
-    if ctx.optimizer.by_layer:  # a head's gradient arrives first, under all activations
+    if ctx.optimizer.by_layer:  # a head's gradient comes first, while all activations are held
         for name in ("gradients_bytes", "reduced_gradients_bytes"):
             held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
     activations = _activation_parts(ctx, layout)

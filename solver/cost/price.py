@@ -406,9 +406,8 @@ def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[
 def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
     """Price parts at the mean over ``ctx.at_lengths``, plus the wait for the longest document.
 
-    Where documents pass alone it is their sum, plus the wait of ranks that are not balanced.
-
-    Not attention alone but all work of a micro-batch is then as unequal as its length.
+    Not attention alone but all work of a micro-batch is then as unequal as its length. Where each document
+    is a pass of its own, the price is the sum of the passes, plus the wait of ranks that are not balanced.
     """
     if not ctx.varies:
         return each[0]

@@ -20,11 +20,11 @@ from meshwright.solver.cost.context import Context, PassSeconds
 _BACKWARD = 3.0
 # Slices of a sequence on a rank of context parallelism, which balance a causal mask: each has a state.
 _SLICES = 2.0
-# FLOPs in fp32, outside of tensor cores, in the time of an exponential: a multiprocessor has 16 special
-# functions a clock and 256 FLOPs, before Hopper 128 (CUDA C++ Programming Guide, arithmetic instructions).
+# FLOPs in fp32, outside of tensor cores, in the time of an exponential: a multiprocessor does 16 special
+# functions and 256 FLOPs a clock, before Hopper 128 (CUDA C++ Programming Guide, arithmetic instructions).
 # An H100 SXM reaches 3.9e12 exponentials a second (Shah et al. 2024, arXiv:2407.08608, section 3.2).
 _OF_AN_EXPONENTIAL, _BEFORE_HOPPER = 16.0, {"volta": 8.0, "turing": 8.0, "ampere": 8.0}
-_FP32_OF_BF16 = 66.9 / 989.4  # an H100's, of parts that state no fp32 peak
+_FP32_OF_BF16 = 66.9 / 989.4  # an H100's, for GPUs that state no fp32 peak
 _STATE_BYTES = 4.0
 
 

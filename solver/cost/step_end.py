@@ -210,7 +210,7 @@ def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatA
 
 
 def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
-    """Price projections of gradients to a low rank and back, and their decompositions; else 0.
+    """Price projections of gradients to a low rank and back, and their decompositions; 0 without them.
 
     Products are in the gradients' dtype, fp32 without tensor cores (torch's default of
     ``allow_tf32``). Steps between decompositions share the time of one.

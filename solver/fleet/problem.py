@@ -39,7 +39,7 @@ class FleetJob:
     due_min: int | None = None
     weight: int = 1  # of a minute behind the due date
     least_nodes: int = 1
-    least_nodes_field: str = "least_nodes"  # the request's field that states them, or ``nodes``
+    least_nodes_field: str = "least_nodes"  # the request's field with this number
     most_nodes: int | None = None  # None: all of its kind
     node_counts: tuple[int, ...] = ()  # the only ones in question; empty: ``usual_counts``
     after: tuple[str, ...] = ()  # jobs that end before it starts

@@ -390,7 +390,7 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 # Megatron-LM d98e8a64: ``training/arguments.py:1444`` (no pipeline, no Megatron-FSDP), groups of powers of
-# two (``parallel_state.py:1040``). Ranks run unlike numbers of passes, so that they cannot exchange tokens.
+# two (``parallel_state.py:1040``). Ranks run unlike numbers of passes, so they cannot exchange tokens.
 _DYNAMIC_LIMITS: Mapping[str, Callable[[IntArray], BoolArray]] = {
     "context_parallel_size": lambda c: (c == 1) | (c & (c - 1) != 0),
     "context_parallel_mode": lambda mode: mode != CONTEXT_MODES.index("ring"),
@@ -415,7 +415,7 @@ def _dynamic_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
-    """Refuse passes by document where no lengths of packed documents are stated."""
+    """Refuse dynamic context parallelism where no lengths of packed documents are stated."""
     name, lengths = "dynamic_context_parallel", problem.workload.lengths
     if lengths is not None and lengths.batching == "packing":
         return
@@ -428,7 +428,7 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
         yield FieldError(
             pointer=pointer,
             message=f"{name} needs the lengths of packed documents, and {found}",
-            allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192), or without it",
+            allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192)",
         )
 
 

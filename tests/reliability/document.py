@@ -228,7 +228,7 @@ FAULTS = (
         tests=(DELETION + "test_f28_a_worker_that_runs_a_deleted_job_loses_its_claim",),
     ),
     Fault(
-        happens="a fleet is queued while only workers of an older release run, which know none",
+        happens="a fleet is queued while only workers of an older release run, which cannot plan fleets",
         promise="none of them gets it; it waits for a worker of this release, and its tenant's later jobs "
         "with it, while other tenants' jobs go on",
         tests=(UPGRADES + "test_f29_a_worker_of_an_older_release_never_gets_a_fleet",),

@@ -71,7 +71,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403
 
 
 def parser_of(service: Service, tenant: str) -> Callable[[Mapping[str, object]], Problem]:
-    """Return what reads the problem of a job, with the definitions and calibrations of a tenant."""
+    """Return a parser of a job's problem that uses a tenant's definitions and calibrations."""
 
     def parse(raw: Mapping[str, object]) -> Problem:
         problem = parse_problem(service.definitions.filled_in(tenant, raw))

@@ -97,7 +97,7 @@ def memory_bar(
         title: of the bar.
         memory_bytes: by term.
         limit_bytes: of the GPU.
-        limit_words: what the mark of the limit is, for the legend.
+        limit_words: name of the limit's mark in the legend.
     """
     shown = {name: float(memory_bytes[name]) for name in MEMORY_TERMS if memory_bytes.get(name)}
     texts = {name: f"{figures.gib(size)} GiB" for name, size in shown.items()}

@@ -67,7 +67,7 @@ def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
 def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
     """Return marks at round numbers, ``most`` of them at most.
 
-    Logarithmic axes have powers of ten; where these are few, their doubles and halves too.
+    Logarithmic axes have powers of ten; where these are few, also twice and five times each.
     """
     if axis.is_log:
         first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))

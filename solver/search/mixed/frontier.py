@@ -55,7 +55,7 @@ _ENOUGH_FIRST = 6  # of them with a plan
 _BANDS = (1.04, 1.1, 1.2, 1.4, 2.0)  # of the slowest stage, over its least, until there is a plan
 _EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it grows
 _MOST_EFFORT = 3.0
-_SHARED = 4  # of a row's sizes: cp, dp, ep and micro-batch, which rows of one problem of places share
+_SHARED = 4  # the first sizes of a row (cp, dp, ep, micro-batch), equal in rows solved together
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
@@ -268,7 +268,7 @@ class MixedFrontier:
             self._put_back(one, found, least_s)
 
     def _join_alike(self) -> None:
-        """Let rows that differ in ZeRO stage and recomputation alone wait together."""
+        """Let rows that differ only in ZeRO stage and recomputation wait together."""
         rows, most_s = self.rows, self.known_s * (1.0 - GAP)
         if not np.isfinite(most_s) or rows.always_recomputes or group_constraints(self.problem):
             return
@@ -286,7 +286,7 @@ class MixedFrontier:
         heapq.heapify(self._heap)
 
     def _solve_alike(self, together: _Waiting) -> None:
-        """Give rows to CP-SAT as if each stage chose among them; those that this leaves open wait alone."""
+        """Give rows to CP-SAT as if each stage chose among them; rows that stay open wait alone."""
         look()
         rows, most_s = self.rows, self.known_s * (1.0 - GAP)
         own = [one for one in together.alike if one.bound_s < most_s]

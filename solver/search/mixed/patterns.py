@@ -107,7 +107,7 @@ def patterns_of(
 
 
 def patterns_of_any(parts: list[Patterns]) -> Patterns:
-    """Return what stages of several rows may be, without patterns that another is at least as good as."""
+    """Return the patterns of several rows, without those that another one dominates."""
     every = _joined(parts)
     best, kept = dict[tuple[int, ...], list[int]](), list[int]()
     costs = np.stack([every.time_us, every.slowest_us, -every.deepest], axis=1)

@@ -215,7 +215,7 @@ class GroupShares:
         return replace(rows, columns=replace(rows.columns, num_microbatches=n // self.unit[index]))
 
     def _priced(self, rows: Rows) -> Rows:
-        """Rows at the price of their number of micro-batches, which is no less than with one."""
+        """Return rows priced with their number of micro-batches, which cost no less than one."""
         if not self.counted:
             return rows
         problem, profile = self.fleet.problems[self.group], self.fleet.profiles[self.group]
@@ -268,7 +268,7 @@ class GroupShares:
 
 
 def _counts_micro_batches(fleet: NodeGroups, group: int, options: Rows) -> bool:
-    """Whether passes after the first micro-batch cost more, as where they add up gradients."""
+    """Return whether passes after the first micro-batch cost more, e.g. by adding up gradients."""
     c = options.columns
     alike = np.stack([c.zero_stage, c.recompute, c.pipeline_parallel_size > 1], axis=1)
     some = np.unique(alike, axis=0, return_index=True)[1]

@@ -53,7 +53,7 @@ _FURTHER = 16  # sets of groups that share the batch, solved for places behind t
 _NOT_SHARED = (
     f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
 )
-_NEAR, _FIRST_CALLS = 0.8, 2  # of the best plan, before replicas on sets of groups are solved
+_NEAR, _FIRST_CALLS = 0.8, 2  # bound over best plan, or calls of CP-SAT, before replicas on sets of groups
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
 
@@ -89,7 +89,7 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
         frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
         frontier.is_over = watch.interrupted
         frontier.begin(lambda state: interrupted(state) and bool(state.found))
-    frontier.run(lambda state: interrupted(state) or _is_near(state))  # sets of groups are left by its plan
+    frontier.run(lambda state: interrupted(state) or _is_near(state))  # its plan rules out sets of groups
     with watch.cut():
         shared.begin(wide=wide)
         shared.solve(frontier.known_s)

@@ -48,7 +48,7 @@ def test_hours_become_minutes_and_dates_stay_on_the_safe_side() -> None:
         (
             job("a")
             | {"problem": {**PROBLEM, "workload": {"global_batch_size": [32, 64], "seq_length": 4096}}},
-            "/jobs/0/problem/workload/global_batch_size", "32, 64: a job's steps count one batch size",
+            "/jobs/0/problem/workload/global_batch_size", "32, 64: a job of a fleet has one batch size",
         ),
         (job("a", release_hours=3, due_hours=2), "/jobs/0/release_hours", "Allowed: below 2"),
         (job("a", as_many_nodes_as="a"), "/jobs/0/as_many_nodes_as", "cannot name itself"),

@@ -1,4 +1,4 @@
-"""Dynamic context parallelism: each document passes on as many ranks as it needs."""
+"""Dynamic context parallelism: each document is split over only as many ranks as it needs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_megatron_lm_excludes_is_illegal_by_rule_and_by_check(change: dict[
     (faults,) = own_faults(asked(), launcher_capabilities("megatron-lm"), [config])
     assert any(fault.startswith("dynamic_context_parallel deals out") for fault in faults)
     assert any(
-        fault.startswith("documents that pass one by one") for fault in launcher_faults(asked(), config)
+        fault.startswith("dynamic context parallelism") for fault in launcher_faults(asked(), config)
     )
 
 
