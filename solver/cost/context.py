@@ -533,7 +533,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     halved = replace(gpu, peak_flops={"bf16": peak}, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2.0)
     constants, group = profile.constants, profile.group
     inside = replace(group.intra_node, bytes_per_s=group.intra_node.bytes_per_s / 2.0)
-    slow = {"intra_node": inside, "inter_node": group.inter_node.slowed(2.0)}
+    slow = replace(group, gpu=halved, intra_node=inside, inter_node=group.inter_node.slowed(2.0))
     own = replace(
         facts, weight_bytes=2.0, gradient_dtype="bf16", reduced_gradient_dtype="",
         replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,
@@ -543,7 +543,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     )  # fmt: skip
     changed = replace(
         profile,
-        group=replace(group, gpu=halved, **slow),
+        group=slow,
         gpu_operators=replace(operators, gemm={"bf16": share, "fp16": share}),
         constants=replace(
             constants,

@@ -19,10 +19,13 @@ from meshwright.solver.configuration import (
     Configuration,
     configuration_from_json,
 )
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.planner.plan import ask_placed
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.mixed.frontier import MixedFrontier
 from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.replicas import best_split
+from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
@@ -42,6 +45,19 @@ def test_permuting_the_groups_changes_no_step_time() -> None:
     other = searched(a_mixed_problem((SLOW_GROUP, FAST)))
     steps = [[plan.prediction.step_time_s for plan in answer.plans] for answer in (one, other)]
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+def test_a_search_that_begins_again_still_has_every_row_to_solve() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    profile = default_profile(problem.cluster, problem.priced_as)
+    rows = MixedRows.of(NodeGroups.of(problem, profile), wide=False)
+    frontier = MixedFrontier.of(rows, problem, profile)
+    frontier.begin(lambda _: False)
+    settled = frontier.settled
+    assert settled < len(rows)  # rows wait; those that differ in ZeRO stage alone wait together
+    for _ in range(2):
+        frontier.run(lambda _: True)
+        assert frontier.settled == settled
 
 
 def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
