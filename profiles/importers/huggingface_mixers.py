@@ -275,7 +275,7 @@ def mixers_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, 
 def mamba_1_config(config: dict[str, object]) -> dict[str, object]:
     """Return Mamba's config with its channels as heads, which it does not name.
 
-    A stated inner size overrides ``expand`` (``MambaConfig.__post_init__``), as in Falcon Mamba 7B.
+    A stated inner size overrides ``expand`` (transformers 5.23, ``MambaConfig``), as in Falcon Mamba 7B.
     """
     found = dict(config)
     stated, sizes = found.pop(_INNER, None), (found.get("expand"), found.get("hidden_size"))

@@ -199,7 +199,7 @@ def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
             "CUDA_VISIBLE_DEVICES=0",
             "--bf16 --galore_target q_proj",
             "galore_target",
-            "alone are not priced",
+            "q_proj is not priced",
         ),
         ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not priced with use_galore"),
     ],

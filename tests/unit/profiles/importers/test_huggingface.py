@@ -400,10 +400,11 @@ def test_a_layer_of_mamba_is_one_selective_scan_and_its_norm() -> None:
     assert (model.layer_pattern, set(model.mixing_layers())) == ("M" * 32, {True})
 
 
-def test_an_inner_size_of_mamba_that_is_not_built_comes_with_the_one_that_is() -> None:
-    with pytest.raises(InvalidProblemError) as caught:
-        model_from_config(REAL["mamba-class-default"]["config"] | {"intermediate_size": 1}, name="x")
-    assert caught.value.errors[0].nearest == "1536"
+@pytest.mark.parametrize(("stated", "channels"), [({}, 2 * 768), ({"intermediate_size": 2048}, 2048)])
+def test_a_stated_inner_size_of_mamba_overrides_expand(stated: dict[str, int], channels: int) -> None:
+    model = model_from_config(REAL["mamba-class-default"]["config"] | stated, name="x")
+    assert model.mixer is not None
+    assert model.mixer.num_heads == channels
 
 
 def test_a_single_expert_of_jamba_is_an_mlp() -> None:
