@@ -248,7 +248,8 @@ def trained(workload: Workload) -> dict[str, object]:
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "loaded_as": "bfloat16"
         if (workload.lora_rank and workload.base_precision != "fp32")
-        or workload.optimizer in ("adamw-8bit-bf16", "adamw-pure-bf16")
+        or workload.optimizer
+        in ("adamw-8bit-bf16", "adamw-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16")
         else "float32",
     }
 
