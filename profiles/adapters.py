@@ -50,7 +50,7 @@ _BLOCK, _DOUBLE_BLOCK = 64, 256  # weights of one scale; scales of one scale of 
 def all_linear_adapts(model: ModelSpec) -> bool:
     """Return whether peft takes "all-linear" of this model.
 
-    It refuses adapters of ``out_proj`` in Mamba, Mamba 2, Falcon-H1 and Nemotron-H, whose kernels read its
+    It refuses adapters of ``out_proj`` in Mamba, Mamba 2, Falcon-H1 and Nemotron-H: their kernels read its
     weights themselves (peft 0.21, tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``): here, the
     models that have layers with a mixer alone.
     """

@@ -106,15 +106,16 @@ class LinkSpec:
 
     def slowed(self, slowness: float) -> LinkSpec:
         """Return the link with its payload rate divided by ``slowness``."""
-        share = _PAYLOAD_SHARES.get(transport_of(self.kind), 1.0)
-        return replace(self, bytes_per_s=self.payload_bytes_per_s / share / slowness)
+        return replace(self, bytes_per_s=self.payload_bytes_per_s / self._payload_share / slowness)
 
     def payload_of(self, line_bytes_per_s: FloatArray | float) -> FloatArray | float:
         """Return the payload rate of networks of this kind with other line rates."""
-        transport = transport_of(self.kind)
-        share = _PAYLOAD_SHARES.get(transport, 1.0)
-        most = SOCKET_BYTES_PER_S if transport == "ethernet" else math.inf
-        return np.minimum(line_bytes_per_s * share, most)
+        most = SOCKET_BYTES_PER_S if transport_of(self.kind) == "ethernet" else math.inf
+        return np.minimum(line_bytes_per_s * self._payload_share, most)
+
+    @property
+    def _payload_share(self) -> float:
+        return _PAYLOAD_SHARES.get(transport_of(self.kind), 1.0)
 
 
 # What a node group may state of its host.

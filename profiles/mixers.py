@@ -186,10 +186,6 @@ class MixerSpec:
             return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
         return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
 
-    def exponentials(self) -> int:
-        """Return the exponentials of one token's scan where they bound it: one per state."""
-        return self.decays
-
     def scan_elements(self) -> float:
         """Return the 2-byte elements of a token that the scan's kernels move in a forward pass.
 

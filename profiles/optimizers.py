@@ -67,6 +67,13 @@ def eight_bit_state_bytes(elements: int) -> int:
 # Steps between two decompositions by default: ``update_proj_gap`` (transformers 5.23),
 # ``galore_update_interval`` (LLaMA-Factory 0.9.5).
 USUAL_INTERVAL = 200
+
+
+def usual_rank(hidden_size: int) -> int:
+    """Return the rank of a projection where none is stated (arXiv:2403.03507, section 5.1)."""
+    return hidden_size // 4
+
+
 _GALORE_SOURCE = (
     "Zhao et al. 2024 (arXiv:2403.03507), table 1; galore_torch 1.0: projector and moments in the "
     "gradient's dtype (galore_projector.py, adamw.py), or moments as bitsandbytes' of 8 bits, the "

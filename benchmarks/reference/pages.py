@@ -226,7 +226,7 @@ def fields_table(of: Schema) -> list[str]:
 def _row(name: str, field: Schema, *, is_required: bool) -> str:
     """One field."""
     default = "required" if is_required else _default(field)
-    about = " ".join(str(field.get("description", "")).split()).replace("|", "&#124;")
+    about = _cell(str(field.get("description", "")))
     return f"| `{name}` | {_kind(field)} | {default} | {about} |"
 
 
@@ -337,7 +337,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str
 
 def _parameter(parameter: Mapping[str, Any]) -> str:
     """One parameter."""
-    about = " ".join(str(parameter.get("description", "")).split()).replace("|", "&#124;")
+    about = _cell(str(parameter.get("description", "")))
     return f"| `{parameter['name']}` | {parameter['in']} | {about} |"
 
 

@@ -31,7 +31,7 @@ from meshwright.launchers.export import StartCommand, bundled, model_is_in_the_s
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, linear_names, names_every
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named
+from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import (
     CUT_CROSS_ENTROPY,
     FLASH_ATTENTION,
@@ -385,7 +385,7 @@ def _projected(target: Target) -> Values:
     return {
         "use_galore": True,
         "galore_target": "all",
-        "galore_rank": workload.optimizer_rank or target.problem.model.hidden_size // 4,
+        "galore_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
         "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
         "galore_layerwise": found.by_layer,
     }

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from meshwright.profiles.adapters import single_layers
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import Optimizer
+from meshwright.profiles.optimizers import Optimizer, usual_rank
 
 # A thin singular value decomposition with both bases takes ``6 m n^2 + 20 n^3`` FLOPs, m >= n (Golub and
 # Van Loan, Matrix Computations, 4th ed., figure 8.6.1): 4.7e14 for LLaMA-7B's layers, for which Q-GaLore
@@ -31,11 +31,8 @@ class LowRank:
 
 @lru_cache(maxsize=64)
 def low_rank(model: ModelSpec, optimizer: Optimizer, rank: int) -> LowRank:
-    """Return states and work of a projection of ``rank``; 0: a quarter of the hidden size.
-
-    The default is the paper's (arXiv:2403.03507, section 5.1).
-    """
-    rank = rank or model.hidden_size // 4
+    """Return states and work of a projection of ``rank``; 0: the usual one."""
+    rank = rank or usual_rank(model.hidden_size)
     states = products = svd = weights = 0.0
     for shape in model.layer_shapes():
         own = model.shaped(shape)

@@ -43,9 +43,9 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
     work = 2.0 * ctx.tokens * mixer.scan_products() / ctx.t
     moved = 2.0 * ctx.tokens * mixer.scan_elements() / ctx.t
-    if exponentials := mixer.exponentials():
+    if mixer.decays:  # each has an exponential
         each = _BEFORE_HOPPER.get(ctx.gpu.architecture, _OF_AN_EXPONENTIAL)
-        work = ctx.tokens * exponentials / ctx.t * each
+        work = ctx.tokens * mixer.decays / ctx.t * each
         rate = ctx.gpu.peak_flops.get("fp32", ctx.gpu.peak_bf16_flops * _FP32_OF_BF16)
     forward = np.maximum(work / rate, moved / ctx.hbm_bytes_per_s)
     return PassSeconds(forward=forward, backward=_BACKWARD * forward)

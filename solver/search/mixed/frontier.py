@@ -36,7 +36,7 @@ from meshwright.solver.search.mixed.lines import (
 )
 from meshwright.solver.search.mixed.model import Solved, solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
-from meshwright.solver.search.mixed.patterns import patterns_of, patterns_of_any
+from meshwright.solver.search.mixed.patterns import Patterns, patterns_of, patterns_of_any
 from meshwright.solver.search.mixed.rows import (
     RANGES,
     MixedRows,
@@ -260,8 +260,7 @@ class MixedFrontier:
         self.calls += 1
         least_s = np.inf
         if found.stages:
-            lines = lines_of(rows, patterns, found.stages, found.order)
-            least_s = self._least_of(one.row, lines if count_layers(self.problem) else dict.fromkeys(lines))
+            least_s = self._least_of(one.row, self._lines_of(patterns, found))
         if narrow:
             heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
         else:
@@ -307,9 +306,9 @@ class MixedFrontier:
         )  # fmt: skip
         self.calls += 1
         if found.stages:
-            lines = lines_of(rows, patterns, found.stages)
+            lines = self._lines_of(patterns, found)
             for row in numbers:
-                self._try_lines(row, lines if count_layers(self.problem) else dict.fromkeys(lines))
+                self._try_lines(row, lines)
         if found.status == "infeasible":
             return
         for one in own:
@@ -339,6 +338,11 @@ class MixedFrontier:
         else:
             self.open_s = min(self.open_s, bound_s)
             self._open.add(one.row)
+
+    def _lines_of(self, patterns: Patterns, found: Solved) -> Mapping[Line, Split | None]:
+        """Return lines of the stages that CP-SAT chose, with its layers where a request counts them."""
+        lines = lines_of(self.rows, patterns, found.stages, found.order)
+        return lines if count_layers(self.problem) else dict.fromkeys(lines)
 
     def _least_of(self, row: int, lines: Mapping[Line, Split | None]) -> float:
         """Try lines of a row; return the least closed form of their plans, +inf where there is none.
