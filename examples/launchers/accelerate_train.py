@@ -29,3 +29,4 @@ for rows, _ in zip(data, range(6 * choice.config.num_microbatches), strict=False
         optimizer.step()
         optimizer.zero_grad()
 reporter.close()
+accelerator.end_training()  # Gloo's threads may abort a process that keeps its group
