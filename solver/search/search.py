@@ -180,7 +180,7 @@ def search(
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     if problem.places_stages:
         return _mixed(problem, profile, watch)
-    with Judge(options, lazy=rivals.last_s < np.inf) as judge:
+    with Judge(options, lazy=rivals.last_s < np.inf or later() is not None) as judge:
         others = [on_switches(problem, one) for one in ways]
         found = _found(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
         frontier = found.frontier

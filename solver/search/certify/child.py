@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from typing import TextIO
 
 from meshwright.solver.search.cp_sat import without_pandas
 
@@ -21,7 +22,12 @@ PARENT_LOOK_S = 1.0
 
 
 def main() -> None:
-    """Answer requests until stdin ends, or the process that asks does."""
+    """Answer requests on stdin until it ends, or the process that asks does."""
+    answer(sys.stdin, sys.stdout)
+
+
+def answer(questions: TextIO, verdicts: TextIO) -> None:
+    """Write a verdict for each question until they end, or the process that asks does."""
     threading.Thread(target=_leave_with, args=[os.getppid()], daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy is loaded, but computes nothing here
@@ -29,9 +35,9 @@ def main() -> None:
     from meshwright.solver.search.certify.request import Request  # noqa: PLC0415 (the limit comes first)
     from meshwright.solver.search.certify.split_model import judge  # noqa: PLC0415
 
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(asdict(judge(Request.from_json(json.loads(line))))) + "\n")
-        sys.stdout.flush()
+    for line in questions:
+        verdicts.write(json.dumps(asdict(judge(Request.from_json(json.loads(line))))) + "\n")
+        verdicts.flush()
 
 
 def _leave_with(parent: int) -> None:

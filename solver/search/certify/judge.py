@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
+from meshwright.solver.search.certify.processes import Child, copied, started
 from meshwright.solver.search.certify.request import Request, is_expressible
 from meshwright.solver.search.certify.row_request import row_request
 from meshwright.solver.search.frontier import Frontier
@@ -102,7 +101,7 @@ def _question(frontier: Frontier, rows: tuple[int, ...], options: SearchOptions)
     return Question(rows=asked, request=request, least_s=best.objective_s)
 
 
-_KEPT: ContextVar[list[subprocess.Popen[bytes]] | None] = ContextVar("kept", default=None)
+_KEPT: ContextVar[list[Child] | None] = ContextVar("kept", default=None)
 os.register_at_fork(after_in_child=lambda: _KEPT.set(None))  # it is the parent's
 
 
@@ -112,7 +111,7 @@ def kept_child() -> Iterator[None]:
     if _KEPT.get() is not None:
         yield
         return
-    waiting = list[subprocess.Popen[bytes]]()
+    waiting = list[Child]()
     before = _KEPT.set(waiting)
     try:
         yield
@@ -122,7 +121,7 @@ def kept_child() -> Iterator[None]:
             _end(child)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     """Kill a child; it holds nothing worth saving."""
     child.kill()
     child.wait()
@@ -140,7 +139,7 @@ class Judge:
     def __init__(self, options: SearchOptions, *, lazy: bool = False) -> None:
         """Create a judge; ``lazy`` starts the child when there is something to judge, not beforehand."""
         self._options, self._lazy = options, lazy
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         if not self._lazy:
@@ -166,13 +165,7 @@ class Judge:
             if self._child.poll() is None:
                 return
             _end(self._child)
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "meshwright.solver.search.certify.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
+        self._child = copied() if later() is not None else started()
 
     def answer(self, inquiry: Inquiry, watch: Watch) -> Certificate:
         """Judge what an inquiry asks.

@@ -1,5 +1,6 @@
 """The child process: what it writes, how much memory it may take, what becomes of it."""
 
+import ast
 import json
 import resource
 import subprocess
@@ -99,6 +100,24 @@ def test_it_writes_a_verdict_a_line_and_nothing_else(frontier: Frontier) -> None
     assert [verdict["status"] for verdict in verdicts] == ["OPTIMAL", "OPTIMAL"]
     assert verdicts[0] == verdicts[1]
     assert run.stderr == ""
+
+
+def test_a_copy_of_this_process_gives_the_verdict_of_a_new_one(frontier: Frontier) -> None:
+    code = (
+        "import sys; from meshwright.solver.search.certify.processes import copied, started; "
+        "question = sys.stdin.buffer.readline(); children = [copied(), started()]; "
+        "[(one.stdin.write(question), one.stdin.close()) for one in children]; "
+        "print([one.stdout.read() for one in children], [one.wait() for one in children], sep='\\n'); "
+        "assert type(children[0]) is not type(children[1])"
+    )
+    line = json.dumps(asked(frontier)) + "\n"
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=line, capture_output=True, text=True, check=True
+    )
+    verdicts, statuses = (ast.literal_eval(each) for each in run.stdout.splitlines())
+    assert verdicts[0] == verdicts[1]
+    assert json.loads(verdicts[0])["status"] == "OPTIMAL"
+    assert statuses == [0, 0]
 
 
 def limited(judge: Judge) -> int:
