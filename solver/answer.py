@@ -376,19 +376,12 @@ class Answer:
             gap=self._gap,
             searched=(self.explored, self.space_size),
             objective="step_time" if self.objective is None else self.objective.name,
-            closed_form=self.decided_by == "cp-sat",
             odds=self.plans[0].odds if self.plans else None,
         )
 
     @property
     def _gap(self) -> float | None:
-        """Return the gap that is proved: of the objective, which is the step time unless it is named.
-
-        What CP-SAT decides is proved by the closed form of the step.
-        """
-        gap, excess = self.objective_gap, self.objective_excess
-        if self.decided_by == "cp-sat" and gap is not None and excess is not None:
-            return 1.0 - (1.0 - excess) * (1.0 - gap)
+        """Return the gap of the objective, which is the step time unless it is named."""
         return self.gap if self.objective is None else self.objective.gap
 
     def to_json(self) -> dict[str, Any]:
@@ -429,7 +422,6 @@ def certainty_words(
     gap: float | None,
     searched: tuple[int, int],
     objective: str = "step_time",
-    closed_form: bool = False,
     odds: Odds | None = None,
 ) -> str:
     """Return one sentence on what is proved, and one on what the cost model's errors leave open.
@@ -442,29 +434,25 @@ def certainty_words(
         gap: between the first plan's objective and the proved bound, relative.
         searched: configurations settled, and all of them.
         objective: its name.
-        closed_form: whether the gap is of the closed form of the step, not of its simulation.
         odds: of the first plan; None: not known.
     """
     seen, size = (f"{number:,}".replace(",", " ") for number in searched)
     which = size if searched[0] >= searched[1] else f"{seen} of {size}"
     by = f"by {OBJECTIVE_NAMES[objective]}, " if objective in OBJECTIVE_NAMES else ""
+    best_found = f"Best found: {by}among {which} configurations"
     if status == "infeasible":
         return (
             f"No plan exists: each of {size} configurations breaks a rule or a limit, under our cost model."
         )
     if not found:
         return f"No plan was found in {which} configurations, and nothing is proved."
-    by_form = " by the closed form of its step" if closed_form else ""
     if gap is None:
-        words = (
-            f"Best found: {by}in {which} configurations; the distance to the best possible is not known."
-        )
+        words = f"{best_found}; how far it is from the best possible is not known."
     elif status == "optimal" and gap <= OPTIMAL_GAP:
         words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
-        words += f"{_at_most(gap)}{by_form}."
+        words += f"{_at_most(gap)}."
     else:
-        words = f"Best found: {by}in {which} configurations, within {_at_most(gap)} of the best possible "
-        words += f"under our cost model{by_form}."
+        words = f"{best_found}, within {_at_most(gap)} of the best possible under our cost model."
     if odds is None or odds == _WITHOUT_RIVALS:
         return words
     share = _at_most(odds.regret_p90)

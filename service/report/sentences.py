@@ -111,7 +111,7 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     if not answer.plans:
         return []
     words = []
-    if answer.status == "optimal":
+    if answer.status == "optimal" or answer.certified_by:
         words.append(f"by {', '.join(answer.certified_by) or 'the search'}, over {searched_words(problem)}")
     if answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
@@ -124,6 +124,9 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     if answer.objective_excess:
         excess = tied(formatting.risk(answer.objective_excess))
         words.append(f"#1's closed-form objective is {excess} above the least")
+    if answer.objective_gap:
+        least = tied(formatting.risk(answer.objective_gap))
+        words.append(f"the least closed-form objective is proved to within {least}")
     return [wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
 
 

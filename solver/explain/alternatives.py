@@ -272,7 +272,7 @@ class RuleJudge:
         if found.config.global_batch_size not in self._batches:
             names[BATCH_RULE] = None
         lacking = lacking_gpus(self._problem, found.config)
-        return (*names, *(f"GPUs of {name}: there are {have}" for name, (_, have) in lacking.items()))
+        return (*names, *(f"GPUs of {name}: only {have}" for name, (_, have) in lacking.items()))
 
 
 def _masks(on: PricedPipelines) -> tuple[list[str], IntArray]:

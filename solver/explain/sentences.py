@@ -61,6 +61,8 @@ def limit_words(limit: Limit, step_s: float) -> str:
     faster = f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster"
     if not colon:
         return f"{faster}, but breaks the rule that {limit.name}."
+    if kind.startswith("GPUs of "):
+        return f"{faster}, but there are {detail} {kind}."
     return f"{faster} but for {kind} ({detail})."
 
 

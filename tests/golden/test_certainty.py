@@ -31,6 +31,7 @@ ENDINGS = {
     "proved, but not closely": an_answer(LIKELY, gap=0.0361),
     "cut short": an_answer(LIKELY, status="feasible", certified_by=(), gap=0.0361, explored=1000),
     "without a bound": an_answer(status="feasible", certified_by=(), gap=None, explored=1000),
+    "unlike node groups": an_answer(LIKELY, decided_by="cp-sat", gap=0.221, objective_gap=0.01),
     "another objective": an_answer(gap=0.3, objective=RATE),
     "nothing found": an_answer(status="unknown", plans=(), explored=1000, gap=None, bound_step_time_s=None),
     "nothing fits": replace(an_infeasible_answer(), infeasible=Infeasibility(reasons=("memory",))),
@@ -41,12 +42,14 @@ SENTENCES = {
     "one plan": "Optimal under our cost model: the best of 184 320 configurations, proved to within 0.1 %.",
     "sure": "Optimal under our cost model: the best of 184 320 configurations, proved to within 1.0 %. "
     "On your machines: within 0.1 % of the fastest listed, 9 times in 10.",
-    "proved, but not closely": "Best found: in 184 320 configurations, within 3.7 % of the best possible "
+    "proved, but not closely": "Best found: among 184 320 configurations, within 3.7 % of the best "
+    "possible under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
+    "cut short": "Best found: among 1 000 of 184 320 configurations, within 3.7 % of the best possible "
     "under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
-    "cut short": "Best found: in 1 000 of 184 320 configurations, within 3.7 % of the best possible under "
-    "our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
-    "without a bound": "Best found: in 1 000 of 184 320 configurations; the distance to the best possible "
-    "is not known.",
+    "without a bound": "Best found: among 1 000 of 184 320 configurations; how far it is from the best "
+    "possible is not known.",
+    "unlike node groups": "Best found: among 184 320 configurations, within 22.1 % of the best "
+    "possible under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
     "another objective": "Optimal under our cost model: by energy per token, the best of 184 320 "
     "configurations, proved to within 0.5 %.",
     "nothing found": "No plan was found in 1 000 of 184 320 configurations, and nothing is proved.",

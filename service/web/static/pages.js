@@ -93,7 +93,7 @@
       const room = Math.max((high - low) * 0.12, high * 0.01) || 1; // no narrower: labels of few digits
       const [floor, top] = [Math.max(0, low - room), high + room];
       const x = (t) => this.left + this.width * (t / until);
-      const y = (value) => 225 - 205 * ((value - floor) / (top - floor));
+      const y = (value) => 225 - 200 * ((value - floor) / (top - floor));
       const steps = (name) => {
         const known = this.points.filter((point) => point[name] !== undefined);
         let path = "";
@@ -119,6 +119,8 @@
       this.fill(".grid", [
         ...rounds(floor, top, 4).flatMap(([value, text]) => [["path", { d: `M${this.left} ${y(value)}H${this.left + this.width}` }], ["text", { x: this.left - 8, y: y(value) + 4, "text-anchor": "end" }, text]]),
         ...rounds(0, until, 5).map(([t, text]) => ["text", { x: x(t), y: 246, "text-anchor": "middle" }, text]),
+        ["text", { x: 0, y: 10 }, floor > 0 ? "step time (not from zero)" : "step time"],
+        ["text", { x: this.left + this.width, y: 274, "text-anchor": "end" }, "time since the search began"],
       ]);
     }
     ends(at, y) {

@@ -47,6 +47,13 @@ def test_a_rule_that_binds_is_named_whole() -> None:
     )
 
 
+def test_too_few_gpus_of_a_node_group_are_counted() -> None:
+    few = Limit(name="GPUs of h100-sxm-80gb: only 8", change="tp 2 on h100-sxm-80gb", gain_s=0.2)
+    assert limit_sentence(replace(WHY, limits=(few,))).replace("\N{NO-BREAK SPACE}", " ") == (
+        "Binds: tp 2 on h100-sxm-80gb would be 0.20 s faster, but there are only 8 GPUs of h100-sxm-80gb."
+    )
+
+
 def test_where_nothing_binds_the_best_change_is_told_with_its_cost() -> None:
     text = limit_sentence(replace(WHY, limits=())).replace("\N{NO-BREAK SPACE}", " ")
     assert text == (

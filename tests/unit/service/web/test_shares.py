@@ -181,7 +181,7 @@ def test_the_page_shows_a_new_address_once_and_revokes_it(
     link_id = address.split("_")[1]
     assert browser.post(f"/jobs/answered/share/{link_id}/revoke").status_code == 303
     assert browser.get(address).status_code == 404
-    assert "No link to this answer works now" in browser.get("/jobs/answered/share").text
+    assert "This answer has no link" in browser.get("/jobs/answered/share").text
     for days in ("1000", "0", "a week", "1e-300", "1e999"):
         faulty = browser.post("/jobs/answered/share", data={"days": days})
         assert faulty.status_code == 422

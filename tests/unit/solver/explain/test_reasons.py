@@ -247,7 +247,7 @@ def test_losses_are_the_three_largest_terms_and_offered_changes_are_priced() -> 
 def test_a_gpu_more_on_a_group_is_a_limit_that_binds() -> None:
     _, _, answer = placed_answer()
     named = [limit.name for plan in answer.plans if plan.why for limit in plan.why.limits]
-    assert any(name.startswith("GPUs of fast: there are 2") for name in named)
+    assert any(name.startswith("GPUs of fast: only 2") for name in named)
     gains = [[limit.gain_s for limit in plan.why.limits] for plan in answer.plans if plan.why]
     assert all(gain == sorted(gain, reverse=True) for gain in gains)
 
