@@ -1,7 +1,7 @@
 """Writes ``service/api/examples.json``: what a service answered to one request of each operation.
 
 ``python -m benchmarks.reference.api_examples``, when answers change. Lists are cut to two items, long texts
-to their beginning.
+to their beginning; of an archive its names are kept.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
+import zipfile
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi.testclient import TestClient
+from httpx import Response
 
 from meshwright.service.api.app import create_app
 from meshwright.service.api.openapi import EXAMPLES
@@ -56,9 +60,24 @@ class Recording:
         answer = self._client.request(method, path.format(**names) + query, json=body)
         if answer.is_error:
             raise RuntimeError(f"{operation}: {answer.text}")
-        kept = {"status": str(answer.status_code), "answer": shortened(answer.json())}
+        kept: dict[str, Any] = {"status": str(answer.status_code), **_answer_of(answer)}
+        if sent := names | dict(parse_qsl(query.removeprefix("?"))):
+            kept["parameters"] = sent
         self.found[operation] = kept if body is None else {"body": body, **kept}
-        return answer.json()
+        return answer.json() if kept.get("kind") == "application/json" else None
+
+
+def _answer_of(answer: Response) -> dict[str, Any]:
+    """Return the media type and the content of an answer; nothing where it has none."""
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    if not answer.content:
+        return {}
+    if kind == "application/json":
+        return {"kind": kind, "answer": shortened(answer.json())}
+    if kind == "application/zip":
+        names = zipfile.ZipFile(BytesIO(answer.content)).namelist()
+        return {"kind": kind, "answer": f"a zip of {', '.join(names[:MOST_ITEMS])}, …"}
+    return {"kind": kind, "answer": shortened(answer.text)}
 
 
 def shortened(value: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -73,7 +92,7 @@ def shortened(value: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def recorded(url: str) -> Examples:
-    """Return a request and its answer of every operation that answers JSON."""
+    """Return a request and its answer of every operation."""
     database = Database(url)
     migrations.upgrade(database)
     engine = JobEngine(database, lease_s=30.0)
@@ -96,13 +115,16 @@ def recorded(url: str) -> Examples:
         to.ask("POST /v1/jobs/{job_id}:cancel", job_id=sweep_id)
         fleets(to, runner)
         definitions(to)
-        to.ask("POST /v1/keys", {"scope": "submit", "title": "launcher", "max_cpu_s_per_day": 3600})
+        key = to.ask("POST /v1/keys", {"scope": "submit", "title": "launcher", "max_cpu_s_per_day": 3600})[
+            "id"
+        ]
         with database.write() as connection:
             note_worker(connection, WORKER, kind="search", version="0.1.0")
         for path in ("keys", "audit", "usage", "workers", "gpus"):
             to.ask(f"GET /v1/{path}")
-        to.ask("GET /livez")
-        to.ask("GET /readyz")
+        for path in ("livez", "readyz", "metrics"):
+            to.ask(f"GET /{path}")
+        removals(to, job, key)
     to.found["POST /v1/keys"]["answer"]["token"] = "mw_3f9a1c04be27_…"  # noqa: S105 - not one
     link = to.found["POST /v1/jobs/{job_id}/share-links"]["answer"]
     link["path"] = "/shared/ml_5d20c8e1f6a3_…"
@@ -114,6 +136,10 @@ def jobs_and_plans(to: Recording, job: str, plan: str) -> None:
     """Ask about a finished job and its plan."""
     to.ask("GET /v1/jobs", query="?labels=team%3Dnlp")
     to.ask("GET /v1/jobs/{job_id}", job_id=job)
+    to.ask("GET /v1/jobs/{job_id}/events", job_id=job)
+    to.ask("GET /v1/jobs/{job_id}/report", job_id=job)
+    to.ask("GET /v1/plans/{plan_id}/report", plan_id=plan)
+    to.ask("GET /v1/plans/{plan_id}/export/{name}", plan_id=plan, name="launch.sh")
     progress = {"lost_nodes": 1, "steps_done": 12_000, "steps_total": 50_000, "saved_step": 11_800}
     to.ask("POST /v1/jobs/{job_id}:replan", progress, job_id=job)
     to.ask("POST /v1/jobs/{job_id}/share-links", {"expires_in_days": 7}, job_id=job)
@@ -147,9 +173,12 @@ def fleets(to: Recording, runner: Runner) -> None:
     to.ask("GET /v1/fleets", query="?labels=team%3Dnlp")
     to.ask("GET /v1/fleets/{fleet_id}", fleet_id=fleet)
     to.ask("GET /v1/fleets/{fleet_id}/export", fleet_id=fleet)
+    to.ask("GET /v1/fleets/{fleet_id}/export.zip", fleet_id=fleet)
+    to.ask("GET /v1/fleets/{fleet_id}/report", fleet_id=fleet)
     state = {"now_hours": 1, "lost_nodes": 1, "jobs": {"chat": {"state": "failed", "steps_done": 500}}}
     to.ask("POST /v1/fleets/{fleet_id}:replan", state, fleet_id=fleet)
     to.ask("POST /v1/fleets/{fleet_id}:cancel", fleet_id=fleet)
+    to.ask("DELETE /v1/fleets/{fleet_id}", fleet_id=fleet)
 
 
 def definitions(to: Recording) -> None:
@@ -164,6 +193,19 @@ def definitions(to: Recording) -> None:
         to.ask(f"PUT /v1/{kind}/{{name}}", body, name="in-house")
         to.ask(f"GET /v1/{kind}/{{name}}", name="in-house")
         to.ask(f"GET /v1/{kind}")
+
+
+def removals(to: Recording, job: str, key: str) -> None:
+    """Delete what the other requests have made, and the tenant with its keys last."""
+    link = to.ask("GET /v1/jobs/{job_id}/share-links", job_id=job)["links"][0]["id"]
+    to.ask("DELETE /v1/jobs/{job_id}/share-links/{link_id}", job_id=job, link_id=link)
+    to.ask("DELETE /v1/jobs/{job_id}", job_id=job)
+    profile = to.ask("GET /v1/profiles")["profiles"][0]["id"]
+    to.ask("DELETE /v1/profiles/{profile_id}", profile_id=profile)
+    for kind in ("models", "clusters", "gpus"):
+        to.ask(f"DELETE /v1/{kind}/{{name}}", name="in-house")
+    to.ask("DELETE /v1/keys/{key_id}", key_id=key)
+    to.ask("DELETE /v1/tenants/{tenant_name}", tenant_name="default")
 
 
 def main() -> None:

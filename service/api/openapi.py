@@ -419,8 +419,11 @@ def _add_examples(document: dict[str, Any]) -> None:
     for operation, example in json.loads(EXAMPLES.read_text(encoding="utf-8")).items():
         method, path = operation.split()
         described = document["paths"][path][method.lower()]
-        described["responses"][example["status"]]["content"]["application/json"]["example"] = example[
-            "answer"
-        ]
+        if "answer" in example:
+            content = described["responses"][example["status"]]["content"]
+            content[example["kind"]]["example"] = example["answer"]
+        for parameter in described.get("parameters", ()):
+            if parameter["name"] in example.get("parameters", {}):
+                parameter["example"] = example["parameters"][parameter["name"]]
         if "body" in example:
             described["requestBody"]["content"]["application/json"]["example"] = example["body"]

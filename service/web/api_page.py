@@ -20,6 +20,7 @@ class Parameter:
     place: str
     meaning: str
     is_required: bool
+    example: str  # empty for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Operation:
     parameters: tuple[Parameter, ...]
     body: str  # an example; empty for none
     status: str  # of success
-    answer: str  # an example; empty where success has no JSON
+    answer: str  # an example; empty where success has no content
     kind: str  # media type of the answer
 
 
@@ -82,12 +83,16 @@ def _parameters(one: Mapping[str, Any]) -> Iterator[Parameter]:
             place=parameter["in"],
             meaning="; ".join(words),
             is_required=bool(parameter.get("required")),
+            example=str(parameter.get("example", "")),
         )
 
 
 def _example(content: Mapping[str, Any]) -> str:
-    example = content.get(_JSON, {}).get("example")
-    return "" if example is None else json.dumps(example, indent=2, ensure_ascii=False)
+    for kind, one in content.items():
+        if "example" in one:
+            shown = one["example"]
+            return json.dumps(shown, indent=2, ensure_ascii=False) if kind == _JSON else str(shown)
+    return ""
 
 
 def curl_of(one: Operation, base: str, *, has_keys: bool) -> str:

@@ -35,6 +35,19 @@ def test_every_operation_shows_what_it_takes_and_answers(document: dict[str, Any
     assert lacking == {f"put /v1/{kind}/{{name}} 200" for kind in kinds}  # as 201
 
 
+def test_every_operation_shows_texts_archives_and_values_of_its_address(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            status, success = next(
+                (code, one) for code, one in operation["responses"].items() if code[0] == "2"
+            )
+            others = [part for kind, part in success.get("content", {}).items() if kind != JSON]
+            assert all("example" in part for part in others), f"{method} {path}"
+            assert bool(success.get("content")) is (status != "204"), f"{method} {path}"
+            placed = [one for one in operation.get("parameters", ()) if one["in"] == "path"]
+            assert all("example" in one for one in placed), f"{method} {path}"
+
+
 def test_examples_are_what_the_document_describes(document: dict[str, Any]) -> None:
     resource = Resource.from_contents(document, default_specification=DRAFT202012)
     registry = Registry().with_resource("urn:openapi", resource)
