@@ -21,87 +21,36 @@ from meshwright.service.cli.examples import examples_of
 from meshwright.service.cli.terminal import report as report_fault
 from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
 
-# name: where it is defined in service/cli, and its help (of which lists show what fits a line)
+# name: where it is defined in service/cli, and the line that lists show
 COMMANDS = {
-    "plan": ("plan:plan", "Search the best parallel configurations for a model, a cluster and a batch."),
-    "predict": (
-        "predict:predict_options",
-        "Price one configuration: step time, memory by stage, risk of running out of it.",
-    ),
-    "memory": (
-        "memory:memory",
-        "Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and how many it needs.",
-    ),
-    "explain": (
-        "explain:explain_options",
-        "Price your own configuration next to the best plan, with the seconds that each difference buys.",
-    ),
-    "capture": (
-        "capture:capture_command",
-        "Write down what a launch command would start: its shell runs, its launchers do not.",
-    ),
-    "compare": (
-        "compare:compare",
-        "Show what each difference between two plans buys, in seconds that add up.",
-    ),
-    "shapes": (
-        "shapes:shapes_options",
-        "Name nearby model shapes that train faster for each parameter, or split better.",
-    ),
+    "plan": ("plan:plan", "Search the best parallel configurations."),
+    "predict": ("predict:predict_options", "Price one configuration: step time, memory, OOM risk."),
+    "memory": ("memory:memory", "Show how many GPUs training a model needs."),
+    "explain": ("explain:explain_options", "Compare your own configuration with the best plan."),
+    "capture": ("capture:capture_command", "Record what a launch command would start."),
+    "compare": ("compare:compare", "Show what each difference between two plans buys."),
+    "shapes": ("shapes:shapes_options", "Name nearby model shapes that train faster."),
     "export": ("export:export_command", "Write the launch files of a plan."),
-    "report": ("report:report", "Write an answer as one HTML file to read, print or mail."),
-    "plot": (
-        "plot:plot",
-        "Draw a plan as one picture (PNG, PDF or SVG): its step, its memory, the ranking.",
-    ),
-    "calibrate": (
-        "calibrate:calibrate_command",
-        "Learn a cluster from a few of its runs; plan and predict take the result with --profile.",
-    ),
-    "validate": (
-        "validate:validate_command",
-        "Predict measured runs and report the errors of the predictions.",
-    ),
-    "profile": (
-        "profile:profile",
-        "Measure this machine with PyTorch; under torchrun, the collectives of its processes as well.",
-    ),
-    "import": (
-        "import_file:import_file",
-        "Convert a file of another tool to a cluster file, a measured profile, a model or a row of runs.",
-    ),
-    "tune": (
-        "tune:tune",
-        "Run the best plans a few steps each, learn from every run, stop when the best is decided.",
-    ),
-    "verify": (
-        "verify:verify_command",
-        "Let the launcher's own code build every distinct rank of a plan on this CPU, and compare.",
-    ),
-    "replan": (
-        "replan:replan_options",
-        "Rank the ways to finish a running job after its cluster has changed: soonest first.",
-    ),
-    "fleet": (
-        "fleet:fleet",
-        "Plan several jobs on one cluster: how many nodes each gets, with which layout, and when.",
-    ),
+    "report": ("report:report", "Write an answer as one HTML file."),
+    "plot": ("plot:plot", "Draw a plan as one picture (PNG, PDF or SVG)."),
+    "calibrate": ("calibrate:calibrate_command", "Learn a cluster from a few measured runs."),
+    "validate": ("validate:validate_command", "Predict measured runs and report the errors."),
+    "profile": ("profile:profile", "Measure this machine with PyTorch."),
+    "import": ("import_file:import_file", "Convert a file of another tool."),
+    "tune": ("tune:tune", "Run the best plans a few steps each to decide between them."),
+    "verify": ("verify:verify_command", "Let the launcher's own code build a plan on this CPU."),
+    "replan": ("replan:replan_options", "Rank the ways to finish a job on a changed cluster."),
+    "fleet": ("fleet:fleet", "Plan several jobs on one cluster."),
     "models": ("catalogs:models", "List the models of the catalog."),
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
-    "serve": ("serve:serve_command", "Run the service: API, records and workers on this machine."),
-    "worker": ("serve:worker", "Run one worker process (python -m meshwright.workers)."),
-    "launch": (
-        "launch:launch",
-        "Ask a service for the plan of this job, start the job with it, report what it takes.",
-    ),
-    "demo": (
-        "demo:demo",
-        "Start the service, submit a job over REST, follow it, print and save its best plan.",
-    ),
-    "jobs": ("jobs:app", "Jobs of a running service."),
-    "keys": ("keys:app", "Keys of a service."),
-    "db": ("database:app", "The records: schema and copies."),
+    "serve": ("serve:serve_command", "Run the service: API, pages, records and workers."),
+    "worker": ("serve:worker", "Run one more worker process of the service."),
+    "launch": ("launch:launch", "Start this job with the plan that a service gives it."),
+    "demo": ("demo:demo", "Start the service and plan one job over REST."),
+    "jobs": ("jobs:app", "Submit, follow and cancel jobs of a running service."),
+    "keys": ("keys:app", "Create, list and revoke keys of a service."),
+    "db": ("database:app", "Upgrade, check, copy and restore the records."),
 }
 
 

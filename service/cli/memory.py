@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from meshwright.service.cli.options import completion_of
 _LARGEST = 1024  # GPUs that are tried
 _NODE = 8
 _BAR = 24  # characters of a full GPU
+_LEAST_ROOM = 16  # characters of a configuration, however narrow the terminal
 _ENOUGH = 3  # numbers of GPUs that fit
 
 
@@ -36,7 +39,7 @@ def memory(
     from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - help loads no solver
     from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
-    from meshwright.service.report.formatting import LONG_NAMES, configuration_words, gib  # noqa: PLC0415 - the same
+    from meshwright.service.report.formatting import LONG_NAMES, configuration_words  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
     from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - the same
 
@@ -77,12 +80,25 @@ def memory(
         return
     console = screen()
     console.print(f"{title} · {precision} · {optimizer}")
-    for row in rows:
-        line = f"{row['num_gpus']:>6} GPU{'s' if row['num_gpus'] != 1 else ' '}  "
-        if row["fits"]:
-            peak, limit = int(str(row["peak_memory_bytes"])), int(str(row["memory_limit_bytes"]))
-            bar = "█" * max(round(_BAR * peak / limit), 1)
-            line += f"{gib(peak):>6} of {gib(limit)} GiB  {bar:<{_BAR}}  {row['configuration']}"
-        else:
-            line += "does not fit"
+    for line in _lines(rows, console.width):
         console.print(line)
+
+
+def _lines(rows: Sequence[Mapping[str, object]], width: int) -> Iterator[str]:
+    """Yield one line for all counts of GPUs that are too few, and one for each that fits."""
+    from meshwright.service.report.formatting import gib, wrapped  # noqa: PLC0415 - help loads no solver
+
+    few = len(list(takewhile(lambda row: not row["fits"], rows)))
+    for row in rows[max(few - 1, 0) :]:
+        line = f"{row['num_gpus']:>6} GPU{'s' if row['num_gpus'] != 1 else ' '}  "
+        if not row["fits"]:
+            yield line + (
+                "does not fit, nor on fewer" if row is rows[few - 1] and few > 1 else "does not fit"
+            )
+            continue
+        peak, limit = int(str(row["peak_memory_bytes"])), int(str(row["memory_limit_bytes"]))
+        bar = "█" * max(round(_BAR * peak / limit), 1)
+        line += f"{gib(peak):>6} of {gib(limit)} GiB  {bar:<{_BAR}}  "
+        room = max(width - len(line), _LEAST_ROOM)
+        words = wrapped(str(row["configuration"]), room, hang=0).plain
+        yield line + words.replace("\n", "\n" + " " * len(line))

@@ -164,8 +164,12 @@ class GroupedCommand(TyperCommand):
         records = {name: record for name, record in found if record is not None}
         known = {name for names in GROUPS.values() for name in names}
         groups = dict(GROUPS) if ctx.meta.get(_ALL) else dict([next(iter(GROUPS.items()))])
-        groups["Help"] = tuple(name for name in records if name not in known)
+        arguments = {str(one.name) for one in self.get_params(ctx) if one.param_type_name == "argument"}
+        groups = {"Arguments": tuple(name for name in records if name in arguments), **groups}
+        groups["Help"] = tuple(name for name in records if name not in known | arguments)
         for title, names in groups.items():
+            if not any(name in records for name in names):
+                continue
             with formatter.section(title):
                 formatter.write_dl(
                     [_with_default(name, *records[name]) for name in names if name in records]

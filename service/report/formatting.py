@@ -77,9 +77,16 @@ MEMORY_TERMS = {
 }
 
 
+_WORDS = {
+    "gemm_efficiency": "GEMMs below peak",
+    "attention_efficiency": "attention below peak",
+    "memory_bound": "memory-bound operators",
+}
+
+
 def words(term: str) -> str:
     """Return ``gemm_efficiency`` as people read it."""
-    return {"gemm_efficiency": "GEMM efficiency"}.get(term, term.replace("_", " "))
+    return _WORDS.get(term, term.replace("_", " "))
 
 
 def sentence_case(text: str) -> str:

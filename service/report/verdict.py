@@ -227,7 +227,7 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     losses = []
     for loss in why.losses:
         cost, share = seconds_like(loss.seconds, step_s), percent(loss.share)
-        head = f"{sentence_case(words(loss.term))} costs {cost} ({share} of the step)"
+        head = f"{sentence_case(words(loss.term))}: {cost} ({share} of the step)"
         body = f"Lower with: {loss.lowered_by}." if loss.lowered_by else ""
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
             saved, change = (seconds_like(abs(one), step_s) for one in (loss.saves_s, loss.step_change_s))

@@ -100,7 +100,7 @@ def text_of(width: int = 200) -> str:
 
 def test_the_losses_the_limits_and_the_certainty_are_said() -> None:
     text = text_of()
-    assert "costs: GEMM efficiency 1.20 s (21 %); lower: a larger micro-batch\n" in text
+    assert "costs: GEMMs below peak 1.20 s (21 %); lower: a larger micro-batch\n" in text
     assert "vpp 5: −0.11 s of it, +0.46 s of the step" in text
     assert (
         "binds: tp 4, dp 128 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more)."
