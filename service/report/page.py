@@ -18,6 +18,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from meshwright.profiles.figures import NO_BREAK
 from meshwright.service.report.document import Document, PredictionDocument
 from meshwright.service.report.fleet import FleetPage
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
@@ -75,13 +76,18 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["groupby_order"] = _grouped
-    made.filters["tied"] = with_ties
+    made.filters["tied"] = _unbroken
     made.filters["explained"] = _explained
     return made
 
 
+def _unbroken(text: str) -> str:
+    """Tie figures to their units, and dots to what they follow, so that no line begins with one."""
+    return with_ties(text).replace(" · ", f"{NO_BREAK}· ")
+
+
 def _explained(text: str) -> Markup:
-    escaped = str(escape(with_ties(text)))
+    escaped = str(escape(_unbroken(text)))
     hint = '<abbr title="{}">{}</abbr>'.format
     return Markup(_SHORT.sub(lambda found: hint(escape(COLUMNS[found[0]]), found[0]), escaped))  # noqa: S704 - escaped above
 
