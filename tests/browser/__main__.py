@@ -19,7 +19,8 @@ from tests.processes.warm import ROOT
 IMAGES = ROOT / "docs" / "images"
 DOCUMENT = ROOT / "docs" / "live-page.md"
 BEGIN, END = "<!-- weights -->", "<!-- end of weights -->"
-MODEL, NODES = "llama-3.1-70b", "16"
+NODES = "16"
+SLOW_MODEL, SLOW_NODES = "deepseek-v3", "256"  # a search that can be looked at
 
 
 def main() -> None:
@@ -75,11 +76,10 @@ def _elsewhere(browser: Browser, server: RunningServer) -> None:
     """The other pages, a mistake, a phone, and the dark."""
     with a_page(browser, height=980) as page:
         page.goto(server.url)
-        page.get_by_text("Limits of the search").click()
-        page.get_by_label("Certify").select_option("cp-sat-all")
+        page.get_by_label("Model", exact=True).fill(SLOW_MODEL)
+        page.get_by_label("Nodes").fill(SLOW_NODES)
         page.get_by_role("button", name="Search", exact=True).click()
-        page.locator("figure.course:visible").wait_for()
-        page.wait_for_timeout(400)
+        expect(page.locator("[data-show=bound]")).not_to_have_text("–", timeout=30_000)
         _shoot(page, "searching")
         await_answer(page)
         page.goto(server.url)

@@ -193,7 +193,7 @@
       put("state", leaving ? "cancelling" : WORDS[state] ?? state);
       put("stage", state === "queued" ? "Waiting for a worker" : "Searching");
       if (!progress) return;
-      put("stage", `${progress.stage.charAt(0).toUpperCase()}${progress.stage.slice(1).replaceAll("_", " ")}`);
+      put("stage", progress.stage === "done" ? "Saving the answer" : `${progress.stage.charAt(0).toUpperCase()}${progress.stage.slice(1).replaceAll("_", " ")}`);
       put("incumbent", seconds(progress.incumbent_step_time_s));
       put("bound", seconds(progress.bound_step_time_s));
       put("gap", progress.gap === undefined ? "–" : `${(progress.gap * 100).toFixed(1)} %`);
