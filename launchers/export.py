@@ -605,13 +605,13 @@ def readme(
         "",
         f"{printable(model)} on {printable(cluster)}. {world_size(target)}.",
         "",
-        "## What",
+        "## Plan",
         "",
-        "| | |",
+        "| setting | value |",
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in _rows(target)),
         "",
-        "## Why",
+        "## Why this plan",
         "",
         *_reasons(target),
         "",
@@ -626,7 +626,7 @@ def readme(
         ),
         "",
         *_open_points(warnings),
-        "## Send back",
+        "## Report what you measured",
         "",
         "The log of a dry start or of a run shows how far off the prediction is, and corrects the next",
         f"plans for this cluster. It is what {TORCHRUN_FILE} prints on the first node, kept with",
@@ -645,7 +645,7 @@ def readme(
         "",
         *(f"- `{name}`" for name in files),
         "",
-        f"Versions with code that reads these files: {_judged(target.problem.launcher)}.",
+        f"Launcher versions that have read such files: {_judged(target.problem.launcher)}.",
         "",
     ]
     return "\n".join(lines)
@@ -672,7 +672,7 @@ def _rows(target: Target) -> Iterator[tuple[str, str]]:
 def _reasons(target: Target) -> list[str]:
     why = target.plan.why
     if why is None:
-        return [f"It is number {target.plan.rank} of its answer under the cost model."]
+        return [f"It ranks {target.plan.rank} in its answer under the cost model."]
     said = (time_sentence(why), limit_sentence(why))
     return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
 
@@ -683,8 +683,8 @@ def _packages(start: StartCommand) -> Iterator[str]:
         return
     yield "## Packages"
     yield ""
-    yield f"The plan needs these, too. `{TORCHRUN_FILE}` looks for them before anything starts, in the"
-    yield f"Python called `python3`; `{PACKAGE_CHECK}=0` skips that."
+    yield f"These packages are needed too. `{TORCHRUN_FILE}` looks for them in `python3` before anything"
+    yield f"starts; `{PACKAGE_CHECK}=0` skips that."
     yield ""
     for one in start.packages:
         yield f"- **{_named(one)}**: {one.why} ({one.source}). Get it: {_remedy(one)}."
@@ -693,20 +693,18 @@ def _packages(start: StartCommand) -> Iterator[str]:
 
 def _steps(start: StartCommand, nodes: int, gpus: str, *, named: bool) -> Iterator[str]:
     if start.needs:
-        yield "What the plan does not decide, and the script asks for:"
+        yield "Set these variables, which the plan does not decide:"
         yield ""
         yield from (f"- `{name}`: {hint}" for name, hint in start.needs)
         yield ""
     if start.takes:
         listed = ", ".join(f"`{name}` ({value})" for name, value in start.takes)
-        yield f"It takes these as well, by default as in brackets: {listed}."
+        yield f"Optional variables, with their defaults: {listed}."
         yield ""
     if not start.starts_all:
-        yield "Other arguments may follow on the command line, where the launcher takes such. What no file"
-    else:
-        yield "What no file"
-    yield "states of the run (warm-up and decay of the learning rate, weight decay, Adam's betas, the seed)"
-    yield "is its default."
+        yield "Further arguments of the command line are passed to the launcher, if it takes any."
+    yield "What no file states (warm-up and decay of the learning rate, weight decay, Adam's betas, the"
+    yield "seed) keeps the launcher's default."
     yield ""
     each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
     each += f" (the line of the host in {HOSTS_FILE})" if named else ""
@@ -731,7 +729,7 @@ def _steps(start: StartCommand, nodes: int, gpus: str, *, named: bool) -> Iterat
 def _open_points(warnings: Sequence[str]) -> Iterator[str]:
     """Yield approximations, and parts that are left to the user."""
     if warnings:
-        yield "## What to look at"
+        yield "## Check before you start"
         yield ""
         yield from (f"- {printable(text)}" for text in warnings)
         yield ""
@@ -741,4 +739,4 @@ def _judged(launcher: str) -> str:
     """Return the versions of the launcher that have read such files, with the day."""
     found = judged_versions(launcher)
     words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in found]
-    return "; ".join(words) or "of no version"
+    return "; ".join(words) or "none"

@@ -26,6 +26,7 @@ _PIPELINE_INCHES = 1.1, 0.22  # of height: its frame, and each rank
 _MOST_PASSES = 3000  # that a printed line can show
 _SHADES = (1.0, 0.82, 0.64, 0.48)  # of chunks
 _DPI = 150
+_LEAST_ROWS = 4  # of bars that an axis has room for
 _MOST_PLANS = 10
 _ROOM = 1.03  # of the longest bar
 _INK = "#1c2330"
@@ -89,17 +90,35 @@ def _stack(
         if any(values):
             axes.barh(labels, values, left=start, color=color, label=words(term))
             start = [at + value for at, value in zip(start, values, strict=True)]
-    axes.invert_yaxis()
+    _downward(axes, len(rows))
     axes.set_xlim(left=0)
 
 
+def _downward(axes: Axes, rows: int) -> None:
+    """Put the first row on top, and leave room under a few, so that bars stay bars."""
+    axes.set_ylim(max(rows, _LEAST_ROWS) - 0.5, -0.5)
+
+
+def _titled(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=_INK)
+
+
 def _legend(axes: Axes, *, below: float = 0.2) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -below), ncols=4, frameon=False, fontsize=8)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -below),
+        ncols=4,
+        columnspacing=1.2,
+        frameon=False,
+        fontsize=8,
+    )
 
 
 def _step(axes: Axes, plan: Plan) -> None:
     terms = plan.why.waterfall_s if plan.why else plan.prediction.time_breakdown_s
     _stack(axes, ["step"], [terms], TIME_COLORS)
+    axes.set_ylim(0.5, -0.5)
+    _titled(axes, "Where a step's time goes")
     axes.set_xlabel("seconds of one optimizer step")
     _legend(axes)
 
@@ -108,6 +127,7 @@ def _memory(axes: Axes, plan: Plan) -> None:
     stages = plan.prediction.stages
     rows = [{name: size / GIB for name, size in stage.memory_bytes.items()} for stage in stages]
     _stack(axes, [f"stage {stage.stage}" for stage in stages], rows, MEMORY_COLORS)
+    _titled(axes, "Memory of each stage")
     limit = plan.prediction.memory_limit_bytes / GIB
     axes.axvline(limit, color=_INK, label="memory of a GPU")
     axes.set_xlim(0, _ROOM * max(limit, plan.prediction.peak_memory_bytes / GIB))
@@ -136,7 +156,8 @@ def _ranking(axes: Axes, plans: Sequence[Plan], chosen: Plan) -> None:
         capsize=3,
         label="80 % interval",
     )
-    axes.invert_yaxis()
+    _downward(axes, len(plans))
+    _titled(axes, "Ranking")
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds of one optimizer step")
     axes.tick_params(axis="y", labelsize=7)
