@@ -197,10 +197,10 @@ class PlanQuery(BaseModel):
     min_tokens_per_s_per_gpu: _Positive = None
     min_mfu: Annotated[float | None, Field(ge=0, le=1)] = None
     verified: Annotated[
-        PlanVerified | None, Field(description="what the launcher said, or how far it has come")
+        PlanVerified | None, Field(description="verdict of the launcher, or state of its verification")
     ] = None
     measured: Annotated[
-        bool | None, Field(description="only plans that a run was reported of, or only others")
+        bool | None, Field(description="true: only plans with a reported run; false: only others")
     ] = None
     sort: Annotated[PlanSort, Field(description="plans without this figure are left out")] = "-found_at_s"
     page_size: Annotated[int, Field(ge=1, le=200, description="entries of one page")] = 50

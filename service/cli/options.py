@@ -66,7 +66,7 @@ SET_HELP = (
 FROM_ARGS_HELP = "Launch file to read (repeat for files it refers to), or a folder."
 VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
 IGNORE_HELP = "Ignore this flag of the launch file."
-RUN_HELP = "Which of several runs that the launch file starts, from 1; its refusal lists them."
+RUN_HELP = "Which of several runs that the launch file starts, from 1; the error lists them."
 
 
 def read_request(problem: Path | None = None, **given: object) -> Request:

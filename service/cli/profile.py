@@ -224,7 +224,7 @@ def _show(outcome: MeasuringOutcome, out: Path) -> None:
     words = f"{outcome.held} of {outcome.planned} measured on {device}, kept in {out}"
     if outcome.skipped:
         short = outcome.profile.skipped and all(one.reason == NO_MEMORY for one in outcome.profile.skipped)
-        words += f"; {outcome.skipped} skipped" + (" for want of memory" if short else ", see above")
+        words += f"; {outcome.skipped} skipped" + (" for lack of memory" if short else ", see above")
     if outcome.held + outcome.skipped < outcome.planned:
         words += "; the time was up, the same command goes on from there"
     sys.stdout.write(f"{words}\n")

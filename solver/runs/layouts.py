@@ -260,7 +260,9 @@ def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
     try:
         find_gpu(stated)
     except InvalidProblemError:
-        return f"GPU {stated[:40]} is not in the catalog: taken as {gpu.display_name}, with a wide interval"
+        return (
+            f"GPU {stated[:40]} is not in the catalog: priced as {gpu.display_name}, with a wide interval"
+        )
     return None
 
 

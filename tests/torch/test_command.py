@@ -131,7 +131,7 @@ def test_what_does_not_fit_into_memory_is_skipped_and_named(out: Path) -> None:
     assert code == 0
     assert "gemm/qkv/tp1/mbs65536: skipped, not enough memory" in stderr
     assert "0 of 5 measured" in stdout
-    assert stdout.endswith("; 5 skipped for want of memory\n")
+    assert stdout.endswith("; 5 skipped for lack of memory\n")
     profile = read_measured_profile(out)
     assert (profile.completed, {one.reason for one in profile.skipped}) == ((), {"not enough memory"})
 

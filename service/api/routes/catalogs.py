@@ -133,7 +133,7 @@ def _add_reading(kind: Kind) -> None:
         f"/{kind}s",
         dependencies=[READS],
         operation_id=f"list_{kind}s",
-        summary=f"{heading_of(kind)}s by name",
+        summary=f"List {TITLES[kind]}s",
         description=f"Every {TITLES[kind]} that a problem may name: of the catalog, and this tenant's own.",
     )(list_them)
     router.get(
@@ -143,7 +143,7 @@ def _add_reading(kind: Kind) -> None:
         responses={**UNCHANGED, **declared(404)},
         operation_id=f"read_{kind}",
         summary=f"Fetch a {TITLES[kind]}",
-        description="With every figure spelled out, as a problem may state it inline.",
+        description="Return every figure, as a problem may state it inline.",
     )(fetch)
 
 
@@ -166,8 +166,8 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         responses={**SAME, **declared(408, 413, 415)},
         openapi_extra=body,
         operation_id=f"put_{kind}",
-        summary=f"Keep a {TITLES[kind]}",
-        description="Checked as in a problem; kept as a new version. Problems name it, or `name@version`.",
+        summary=f"Save a {TITLES[kind]}",
+        description="Check it as in a problem and save a new version. Problems name it, or `name@version`.",
     )(put)
     router.delete(
         f"/{kind}s/{{name}}",
@@ -176,7 +176,7 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         responses=declared(404),
         operation_id=f"delete_{kind}",
         summary=f"Delete a {TITLES[kind]}",
-        description="Every version of it. Jobs keep the figures that they were submitted with.",
+        description="Delete every version. Jobs keep the figures that they were submitted with.",
     )(delete)
 
 

@@ -110,7 +110,7 @@ def submit_fleet(
     fresh: Annotated[bool, Query(description="plan again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Submit jobs that share one cluster; an identical fleet that is answered gives the earlier one."""
+    """Submit jobs that share one cluster; a fleet that was answered before returns the earlier one."""
     submission = submission_of_fleet(
         service, caller, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
     )
@@ -208,7 +208,7 @@ async def export_archive(
 def cancel_fleet(
     fleet_id: str, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
 ) -> Response:
-    """Stop planning a fleet, as often as you like; a finished one does not change."""
+    """Stop planning a fleet; repeating it, or a finished fleet, changes nothing."""
     fleet_of(service, tenant, fleet_id)
     return _detail(service.jobs.cancel(tenant, fleet_id, key=idempotency_key))
 
@@ -231,7 +231,7 @@ def replan_fleet(
     *,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Plan again after nodes were lost, or jobs failed, grew or arrived: a new fleet, which this one names.
+    """Plan again as a new fleet, linked from this one, after nodes were lost or jobs changed.
 
     Jobs run as planned where the body does not mention them; running jobs keep their nodes.
     """

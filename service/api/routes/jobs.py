@@ -130,9 +130,9 @@ def submit(
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job.
+    """Submit a problem or a sweep; one that was answered before returns the earlier job.
 
-    A ``launch_file`` next to the cluster, or a capture as its text, gives model, batch and launcher.
+    Model, batch and launcher may come from a ``launch_file`` next to the cluster, or from a capture.
     """
     submission = submission_of(
         service,
@@ -181,7 +181,7 @@ async def read_job(
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a change")] = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """One job; with ``wait`` once it differs from If-None-Match, or, without that, once it is finished."""
+    """Return one job; ``wait`` delays the answer until it is finished, or differs from If-None-Match."""
     return await looked_at(request, service, job_id, wait=wait, tag=if_none_match, shown=_detail)
 
 
@@ -255,9 +255,9 @@ async def follow(
     summary="Delete a job",
 )
 def delete_job(job_id: str, service: ServiceDep, caller: CallerDep) -> None:
-    """Delete a job in any state, with its plans, events and re-plans, and with a sweep its points.
+    """Delete a job in any state, with its plans, events and re-plans and, of a sweep, its points.
 
-    Measurements of its plans stay: calibrations are made from them.
+    Measurements of its plans stay, because calibrations are made from them.
     """
     Deletion(service.database, actor=caller.key_id or "local user").job(caller.tenant, job_id)
 
@@ -270,7 +270,7 @@ def delete_job(job_id: str, service: ServiceDep, caller: CallerDep) -> None:
     summary="Cancel a job",
 )
 def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
-    """Cancel a job, as often as you like, and with a sweep its points; a finished one does not change."""
+    """Cancel a job and, of a sweep, its points; repeating it, or a finished job, changes nothing."""
     return _detail(jobs.cancel(tenant, job_id, key=idempotency_key))
 
 
@@ -291,9 +291,9 @@ async def replan_job(
     *,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Ways to finish it by their time to finish, with launch and resume files of the first.
+    """Rank the ways to finish a job by their time, with launch and resume files of the first.
 
-    Answers at once. ``Location`` names the record of this answer; the same key gives the same answer.
+    The answer comes at once and is stored at ``Location``; the same idempotency key returns it again.
     """
     tenant = caller.tenant
     repeatable = repeatable_of(service, idempotency_key, "replan", job_id, body)
@@ -339,7 +339,7 @@ def list_replans(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> ReplanPage:
-    """The last 100 re-plans of a job, newest first: who asked for them, and with what."""
+    """Return the last 100 re-plans of a job, newest first, with the key and body of each request."""
     page = service.replans.page(tenant, job_id, page_size=page_size, page_token=page_token)
     found = [view_of(ReplanView, one) for one in page.items]
     return ReplanPage(replans=found, next_page_token=page.next_page_token)
@@ -353,7 +353,7 @@ def list_replans(
     summary="Look at a re-plan",
 )
 def read_replan(job_id: str, replan_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
-    """One re-plan with its answer, as it was given."""
+    """Return one re-plan with its request and its answer."""
     record, answer = service.replans.read(tenant, job_id, replan_id)
     view = view_of(ReplanView, record).model_dump(mode="json")
     return _json(compact_json({**view, "answer": answer}))
@@ -391,7 +391,7 @@ def read_plans(
 def list_children(
     job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> Response:
-    """The jobs that a sweep is made of, in the order of its points; any other job has none."""
+    """Return the jobs of a sweep in the order of its points; any other job has none."""
     page = jobs.children(tenant, job_id, page_size=page_size, page_token=page_token)
     view = ChildPage(
         children=[child_view(child) for child in page.items], next_page_token=page.next_page_token

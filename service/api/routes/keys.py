@@ -39,7 +39,7 @@ router = APIRouter(
 def create_key(
     body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response, idempotency_key: KeyDep
 ) -> NewKeyView:
-    """Make a key of this tenant; its token is shown once, and not to the same request again."""
+    """Make a key of this tenant; its token is shown once, and not again if the request is repeated."""
     if caller.key_id is None:
         raise ForbiddenError("the first key is made on the server: meshwright keys create")
     reader = FieldReader(body, "")
@@ -72,7 +72,7 @@ def list_keys(
 
 @router.delete("/keys/{key_id}", status_code=204, responses=declared(404), summary="Revoke a key")
 def revoke_key(key_id: str, service: ServiceDep, caller: CallerDep) -> None:
-    """Revoke a key for good, as often as you like."""
+    """Revoke a key for good; repeating it changes nothing."""
     Keys(service.database, actor=caller.key_id or "local user").revoke(key_id, tenant=caller.tenant)
     service.access.forget()
 
@@ -91,7 +91,7 @@ def delete_tenant(tenant_name: str, service: ServiceDep, caller: CallerDep) -> N
     service.access.forget()
 
 
-@router.get("/audit", summary="What administrators did")
+@router.get("/audit", summary="Audit trail of administrators")
 def read_audit(
     service: ServiceDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> AuditPage:

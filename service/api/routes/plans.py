@@ -163,12 +163,12 @@ def _exported(
     dependencies=[SUBMITS, NO_FIELDS],
     status_code=202,
     responses=declared(404, 408, 409, 413),
-    summary="Let a plan's launcher build it",
+    summary="Verify a plan with its launcher",
 )
 def verify_plan(
     plan_id: str, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
 ) -> VerificationView:
-    """Queue a plan for its launcher's own code, which builds every distinct rank of it without a GPU."""
+    """Queue a verification: the launcher's own code builds every distinct rank without a GPU."""
     job, body = service.jobs.plan(tenant, plan_id)
     problem = settled_problem(plan_from_json(body), parse_problem(job.request))
     try:
@@ -184,7 +184,7 @@ def verify_plan(
     "/{plan_id}/verification",
     dependencies=[READS],
     responses=declared(404),
-    summary="What a plan's launcher built",
+    summary="Fetch the verification of a plan",
 )
 def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> VerificationView:
     """How far the verification of a plan has come, and what was priced next to what was built."""
@@ -198,7 +198,7 @@ def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> V
     status_code=201,
     responses=declared(404, 408, 413, 415),
     openapi_extra=MEASUREMENT_BODY,
-    summary="Report what a plan really took",
+    summary="Report a measured run of a plan",
 )
 async def add_measurement(
     request: Request,
@@ -209,7 +209,7 @@ async def add_measurement(
     *,
     idempotency_key: KeyDep,
 ) -> MeasurementView:
-    """Keep what a run measured, learn from all runs of its cluster and framework, correct the plan."""
+    """Store a measured run, calibrate on all runs of its cluster and framework, and correct the plan."""
     await run_in_threadpool(service.measurements.require, tenant, plan_id, body, key=idempotency_key)
     learnt = await computed(
         request, lambda: service.measurements.add(tenant, plan_id, body, key=idempotency_key)

@@ -32,12 +32,12 @@ router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(
     status_code=201,
     responses=declared(408, 413, 415),
     openapi_extra=PROFILE_BODY,
-    summary="Keep a profile",
+    summary="Save a profile",
 )
 def create_profile(
     body: DocumentDep, service: ServiceDep, tenant: TenantDep, response: Response, idempotency_key: KeyDep
 ) -> ProfileView:
-    """Keep a calibration or a measured profile; the same document again is the same profile."""
+    """Save a calibration or a measured profile; the same document again returns the same profile."""
     record = service.profiles.add(tenant, body, repeatable_of(service, idempotency_key, "profiles", body))
     response.headers["Location"] = f"/v1/profiles/{record.id}"
     return view_of(ProfileView, record)
@@ -68,5 +68,5 @@ def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Pro
     summary="Delete a profile",
 )
 def delete_profile(profile_id: str, stored: ProfilesDep, caller: CallerDep) -> None:
-    """Delete a profile; a job that names it and has not run yet will fail and say so."""
+    """Delete a profile; queued jobs that name it fail for that reason."""
     stored.delete(caller.tenant, profile_id, actor=caller.key_id or "local user")

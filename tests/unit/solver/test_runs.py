@@ -263,7 +263,7 @@ def test_a_gpu_that_the_catalog_lacks_is_answered_as_the_nearest_in_a_wide_inter
 ) -> None:
     own, known = (only(tmp_path, gpu=name) for name in ("h100-nvl-94gb", "h200-nvl-141gb"))
     assert own.shape is not None
-    assert "taken as H200 NVL 141 GB" in " ".join(own.shape.warnings)
+    assert "priced as H200 NVL 141 GB" in " ".join(own.shape.warnings)
     assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 94 * GB  # as its name has it
     far, near = validate([own]).runs[0].prediction, validate([known]).runs[0].prediction
     assert far is not None
