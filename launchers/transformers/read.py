@@ -279,7 +279,7 @@ def _tool(fields: Fields, program: str = "") -> Tool:
 def require_do_train(fields: Fields) -> None:
     """Record a fault unless ``do_train`` is on: LLaMA-Factory's workflows only evaluate without it."""
     if not fields.flag("do_train", default=False):
-        fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
+        fields.fault("do_train", "is not set, so LLaMA-Factory would not train", allowed="true")
 
 
 def trainer_run(

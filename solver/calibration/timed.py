@@ -213,7 +213,9 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
     link = link_of(measured)
     if not operators and not layers and link is None:
-        raise InvalidProblemError.of("/measurements", "nothing that is priced was timed")
+        raise InvalidProblemError.of(
+            "/measurements", "the profile contains no operation that the cost model uses"
+        )
     asked = _asked(problem, measured)
     profile = _with_network(profile, link)
     profile = replace(profile, constants=_at_levels(operators, asked, profile))

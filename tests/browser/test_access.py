@@ -22,7 +22,7 @@ def test_one_signs_in_makes_a_key_and_leaves(page: Page, tmp_path: Path) -> None
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
         assert page.evaluate("document.cookie") == ""
-        page.get_by_label("For whom").fill("a colleague")
+        page.get_by_label("Name").fill("a colleague")
         page.get_by_role("button", name="Make key").click()
         secret = page.locator("#secret").inner_text()
         assert secret.startswith("mw_")

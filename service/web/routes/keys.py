@@ -18,17 +18,21 @@ from meshwright.service.web.routes.searches import seen_at
 LISTED = 50
 router = APIRouter(prefix="/keys")
 FIELDS = (
-    FormField(name="title", at=("title",), label="For whom", hint="a name to know it by"),
+    FormField(name="title", at=("title",), label="Name", hint="who or what uses it"),
     FormField(
         name="scope",
         at=("scope",),
-        label="May",
+        label="Scope",
         kind="choice",
         default="submit",
         choices=(("read", "read"), ("submit", "read and submit"), ("admin", "everything, keys too")),
     ),
     FormField(
-        name="days", at=("expires_in_days",), label="Ends after", kind="number", hint="days; empty: never"
+        name="days",
+        at=("expires_in_days",),
+        label="Expires after",
+        kind="number",
+        hint="days; empty: never",
     ),
 )
 

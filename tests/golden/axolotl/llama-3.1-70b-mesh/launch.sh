@@ -11,7 +11,7 @@
 # Needs: transformers before 5.1, ring-flash-attn
 # Warning: ZeRO-2 is FSDP2 that does not reshard weights after the forward pass
 # Warning: the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh's tp axis
-# Warning: Axolotl 0.19.0 pins transformers 5.16.1, which lacks the ReplicateParallel that accelerate 1.13 imports to prepare tensor ranks beside FSDP2 (accelerator.py _prepare_tp): training ends in an ImportError
+# Warning: Axolotl 0.19.0 pins transformers 5.16.1, which lacks the ReplicateParallel that accelerate 1.13 imports to prepare tensor ranks next to FSDP2 (accelerator.py _prepare_tp): training ends in an ImportError
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 # Warning: Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced
 set -euo pipefail
