@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up .venv (first time only; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=..."; exit 2; }
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./client
 	@touch $(STAMP)
 
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/

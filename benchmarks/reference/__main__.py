@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.reference.chart import write_chart
@@ -13,6 +14,7 @@ from benchmarks.reference.pages import (
     cli_page,
     files_page,
     glossary_page,
+    schema_file,
     switches_page,
 )
 
@@ -24,6 +26,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/models.md": models_page,
     "reference/facts.md": facts_page,
     "reference/switches.md": switches_page,
+    "reference/problem.schema.json": partial(schema_file, "problem"),
+    "reference/fleet.schema.json": partial(schema_file, "fleet"),
     "glossary.md": glossary_page,
 }
 

@@ -25,6 +25,7 @@ from meshwright.profiles.measured.read import measured_profile_schema
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switches
 from meshwright.service.api import deps
+from meshwright.service.api.openapi import schema_of
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app
 from meshwright.service.report.formatting import (
@@ -372,6 +373,11 @@ search: {top_k: 5, pin: {tensor_parallel_size: 8}}
 """
 
 
+def schema_file(name: str) -> str:
+    """Return the JSON Schema of a problem or fleet file."""
+    return json.dumps(schema_of(openapi(), name), indent=1, ensure_ascii=False) + "\n"
+
+
 def files_page() -> str:
     """The whole page."""
     parts = ["# Files", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
@@ -387,6 +393,12 @@ def _problem() -> list[str]:
         "its place. [What may be asked](../requests.md) explains it.",
         "",
         _EXAMPLE,
+        "A server has the JSON Schemas of problem and fleet files at `/schemas/problem.json` and",
+        "`/schemas/fleet.json` (copies: [problem](problem.schema.json), [fleet](fleet.schema.json)).",
+        "An editor that is given one completes names and marks mistakes: in YAML by the comment",
+        "`# yaml-language-server: $schema=http://127.0.0.1:8420/schemas/problem.json`, in JSON by a key",
+        '`"$schema"` with the address, which nothing else reads.',
+        "",
     ]
     for name, title in _PROBLEM.items():
         lines += [f"### {title}", ""] if title != "Problem file" else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
+from meshwright.service.requests.parts import SCHEMA
 from meshwright.service.requests.schema import ProblemRequest
 from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS
 from meshwright.service.stores.shares import MAX_LIFE_DAYS as MAX_LINK_LIFE_DAYS
@@ -83,6 +85,11 @@ _QUEUEING: dict[str, Any] = {
 }
 
 
+_SCHEMA: dict[str, Any] = {
+    SCHEMA: {"type": "string", "description": "address of this schema (/schemas/NAME.json), for editors"}
+}
+
+
 def _job_request() -> dict[str, Any]:
     problem = ProblemRequest.model_json_schema(ref_template=_REF)
     more: dict[str, Any] = {
@@ -94,6 +101,7 @@ def _job_request() -> dict[str, Any]:
             "properties": {name: _axis(name) for name in AXES},
         },
         **_QUEUEING,
+        **_SCHEMA,
     }
     return {
         "title": "JobRequest",
@@ -351,44 +359,79 @@ _FLEET_STATE: dict[str, Any] = {
     },
 }
 FLEET_STATE_BODY = json_body_of(_FLEET_STATE)
-FLEET_BODY = json_body_of(
-    {
-        "type": "object",
-        "required": ["cluster", "jobs"],
-        "additionalProperties": False,
-        "properties": {
-            "name": {"type": "string", "description": "default: the name of the cluster"},
-            "cluster": {"type": ["string", "object"], "description": "as in a ProblemRequest"},
-            "jobs": {"type": "array", "minItems": 1, "maxItems": MAX_JOBS, "items": _FLEET_JOB},
-            "begin": {"type": "string", "examples": ["2026-01-05T20:00"], "description": "time of hour 0"},
-            "node_hour_price": {
-                "type": ["number", "object"],
-                "description": "price of a node-hour, or one for each kind; cost then replaces node-hours",
-            },
-            "effort": {
-                "type": "number",
-                "description": "deterministic seconds of CP-SAT for a fleet that is hard to prove",
-                "maximum": MAX_EFFORT,
-                "default": EFFORT,
-            },
-            "seed": {"type": "integer", "minimum": 0, "default": 0},
-            "skip_impossible": {
-                "type": "boolean",
-                "default": False,
-                "description": "leave out jobs that cannot be planned; plan the others",
-            },
-            "time_limit_s": {"type": "number", "maximum": MAX_TIME_LIMIT_S, "default": TIME_LIMIT_S},
-            "states": {
-                "type": "array",
-                "maxItems": MAX_STATES,
-                "description": "what has happened since: each is planned from what those before it left",
-                "items": _FLEET_STATE,
-            },
-            **_QUEUEING,
+_FLEET: dict[str, Any] = {
+    "type": "object",
+    "required": ["cluster", "jobs"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "description": "default: the name of the cluster"},
+        "cluster": {"type": ["string", "object"], "description": "as in a ProblemRequest"},
+        "jobs": {"type": "array", "minItems": 1, "maxItems": MAX_JOBS, "items": _FLEET_JOB},
+        "begin": {"type": "string", "examples": ["2026-01-05T20:00"], "description": "time of hour 0"},
+        "node_hour_price": {
+            "type": ["number", "object"],
+            "description": "price of a node-hour, or one for each kind; cost then replaces node-hours",
         },
-    }
-)
+        "effort": {
+            "type": "number",
+            "description": "deterministic seconds of CP-SAT for a fleet that is hard to prove",
+            "maximum": MAX_EFFORT,
+            "default": EFFORT,
+        },
+        "seed": {"type": "integer", "minimum": 0, "default": 0},
+        "skip_impossible": {
+            "type": "boolean",
+            "default": False,
+            "description": "leave out jobs that cannot be planned; plan the others",
+        },
+        "time_limit_s": {"type": "number", "maximum": MAX_TIME_LIMIT_S, "default": TIME_LIMIT_S},
+        "states": {
+            "type": "array",
+            "maxItems": MAX_STATES,
+            "description": "what has happened since: each is planned from what those before it left",
+            "items": _FLEET_STATE,
+        },
+        **_QUEUEING,
+        **_SCHEMA,
+    },
+}
+FLEET_BODY = json_body_of(_FLEET)
 REPLAN_BODY = json_body_of({"$ref": _REF.format(model="ReplanRequest")})
+
+
+# Of files that users write, by the name of their schema.
+SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "problem": {"$ref": _REF.format(model="JobRequest")},
+    "fleet": _FLEET,
+}
+
+
+def schema_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a file of ``SCHEMAS``, with all that it refers to in ``$defs``."""
+    beginning, parts = _REF.partition("{")[0], document["components"]["schemas"]
+    found: dict[str, Any] = {}
+
+    def standalone(value: Any) -> Any:  # noqa: ANN401 - any JSON
+        if isinstance(value, list):
+            return [standalone(one) for one in value]
+        if not isinstance(value, Mapping):
+            return value
+        reference = value.get("$ref", "")
+        if isinstance(reference, str) and reference.startswith(beginning):
+            part = reference.removeprefix(beginning)
+            if part not in found:
+                found[part] = {}
+                found[part] = standalone(parts[part])
+            return {**value, "$ref": f"#/$defs/{part}"}
+        return {key: standalone(one) for key, one in value.items()}
+
+    whole = standalone(SCHEMAS[name])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Meshwright {name}",
+        **whole,
+        "$defs": dict(sorted(found.items())),
+    }
 
 
 def install(app: FastAPI) -> None:

@@ -19,6 +19,7 @@ from meshwright.service.fleets.request import OTHER_QUESTIONS, FleetRequest, Par
 from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import versions_of
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.service.requests.parts import without_schema
 from meshwright.solver.fleet.problem import choices_of
 from meshwright.solver.problem import Problem
 
@@ -47,7 +48,7 @@ def read_question(raw: Mapping[str, object], parse: Parse = parse_problem) -> Fl
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = require_plain(raw)
+    plain = without_schema(require_plain(raw))
     reader = FieldReader({name: plain[name] for name in _OPTIONS if name in plain}, "")
     effort = reader.number("effort", low=0.01, high=MAX_EFFORT, default=EFFORT)
     seed = reader.integer("seed", low=0, high=2**31 - 1, default=0)

@@ -18,6 +18,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import without_schema
 from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, PlannedJob, faults_of, without
 from meshwright.solver.problem import Problem, batch_sizes
 
@@ -89,7 +90,7 @@ def read_fleet(
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = require_plain(raw)
+    plain = without_schema(require_plain(raw))
     reader = FieldReader(plain, "")
     cluster = _cluster(reader)
     name = reader.text("name", default=cluster.name)

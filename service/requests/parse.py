@@ -37,6 +37,7 @@ from meshwright.service.requests.parts import (
     named_parts,
     request_written_out,
     with_open_nodes,
+    without_schema,
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
@@ -49,7 +50,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = named_parts(require_plain(raw))
+    plain = named_parts(without_schema(require_plain(raw)))
     try:
         return _parsed(request_written_out(plain))
     except InvalidProblemError as fault:

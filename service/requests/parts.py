@@ -30,6 +30,14 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
+SCHEMA = "$schema"  # of a problem or fleet file: where an editor finds its schema
+
+
+def without_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document without the address of its schema, which only editors read."""
+    return {name: value for name, value in raw.items() if name != SCHEMA or not isinstance(value, str)}
+
+
 def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request with ``{"name": x}`` for a model or a cluster that is written as ``x``."""
     names = {part: {"name": raw[part]} for part in ("model", "cluster") if isinstance(raw.get(part), str)}
