@@ -28,6 +28,7 @@ from meshwright.solver.search.feasible import fitting, lightest, lightest_of, ne
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit, alone_lines, whole_groups
 from meshwright.solver.search.mixed.rows import (
+    LegalRows,
     MixedRows,
     every_columns,
     options_of,
@@ -254,7 +255,7 @@ def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | Non
     """
     fleet, least_bytes, found = NodeGroups.of(problem, profile), _LARGEST_BYTES, list[Configuration]()
     with watch.cut():
-        rows = MixedRows.of(fleet, wide=True)
+        rows = MixedRows.of(LegalRows.of(fleet, wide=True))
         for row in _roomiest(rows):
             for line in [*alone_lines(rows, row), *whole_groups(rows, row)]:
                 look()

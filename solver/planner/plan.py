@@ -355,7 +355,8 @@ def _answered(
             break
         variant, *others = groups[at]
         left = 1.0 + sum(_share(groups[other][0]) for other in order[done + 1 :]) + behind
-        limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
+        alone = left == 1.0 and not answered and not openings
+        limit_s = problem.options.time_limit_s if alone else max(watch.left_s / left, _LEAST_S)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
         report, before = on_progress, [*answered.values(), *openings.values()]

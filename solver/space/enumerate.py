@@ -40,7 +40,15 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.objective import is_plain
-from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
+from meshwright.solver.problem import (
+    Problem,
+    are_named,
+    batch_sizes,
+    gpu_counts,
+    on_gpus,
+    usable_gpus,
+    with_batch,
+)
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.factored import (
     Block,
@@ -50,7 +58,7 @@ from meshwright.solver.space.factored import (
     outer_legal,
     parts_of,
 )
-from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
 from meshwright.solver.space.widening import WIDENED, widened
@@ -303,6 +311,7 @@ def _fewer_gpus(problem: Problem) -> list[int]:
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
+    products = products[counts_kept(problem, products)]
     whole = products % per_node == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
@@ -501,7 +510,8 @@ def refuted_space(problem: Problem) -> Space:
     if _estimated_rows(problem) > _MOST_WRITTEN:
         return sampled_space(problem, legal_only=False)
     space = enumerate_space(problem)
-    return space if space.size > _MOST_REFUTED else enumerate_space(problem, wide=True)
+    few = space.whole and space.size <= _MOST_REFUTED
+    return enumerate_space(problem, wide=True) if few else space
 
 
 def with_whole(problem: Problem, space: Space) -> Space:
@@ -524,6 +534,8 @@ def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...
         return usual
     wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
     if wider.num_legal and not asked.legal_only:
+        if wider.size > _MOST_WRITTEN:
+            return sampled_space(on_gpus(problem, counts), wide=True, legal_only=False)
         return _of_candidates(problem, counts, rules, replace(asked, wide=True))
     return wider if asked.legal_only else usual  # of legal rows alone, that there is none is the proof
 
@@ -561,6 +573,7 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
         rules=spaces[0].rules,
         num_gpus=spaces[0].num_gpus,
         warnings=warnings,
+        whole=all(space.whole for space in spaces),
         every=all(space.every for space in spaces),
     )
 

@@ -115,11 +115,11 @@ class Crossing:
 
 def crossed(outer: Columns, inner: IntArray) -> Columns:
     """Return every row of one factor with every row of the other; a column is written once."""
-    look()
     shape = (len(outer), len(inner))
     chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
     for f in fields(Columns):
+        look()
         line = np.empty(shape, dtype=np.int64)
         line[:] = chunked[f.name] if f.name in chunked else getattr(outer, f.name)[:, None]
         lines[f.name] = line.ravel()

@@ -21,6 +21,7 @@ from meshwright.solver.configuration import (
     WORDS,
     BoolArray,
     Columns,
+    Configuration,
     IntArray,
 )
 from meshwright.solver.problem import DERIVED_VARIABLES, Problem
@@ -144,6 +145,16 @@ def _power_texts(problem: Problem) -> tuple[str, ...]:
         return (f"num_gpus <= {most_mw // max(draws_mw.values())}",)
     drawn = (f"{each} * {written_term('gpus', name)}" for name, each in draws_mw.items())
     return (f"{' + '.join(drawn)} <= {most_mw}",)
+
+
+def counts_kept(problem: Problem, counts: IntArray) -> BoolArray:
+    """Return which numbers of GPUs keep the power budget and the constraints on these alone."""
+    texts = (*problem.options.constraints, *_power_texts(problem))
+    own = [one for one in map(constraint_of, texts) if set(names_in(one)) == {"num_gpus"}]
+    plain = Columns.of([Configuration()]).take(np.zeros(len(counts), dtype=np.int64))
+    rows, layers = replace(plain, data_parallel_size=counts), problem.model.num_layers
+    broken = [broken_by(one, rows, num_layers=layers) for one in own]
+    return np.logical_and.reduce([np.ones(len(counts), dtype=np.bool_), *(~one for one in broken)])
 
 
 def names_unknown_group(problem: Problem, text: str) -> bool:

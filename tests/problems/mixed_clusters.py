@@ -10,7 +10,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.mixed.rows import MixedRows
+from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
 from tests.builders import a_gpu, a_model, a_problem
 
 SLOW = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=20 * MICROSECOND_S)
@@ -62,7 +62,7 @@ def a_mixed_problem(
 
 def mixed_rows(problem: Problem) -> MixedRows:
     """All rows of a mixed problem, priced."""
-    return MixedRows.of(NodeGroups.of(problem, default_profile(problem.cluster, "none")))
+    return MixedRows.of(LegalRows.of(NodeGroups.of(problem, default_profile(problem.cluster, "none"))))
 
 
 @st.composite

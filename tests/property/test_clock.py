@@ -79,8 +79,51 @@ NAMED = {
             ]
         },
     },
+    # five million rows were written down to explain that no size uses all GPUs
+    "reasons among many candidates": {
+        **request(
+            "bloom-7b1",
+            8,
+            1024,
+            4096,
+            time_limit_s=PLAN_WITHIN_S,
+            reserve_nodes=1,
+            allow=["sgd-momentum"],
+            pin={"weight_shard_size": 1, "num_microbatches": 1, "pipeline_parallel_size": 8},
+            constraints=["data_parallel_size % 2 == 0"],
+            workload={"precision": "fp16"},
+        ),
+        "cluster": {"name": "aws-p5-h100", "num_nodes": 8},
+    },
     "every launcher": request("deepseek-v3", 256, 8192, 4096, launcher="any", allow=["offload", "fp8"]),
 }
+
+# Each of them had no plan within two CPU seconds, or took a second and more beyond its limit.
+PLANNED = {
+    # every row was priced and bounded before the first plan was sought
+    "many rows on two kinds of nodes": {
+        **request("qwen3-1.7b", 64, 131072, 4096, top_k=2, certify="none", time_limit_s=PLAN_WITHIN_S),
+        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 64} for gpu in ("v100-sxm", "trainium2")]},
+        "workload": {"global_batch_size": 4096, "seq_length": 131072, "precision": "fp16"},
+    },
+    # numbers of GPUs that draw too much were looked at one by one
+    "few GPUs within the power": request(
+        "starcoderbase-1b", 64, 5000, 512, top_k=10, certify="none", time_limit_s=PLAN_WITHIN_S,
+        allow=["fp8"], pin={"tensor_parallel_size": 2}, forbid={"zero_stage": [3]}, max_power_kw=5.0,
+        workload={"precision": "fp32"},
+    ),
+    # the last variant had the whole limit for itself
+    "three variants": {
+        **request(
+            "stablelm-3b", 64, 32768, 4096, launcher="megatron-lm", top_k=5, certify="none",
+            time_limit_s=PLAN_WITHIN_S, allow=["sgd-momentum", "standalone_stages", "switches"],
+            forbid={"recompute_granularity": ["full"]}, seed=543832517,
+            pin={"expert_tensor_parallel_size": 1},
+            workload={"framework_options": {"pipeline_batch": 1000000.0}},
+        ),
+        "cluster": {"name": "dgx-a100-40gb", "num_nodes": 64},
+    },
+}  # fmt: skip
 
 
 def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
@@ -151,6 +194,13 @@ def faults(one: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", NAMED)
 def test_a_large_request_ends_at_its_limit_in_a_gibibyte(name: str) -> None:
     (one,) = in_a_process([NAMED[name]])
+    assert not faults(one), one
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_plan_is_found_early_and_the_limit_is_kept(name: str) -> None:
+    (one,) = in_a_process([PLANNED[name]])
+    assert one["plans"]
     assert not faults(one), one
 
 

@@ -31,7 +31,7 @@ _SAFETY = 1.0 - 1e-9
 _BISECTIONS, _LEAST = 20, 1e-9  # from so much of the most that a stage may take
 _INTERVALS, _RATIO = 24, 1.04  # of the slowest stage: up to 2.5 times its least
 _MULTIPLIERS = 12
-_MOST_CELLS = 4_000_000  # rows times options times places bounded together
+_MOST_CELLS = 1 << 18  # rows times options times places, and kinds of layers, bounded together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class RowBounds:
 def bounds_of(rows: MixedRows) -> RowBounds:
     """Bound every row that has two stages or more."""
     parts = np.zeros((4, len(rows)))
-    each = max(rows.room.shape[0] * _most_blocks(rows), 1)
+    each = max(rows.room.shape[0] * _most_blocks(rows) * rows.layout.num_kinds, 1)
     step = max(_MOST_CELLS // each, 1)
     for start in range(0, len(rows), step):
         look()

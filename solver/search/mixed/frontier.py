@@ -170,6 +170,11 @@ class MixedFrontier:
         waiting = {row for one in self._heap if one.bound_s < most_s for row in one.rows}
         return len(self.rows) - len(waiting | self._open)
 
+    def adopt(self, plans: Mapping[Configuration, MixedPlan]) -> None:
+        """Begin with plans that were found among fewer rows."""
+        self.found |= plans
+        self.best = min(self.found.values(), key=lambda one: one.objective_s, default=None)
+
     def begin(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Find a first plan: single stages, then whole groups of the rows of least bound."""
         alone = self._alone()
@@ -399,7 +404,7 @@ class MixedFrontier:
     def price(self, configs: Sequence[Configuration]) -> dict[Configuration, float]:
         """Price configurations, and keep those that fit and keep every rule; return their closed forms."""
         fresh = [one for one in dict.fromkeys(configs) if one not in self.found and one not in self.refused]
-        able = dict[Configuration, float]()
+        able = {one: self.found[one].objective_s for one in configs if one in self.found}
         for start in range(0, len(fresh), _TOGETHER):
             look()
             able |= self._priced(fresh[start : start + _TOGETHER])

@@ -37,6 +37,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
 from meshwright.solver.search.cp_sat import without_pandas
 from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
@@ -138,12 +139,12 @@ def _solved(solver: Expression, model: Expression, is_over: Callable[[], bool]) 
     """Solve a model; a thread stops the solver when the time is over."""
     ended = threading.Event()
 
-    def look() -> None:
+    def stop() -> None:
         while not ended.wait(_LOOK_S):
             if is_over():
                 solver.stop_search()
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=stop, daemon=True)
     watcher.start()
     try:
         return int(solver.solve(model))
@@ -167,6 +168,7 @@ class _Model:
         self.place = dict[int, Expression]()  # of each group by (7), the last nearest to the end
 
     def _sum(self, index: IntArray, weights: IntArray | None = None) -> Expression:
+        look()
         counts = [self.count[at] for at in index.tolist()]
         linear = self.api.LinearExpr
         return (
@@ -193,6 +195,7 @@ class _Model:
             self.of.add(opened + self._sum(np.intersect1d(here, alone)) <= 1)
             others = here[np.isin(role[here], [ROLES.index("middle"), ROLES.index("last")])]
             for at in others.tolist():
+                look()
                 self.of.add(self.count[at] <= int(self.most[at]) * opened)
 
     def have_ends(self, range_at: int) -> None:
@@ -214,6 +217,7 @@ class _Model:
             if len(tight):  # the last stage is one of the places up to this one
                 self.of.add(self._sum(tight) <= place - 1)
         for at in self.patterns.has_role("first").tolist():
+            look()
             if deepest[at] < ANYWHERE:
                 self.of.add(sum(self.count) <= int(deepest[at])).only_enforce_if(self.count[at])
 
@@ -230,6 +234,7 @@ class _Model:
         for above, below in zip(levels[1:], levels, strict=False):
             self.of.add_implication(above, below)
         for at, reached in enumerate((np.searchsorted(values, own, side="right") - 1).tolist()):
+            look()
             if reached and self.most[at] == 1:
                 self.of.add_implication(self.count[at], levels[reached - 1])
             elif reached:

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.search.mixed.rows import MixedRows, Transfers
@@ -92,6 +93,7 @@ def patterns_of(
     held |= dict.fromkeys(ENDS, sums[-1] - sums[1:-1])
     for option in np.flatnonzero(rows.room[:, row] > 0).tolist():
         for role in ROLES:
+            look()
             again, at = _Replays.none(held[role]), (option, row)
             one = _of(rows, at, role, transfers, again)
             if rows.by_stage[row]:
@@ -113,6 +115,7 @@ def patterns_of_any(parts: list[Patterns]) -> Patterns:
     costs = np.stack([every.time_us, every.slowest_us, -every.deepest], axis=1)
     names = np.column_stack([every.option, every.role, every.counts]).tolist()
     for at in np.lexsort(costs.T[::-1]).tolist():
+        look()
         same = best.setdefault(tuple(names[at]), [])
         if not (costs[same] <= costs[at]).all(axis=1).any():
             same.append(at)

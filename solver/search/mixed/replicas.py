@@ -23,13 +23,14 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import objective_s, step_of_end_s
+from meshwright.solver.cost.stages import RowPrices, objective_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.mixed.rows import (
+    PRICED_AT_ONCE,
     StageOption,
     columns_of,
     contexts_of,
@@ -325,8 +326,12 @@ def sets_of(count: int) -> list[tuple[int, ...]]:
 def _options(fleet: NodeGroups, group: int, *, wide: bool) -> Rows:
     """Return every configuration of one group: as many replicas as fit, one micro-batch."""
     own = [one for one in options_of(fleet) if one.group == group]
-    rows = rows_in(fleet, Columns.concatenate([_on_option(fleet, one, wide=wide) for one in own]), group)
-    return rows.take(np.flatnonzero(fitting(rows)))
+    every = Columns.concatenate([_on_option(fleet, one, wide=wide) for one in own])
+    pieces = [slice(at, at + PRICED_AT_ONCE) for at in range(0, max(len(every), 1), PRICED_AT_ONCE)]
+    some = [rows_in(fleet, every.take(piece), group) for piece in pieces]
+    kept = [rows.take(np.flatnonzero(fitting(rows))) for rows in some]
+    columns, prices = Columns.concatenate([one.columns for one in kept]), [one.prices for one in kept]
+    return replace(kept[0], columns=columns, prices=RowPrices.concatenate(prices))
 
 
 def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Columns:

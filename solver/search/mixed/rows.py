@@ -53,9 +53,10 @@ from meshwright.solver.splits import Prescribed, divisors
 # Numbers of stages: where it matters a row is priced for each range, at the least of it.
 RANGES = ((2, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 20))
 _PRICED_FOR = (2, 9)  # numbers of stages that all rows are priced for
-_PRICED_AT_ONCE = 4096  # rows between two looks at the clock
+PRICED_AT_ONCE = 4096  # rows between two looks at the clock
 _MOST_PRICED = 200_000  # rows times options, priced once for each range; of more a sample is searched
 _FULL = RECOMPUTE.index("full")
+_MOST_FIRST = 4096  # the same of the rows among which a first plan is sought
 _OF_STAGES = {"pipeline_parallel_size", "num_gpus"}  # limits that some numbers of stages keep
 
 
@@ -182,6 +183,53 @@ def are_legal(fleet: NodeGroups, columns: Columns, option: StageOption) -> BoolA
     return np.asarray(violation_masks(rules_of(fleet.problems[option.group]), there) == 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalRows:
+    """Rows that are legal on some option with some number of stages, before they are priced."""
+
+    fleet: NodeGroups
+    options: tuple[StageOption, ...]
+    sizes: IntArray  # (n, 6), as ``_sizes``
+    stages: BoolArray  # (B, n, P + 1) whether so many are legal on an option
+    size: int  # rows before any rule
+    whole: bool  # not a sample
+
+    @classmethod
+    def of(cls, fleet: NodeGroups, *, wide: bool = False) -> LegalRows:
+        """Return all rows, or a sample where there are too many.
+
+        ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual
+        or that the request limits.
+        """
+        options = options_of(fleet)
+        sizes = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 6)
+        size, sampled = len(sizes), len(sizes) * len(options) > _MOST_PRICED
+        if sampled:
+            sizes = sizes[_among(size, _MOST_PRICED // len(options))]
+        stages = _legal(fleet, sizes, options)
+        every = cls(fleet=fleet, options=options, sizes=sizes, stages=stages, size=size, whole=not sampled)
+        return every._take(np.flatnonzero(stages.any(axis=(0, 2))))
+
+    def lightest(self) -> LegalRows:
+        """Return the rows of least memory for each (cp, dp, ep), among which a first plan is sought.
+
+        Those of small micro-batches with states that are sharded most, with each kind of recomputation.
+        """
+        cp, dp, ep, size, zero, again = self.sizes.T
+        order = np.lexsort((-zero, size, again, ep, dp, cp))
+        alike = self.sizes[order][:, (0, 1, 2, 5)]
+        light = np.sort(order[np.unique(alike, axis=0, return_index=True)[1]])
+        kept = light[_among(len(light), _MOST_FIRST // len(self.options))]
+        return replace(self._take(kept), whole=False)
+
+    def _take(self, index: IntArray) -> LegalRows:
+        return replace(self, sizes=self.sizes[index], stages=self.stages[:, index])
+
+
+def _among(count: int, most: int) -> IntArray:
+    return np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64)
+
+
 # --------------------------------------------------------------------------------------------------
 # Prices of all rows on all options.
 
@@ -238,21 +286,11 @@ class MixedRows:
         return cls._priced(fleet, options, np.zeros((0, 6), dtype=np.int64), legal, 0, whole=False)
 
     @classmethod
-    def of(cls, fleet: NodeGroups, *, wide: bool = False) -> MixedRows:
-        """Price all rows that are legal on some option with two or more stages, or one.
-
-        ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual
-        or that the request limits. ``whole`` is false where there are so many rows that a sample is taken.
-        """
-        options = options_of(fleet)
-        sizes = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 6)
-        size, sampled = len(sizes), len(sizes) * len(options) > _MOST_PRICED
-        if sampled:
-            most = _MOST_PRICED // len(options)
-            sizes = sizes[np.linspace(0, size - 1, most).astype(np.int64)]
-        legal = _legal(fleet, sizes, options)  # (B, n, P + 1)
-        kept = np.flatnonzero(legal.any(axis=(0, 2)))
-        return cls._priced(fleet, options, sizes[kept], legal[:, kept], size, whole=not sampled)
+    def of(cls, legal: LegalRows) -> MixedRows:
+        """Price rows on every option."""
+        return cls._priced(
+            legal.fleet, legal.options, legal.sizes, legal.stages, legal.size, whole=legal.whole
+        )
 
     @classmethod
     def _priced(
@@ -428,7 +466,7 @@ def on_all(
     for group in range(len(fleet.groups)):
         own = [at for at, one in enumerate(options) if one.group == group]
         cells = [(number, at) for number in range(len(tables)) for at in own]
-        together = max(1, _PRICED_AT_ONCE // max(n, 1))
+        together = max(1, PRICED_AT_ONCE // max(n, 1))
         for begin in range(0, len(cells), together):
             look()
             some = cells[begin : begin + together]

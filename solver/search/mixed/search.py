@@ -46,7 +46,7 @@ from meshwright.solver.search.mixed.replicas import (
     solve_split,
     split_bound_s,
 )
-from meshwright.solver.search.mixed.rows import MixedRows, StageOption
+from meshwright.solver.search.mixed.rows import LegalRows, MixedRows, StageOption
 
 _EVERY = 1 << 20
 _FURTHER = 16  # sets of groups that share the batch, solved for places behind the first
@@ -54,6 +54,7 @@ _NOT_SHARED = (
     f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
 )
 _NEAR, _FIRST_CALLS = 0.8, 2  # bound over best plan, or calls of CP-SAT, before replicas on sets of groups
+_FEW_ROWS = 512  # of more a first plan is sought among the lightest
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
 
@@ -85,16 +86,28 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     def interrupted(state: MixedFrontier) -> bool:
         return _interrupt(watch, state, shared)
 
+    legal: LegalRows | None = None
     with watch.at_least(_FIRST_S).cut():
-        frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
-        frontier.is_over = watch.interrupted
+        legal = LegalRows.of(fleet, wide=wide)
+        if len(legal.sizes) > _FEW_ROWS:  # all of them take seconds to bound
+            frontier = MixedFrontier.of(MixedRows.of(legal.lightest()), problem, profile)
+            frontier.begin(lambda state: interrupted(state) or bool(state.found))
+    found = frontier.found
+    with (watch if found or legal is None else watch.at_least(_FIRST_S)).cut():
+        look()
+        legal = legal or LegalRows.of(fleet, wide=wide)
+        every = MixedFrontier.of(MixedRows.of(legal), problem, profile)
+        every.adopt(found)
+        frontier, frontier.is_over = every, watch.interrupted
         frontier.begin(lambda state: interrupted(state) and bool(state.found))
-    frontier.run(lambda state: interrupted(state) or _is_near(state))  # its plan rules out sets of groups
+    with watch.cut():
+        frontier.run(lambda state: interrupted(state) or _is_near(state))  # it rules out sets of groups
     with watch.cut():
         shared.begin(wide=wide)
         shared.solve(frontier.known_s)
     frontier.rival_s = min([frontier.rival_s, *(one.score_s for one in shared.splits)])
-    frontier.run(interrupted)
+    with watch.cut():
+        frontier.run(interrupted)
     frontier.finished &= shared.every
     with watch.cut():
         frontier.improve(interrupted)
@@ -137,7 +150,7 @@ def any_mixed(problem: Problem, profile: Profile) -> Configuration | Literal["un
     """
     for wide in (False, True):
         fleet = NodeGroups.of(problem, profile)
-        frontier = MixedFrontier.of(MixedRows.of(fleet, wide=wide), problem, profile)
+        frontier = MixedFrontier.of(MixedRows.of(LegalRows.of(fleet, wide=wide)), problem, profile)
         frontier.begin(lambda state: bool(state.found))
         if not frontier.found:
             frontier.run(lambda state: bool(state.found))

@@ -25,7 +25,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.mixed.frontier import MixedFrontier
 from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.replicas import best_split
-from meshwright.solver.search.mixed.rows import MixedRows
+from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
@@ -50,7 +50,7 @@ def test_permuting_the_groups_changes_no_step_time() -> None:
 def test_a_search_that_begins_again_still_has_every_row_to_solve() -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP))
     profile = default_profile(problem.cluster, problem.priced_as)
-    rows = MixedRows.of(NodeGroups.of(problem, profile), wide=False)
+    rows = MixedRows.of(LegalRows.of(NodeGroups.of(problem, profile)))
     frontier = MixedFrontier.of(rows, problem, profile)
     frontier.begin(lambda _: False)
     settled = frontier.settled
