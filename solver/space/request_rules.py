@@ -154,7 +154,7 @@ def counts_kept(problem: Problem, counts: IntArray) -> BoolArray:
     plain = Columns.of([Configuration()]).take(np.zeros(len(counts), dtype=np.int64))
     rows, layers = replace(plain, data_parallel_size=counts), problem.model.num_layers
     broken = [broken_by(one, rows, num_layers=layers) for one in own]
-    return np.logical_and.reduce([np.ones(len(counts), dtype=np.bool_), *(~one for one in broken)])
+    return np.asarray(np.logical_and.reduce([np.ones(len(counts), dtype=np.bool_), *(~b for b in broken)]))
 
 
 def names_unknown_group(problem: Problem, text: str) -> bool:
