@@ -62,6 +62,8 @@ def copied() -> Child:
     questions, verdicts = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(questions[1])  # or the copy would hold its own questions open
+        os.close(verdicts[0])
         _answer(questions[0], verdicts[1])
     os.close(questions[0])
     os.close(verdicts[1])
@@ -69,17 +71,13 @@ def copied() -> Child:
 
 
 def _answer(questions: int, verdicts: int) -> None:
-    """Answer in the copy, which holds none of the parent's files, and never return."""
+    """Answer in the copy, which leaves terminal and pipes to the parent, and never return."""
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
+        for stream in {0, 1, 2} - {questions, verdicts}:
             os.dup2(nothing, stream)
-        first, second = sorted((questions, verdicts))
-        os.closerange(3, first)
-        os.closerange(first + 1, second)
-        os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
         child.answer(os.fdopen(questions), os.fdopen(verdicts, "w"))
     finally:
         os._exit(0)
