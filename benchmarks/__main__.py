@@ -28,6 +28,9 @@ class Benchmark:
 BENCHMARKS = {
     "search": Benchmark("search times and proofs, docs/how-the-search-works.md", "benchmarks.search"),
     "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
+    "robust": Benchmark(
+        "robust next to plain choices on published runs, docs/howto/robust-plans.md", "benchmarks.robust"
+    ),
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "placement": Benchmark(

@@ -168,6 +168,7 @@ class Plan:
     needs: tuple[str, ...] = ()  # packages that a stock installation of its launcher lacks
     ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
     hosts: HostOrder | None = None  # where links between nodes differ
+    deciding: str | None = None  # the measurement that decides between it and #1, of robust plans
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the API shows it."""
@@ -175,9 +176,10 @@ class Plan:
 
 
 def _shown(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the order of hosts where any is as good, and CO2 where the grid's is not stated."""
-    if plan["hosts"] is None:
-        del plan["hosts"]
+    """Leave out what only some requests ask for: the order of hosts, what decides, CO2."""
+    for name in ("hosts", "deciding"):
+        if plan[name] is None:
+            del plan[name]
     _shown_outlook(plan["outlook"])
     return plan
 
@@ -411,6 +413,7 @@ OBJECTIVE_NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",
     "gpu_hours_per_token": "GPU hours per token, interruptions counted",
     "energy_per_token": "energy per token",
+    "robust": "the 90 % quantile of the step",
 }
 _WITHOUT_RIVALS = Odds(best_probability=1.0, regret_p90=0.0)
 

@@ -51,7 +51,9 @@ class InvalidPlanError(InternalError):
 # What the request may limit: pins, bounds, what is allowed, how long, how many.
 
 
-Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
+Objective = Literal[
+    "step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token", "robust"
+]
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
 # What follows from the others; constraints may name it.

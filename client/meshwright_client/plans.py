@@ -104,6 +104,7 @@ class Plan:
     gap: float | None = None  # to the best that its rank could have
     needs: tuple[str, ...] = ()  # packages that a stock installation of its launcher lacks
     ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
+    deciding: str | None = None  # of robust plans: the measurement that decides between it and #1
     hosts: Mapping[str, Any] | None = None  # order of the nodes, where links between them differ
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 

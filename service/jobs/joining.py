@@ -5,6 +5,7 @@ Plans of unlike batches and numbers of GPUs are ranked by what the request ranks
   step_time             seconds of a token: 1 / (tokens/s/GPU * GPUs)
   tokens_per_s_per_gpu  GPU seconds of a token
   gpu_hours_per_token, energy_per_token  as the plan's outlook has them
+  robust                seconds of a token at the 90 % quantile of the step
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ def _score(plan: Json, objective: str) -> float:
         return float(outlook["energy_per_token_j"])
     if objective == "tokens_per_s_per_gpu":
         return 1.0 / rate
-    return 1.0 / (rate * configuration_from_json(plan["config"]).num_gpus)
+    longer = 1.0
+    if objective == "robust":
+        longer = float(plan["prediction"]["step_time_high_s"]) / float(plan["prediction"]["step_time_s"])
+    return longer / (rate * configuration_from_json(plan["config"]).num_gpus)
 
 
 def _row(number: int, point: SolvedPoint, entries: Sequence[_Entry]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
@@ -33,6 +35,7 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
         lines.append(run_words(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
         lines.append(baseline_words(answer.baseline, len(answer.ranking)))
+    lines += deciding_words(answer.plans)
     texts = [wrapped(line, width, indent=2, hang=2) for line in lines]
     return [*texts, *(_front(answer.pareto, width) if answer.pareto else [])]
 
@@ -70,6 +73,15 @@ def _front_words(front: ParetoFront) -> list[str]:
         else said
         for said, point in zip(words, front.points, strict=True)
     ]
+
+
+def deciding_words(plans: Sequence[Plan]) -> list[str]:
+    """Return what to measure to decide between #1 and the others, each measurement once."""
+    ranks = dict[str, list[str]]()
+    for plan in plans:
+        if plan.deciding is not None:
+            ranks.setdefault(plan.deciding, []).append(f"#{plan.rank}")
+    return [f"Decides between #1 and {', '.join(some)}: {what}." for what, some in ranks.items()]
 
 
 def _objective(claim: ObjectiveClaim) -> str:

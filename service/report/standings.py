@@ -6,7 +6,7 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from meshwright.service.report.beyond import baseline_words, run_words
+from meshwright.service.report.beyond import baseline_words, deciding_words, run_words
 from meshwright.service.report.charts.bars import WIDTH
 from meshwright.service.report.formatting import COLUMNS, LONG_NAMES, SHORT_NAMES, configuration_words
 from meshwright.service.report.ranking import (
@@ -76,6 +76,7 @@ class Standings:
     rows: tuple[Standing, ...]
     run: str  # of the first plan in a sentence; empty if the request looks at one step
     baseline: str  # in a sentence; empty without one
+    deciding: tuple[str, ...]  # what to measure, of robust plans
     note: str
 
 
@@ -119,6 +120,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         rows=tuple(rows),
         run=run_words(first, first.outlook) if first.outlook else "",
         baseline=baseline_words(answer.baseline, len(answer.ranking)) if answer.baseline else "",
+        deciding=tuple(deciding_words(answer.plans)),
         note=". ".join(
             [
                 f"MFU of {peak} per GPU, causal attention counted",

@@ -462,7 +462,8 @@ FIELDS = (
         type="Objective",
         default="step_time",
         option=Option(
-            group=SEARCH, help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token or energy_per_token."
+            group=SEARCH,
+            help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token, energy_per_token or robust.",
         ),
         question=Question(
             part="limits",
@@ -473,6 +474,7 @@ FIELDS = (
                 ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
                 ("gpu_hours_per_token", "fewest GPU hours per token"),
                 ("energy_per_token", "least energy per token"),
+                ("robust", "shortest step that holds 9 times in 10"),
             ),
         ),
     ),

@@ -307,6 +307,12 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
     if options.grid_co2_g_per_kwh is not None and options.total_tokens is None:
         at = pointer("workload", "total_tokens")
         yield FieldError(pointer=at, message="is required for CO2: the tokens of the whole run")
+    if options.objective == "robust" and options.batch_sizes:
+        message = "plans of several batches are not ranked by the quantile of a step"
+        yield FieldError(
+            pointer=pointer("search", "objective"), message=message, allowed="one global_batch_size",
+            nearest="step_time",
+        )  # fmt: skip
     powered = (options.grid_co2_g_per_kwh, options.max_power_kw)
     if options.objective == "energy_per_token" or any(value is not None for value in powered):
         yield from _power_faults(problem)

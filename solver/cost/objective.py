@@ -6,6 +6,7 @@ on the objective, and the closed form, CP-SAT and the simulation rank by it with
   tokens_per_s_per_gpu   step * GPUs / tokens: GPU seconds of a token
   gpu_hours_per_token    the same with failures and checkpoints: times the slowdown of so many GPUs
   energy_per_token       GPUs / tokens * (waiting power * (step - busy) + busy power * busy)
+  robust                 none: plans of shortest step are compared by a quantile (``planner.robust``)
 The numbers are relative to the whole cluster, so that they stay of the size of a step.
 """
 
@@ -148,6 +149,7 @@ UNITS = {
     "tokens_per_s_per_gpu": "tokens/s/GPU",
     "gpu_hours_per_token": "GPU h/token",
     "energy_per_token": "J/token",
+    "robust": "s",
 }
 
 
@@ -219,6 +221,8 @@ def natural_objective(
         InvalidProblemError: energy is asked for for a GPU of unknown power.
     """
     name, outlook = problem.options.objective, outlook_of(problem, profile, config, prediction)
+    if name == "robust":
+        return prediction.step_time_high_s
     if name == "tokens_per_s_per_gpu":
         return prediction.tokens_per_s_per_gpu
     if name == "gpu_hours_per_token":

@@ -111,6 +111,17 @@ def log_time_sigma(
     return np.asarray(np.sqrt(variance))
 
 
+def least_log_sigma(problem: Problem, profile: Profile) -> float:
+    """Return what no configuration's spread is below: that of one that depends on no counted constant.
+
+    0 where a calibrated residual or measured layers may narrow it further.
+    """
+    if profile.residual is not None or profile.layers is not None:
+        return 0.0
+    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile, doubts()) + between(problem) ** 2
+    return float(np.sqrt(whole))
+
+
 def between(problem: Problem) -> float:
     """Return the spread of clusters about their stack, log: the common error of all runs of one."""
     kind = "dense" if problem.model.moe is None else "experts"

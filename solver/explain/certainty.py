@@ -214,6 +214,46 @@ def odds_of(
     return fastest / _DRAWS, np.percentile(regrets, _REGRET, axis=0)
 
 
+def joint_log_steps(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
+    """Return log step times of plans as they may turn out together, (draws, n); seeded by the request."""
+    covariance = log_covariance(problem, profile, plans)
+    return np.asarray(_log_steps(plans) + _draws(covariance, problem.options.seed))
+
+
+# What shows a constant of the cost model; of all others only a run of the whole step does.
+_MEASURED_BY = {
+    **dict.fromkeys(("gemm", "attention", "grouped_gemm", "score_gemm"), "operators"),
+    **dict.fromkeys(("hbm", "elementwise", "score_bytes", "permute_bytes", "loss_bytes"), "layers"),
+    **dict.fromkeys(("collective_latency_s", "fast_link", "network"), "links"),
+}
+_RUN = "run"
+_MEASUREMENTS = {
+    "operators": "matrix products and attention on one GPU",
+    "layers": "one layer on one GPU",
+    "links": "collectives between the nodes (nccl-tests)",
+}
+
+
+def deciding_measurement(problem: Problem, profile: Profile, first: Plan, other: Plan) -> str:
+    """Return the one measurement that removes most of the doubt which of two plans is faster.
+
+    The doubt is the variance of the difference of their logarithms: of each constant, and of what no
+    constant explains, which only a run of the other plan shows.
+    """
+    run = f"a run of #{other.rank} for a few steps"
+    if profile.residual is not None:  # what its runs leave over
+        return run
+    both = RunCandidates.of([_asked(problem, profile, plan) for plan in (first, other)], lambda _: profile)
+    own = dict.fromkeys((*_MEASUREMENTS, _RUN), 0.0)
+    for name, apart in zip(TIME_WIDTHS, both.effects[1] - both.effects[0], strict=True):
+        own[_MEASURED_BY.get(name, _RUN)] += float(apart**2)
+    together = both.covariance(np.arange(2))
+    whole = float(together[0, 0] + together[1, 1] - 2.0 * together[0, 1])
+    own[_RUN] += max(whole - sum(own.values()), 0.0)
+    best = max(own, key=lambda name: own[name])
+    return _MEASUREMENTS.get(best, run)
+
+
 def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:
     """Add to each plan its chances among them; seeded by the request."""
     if not plans:

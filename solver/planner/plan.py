@@ -166,6 +166,13 @@ def ask(
 
     ``known``: configurations that an interrupted search had found; placed stages begin anew.
     """
+    if problem.options.objective == "robust":
+        from meshwright.solver.planner.robust import robust_answer  # noqa: PLC0415 - asked for by few
+
+        by_step = partial(
+            ask, profile=profile, on_progress=on_progress, should_stop=should_stop, known=known
+        )
+        return with_baseline(problem, profile, robust_answer(problem, profile, by_step))
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     if problem.cluster.differs:
         return _ask_ordered(problem, profile, watch, on_progress, known)

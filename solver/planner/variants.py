@@ -325,6 +325,8 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
     """Return a configuration's ranking score, in seconds relative to the whole cluster."""
     if is_plain(problem):
         return prediction.step_time_s
+    if problem.options.objective == "robust":
+        return prediction.step_time_high_s
     weighing = weighing_of(problem, profile, Columns.of([config]))
     return float((weighing.scale * prediction.step_time_s + weighing.offset)[0])
 

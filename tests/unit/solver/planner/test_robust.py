@@ -1,0 +1,59 @@
+"""Plans ranked by the 90 % quantile of the step: its bound, its choice, and what would decide."""
+
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+
+REQUEST = {
+    "model": {"name": "qwen3-0.6b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 1},
+    "workload": {"global_batch_size": 16, "seq_length": 1024},
+    "launcher": "megatron-lm",
+    "search": {"objective": "robust", "top_k": 4, "certify": "none", "allow": ["none"]},
+}
+
+
+def answer_to(problem: Problem) -> Answer:
+    return ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def every_layout(problem: Problem) -> Answer:
+    """The request ranked by the step, with all of its layouts."""
+    options = replace(problem.options, objective="step_time", top_k=10_000, diverse=False)
+    return answer_to(replace(problem, options=options))
+
+
+def test_no_plan_has_a_quantile_below_the_bound() -> None:
+    problem = parse_problem(REQUEST)
+    robust, every = answer_to(problem), every_layout(problem)
+    assert robust.objective is not None
+    assert robust.objective.bound is not None
+    least_s = min(plan.prediction.step_time_high_s for plan in every.plans)
+    assert robust.objective.bound <= least_s
+    # 1.2816 deviations of a spread that is more than a tenth: the bound says more than that on the step
+    assert robust.objective.bound > (robust.bound_step_time_s or 0.0) * exp(0.128)
+    assert robust.objective.value == robust.plans[0].prediction.step_time_high_s
+    assert robust.status == "feasible"
+
+
+def test_the_first_plan_has_the_least_quantile_and_the_others_name_what_decides() -> None:
+    robust = answer_to(parse_problem(REQUEST))
+    quantiles = [plan.prediction.step_time_high_s for plan in robust.plans]
+    assert quantiles == sorted(quantiles)
+    assert [plan.rank for plan in robust.plans] == [1, 2, 3, 4]
+    assert "deciding" not in robust.plans[0].to_json()
+    assert all(plan.deciding for plan in robust.plans[1:])
+
+
+def test_several_batches_are_refused() -> None:
+    several = {**REQUEST, "workload": {"global_batch_size": [16, 32], "seq_length": 1024}}
+    with pytest.raises(InvalidProblemError, match="quantile"):
+        parse_problem(several)
