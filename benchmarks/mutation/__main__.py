@@ -112,11 +112,12 @@ def renew_tests(where: Path) -> None:
     subprocess.run(["git", "checkout", "-q", "-f", "FETCH_HEAD", "--", "tests"], cwd=where, check=True)
 
 
-def measure(where: Path, out: Path) -> None:
+def measure(where: Path, out: Path, tests: Sequence[str], processes: int) -> None:
     """Record with pytest-cov which test executes which line, and how long each takes."""
     rooms = [f"--cov={room}" for room in ("solver", "profiles", "shell", "launchers", "service")]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not alone"]
-    command += [*rooms, "--cov-context=test", "--cov-report=", f"--junitxml={out / TIMES}", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadfile"]
+    command += ["-m", "not alone", *rooms, "--cov-context=test", "--cov-report="]
+    command += [f"--junitxml={out / TIMES}", *tests]
     code = subprocess.run(command, cwd=where, env=_environment(where), check=False).returncode
     if code > pytest.ExitCode.TESTS_FAILED:  # limits in seconds may fail here; those tests are not used
         raise SystemExit(f"error: the tests did not run (pytest ended with {code})")
@@ -184,6 +185,11 @@ def main() -> int:
     parser.add_argument(
         "--most-s", type=float, default=60.0, help="longest tests of one mutant, in seconds [default: 60]"
     )
+    parser.add_argument(
+        "--tests", nargs="+", default=list(TESTS),
+        help="folders and files of tests that may notice a mutant; fewer are measured in less time, and what"
+        f" survives them is tried again with --retry [default: {' '.join(TESTS)}]",
+    )  # fmt: skip
     parser.add_argument("--report", action="store_true", help="try none; report those that were tried")
     parser.add_argument(
         "--retry", action="store_true", help="try the survivors again with the current commit's tests"
@@ -221,7 +227,7 @@ def prepare(asked: argparse.Namespace, clones: Sequence[Path], sessions: Sequenc
             forget_survivors(session)
         (sessions[0].parent / LINES).unlink(missing_ok=True)
     if not (sessions[0].parent / LINES).exists():
-        measure(clones[0], sessions[0].parent)
+        measure(clones[0], sessions[0].parent, asked.tests, len(clones))
 
 
 def report(outcomes: Counter[str], alive: dict[str, str]) -> int:

@@ -181,7 +181,8 @@ def test_the_check_adds_up_the_watts_of_a_plan_and_the_search_keeps_to_them() ->
 def test_a_budget_too_small_for_any_plan_names_the_budget_that_is_enough() -> None:
     model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
     cluster = a_cluster(num_nodes=1, gpu=a_gpu(power_watts=700.0))
-    problem = a_problem(model=model, cluster=cluster, batch=16, certify="none", max_power_kw=0.6)
+    pin = {"pipeline_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
+    problem = a_problem(model=model, cluster=cluster, batch=16, certify="none", max_power_kw=0.6, pin=pin)
     found = answered(problem).infeasible
     assert found is not None
     assert any("max_power_kw = 0.6" in conflict for conflict in found.conflicts)
