@@ -187,7 +187,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--tests", nargs="+", default=list(TESTS),
-        help="folders and files of tests that may notice a mutant; fewer are measured in less time, and what"
+        help="folders and files of tests that may notice a mutant; fewer are measured sooner, and what"
         f" survives them is tried again with --retry [default: {' '.join(TESTS)}]",
     )  # fmt: skip
     parser.add_argument("--report", action="store_true", help="try none; report those that were tried")

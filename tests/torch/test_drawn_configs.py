@@ -19,6 +19,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
 from meshwright.profiles.importers.huggingface_keys import config_keys
+from tests.draws import draws
 from tests.torch.drawn_configs import (
     LAYERS,
     NEEDED_BY_TYPE,
@@ -29,7 +30,7 @@ from tests.torch.drawn_configs import (
     single_keys,
 )
 
-DRAWS, SINGLE_KEYS = 2, 3
+DRAWS, SINGLE_KEYS = draws(1), draws(2)
 KNOWN = sorted(set(families()) & known_types())
 
 

@@ -100,9 +100,9 @@ SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_att
 
 
 def answered(**options: object) -> Answer:
-    """6 layers on 16 GPUs with tight limits on what is not in question."""
+    """6 layers on 8 GPUs with tight limits on what is not in question."""
     problem = a_problem(
-        model=a_model(**SHAPE), cluster=a_cluster(num_nodes=2), batch=32, certify="none", top_k=1, **options
+        model=a_model(**SHAPE), cluster=a_cluster(num_nodes=1), batch=32, certify="none", top_k=1, **options
     )
     return search(problem, default_profile(problem.cluster, problem.launcher))
 
