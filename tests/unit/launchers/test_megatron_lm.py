@@ -25,6 +25,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
+from tests.draws import draws
 from tests.launchers.cases import (
     B200,
     CASES,
@@ -400,7 +401,7 @@ def test_a_schedule_that_is_none_is_refused(text: str) -> None:
 
 # The search and the exporter agree: whatever row the search may propose can be exported.
 
-ROWS_A_MODEL = 40
+ROWS_A_MODEL = draws(10)
 
 
 def nearly_even(num_layers: int, chunks: int) -> list[int]:
