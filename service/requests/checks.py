@@ -63,11 +63,10 @@ def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
     for name, term in ((name, term_of(name)) for name in sorted(names_of((text,)))):
         if term is None:
             continue
-        if problem.cluster.is_homogeneous:
-            yield FieldError(pointer=at, message=f"{name}: {problem.unplaced}")
-        elif problem.unplaced:
-            message = f"{name}: {problem.unplaced}"
-            yield FieldError(pointer=at, message=message, allowed=_PLACING, nearest=_PLACING.split(", ")[0])
+        if why := problem.unplaced:
+            placing = [] if problem.cluster.is_homogeneous else _PLACING
+            allowed, nearest = ", ".join(placing) or None, next(iter(placing), None)
+            yield FieldError(pointer=at, message=f"{name}: {why}", allowed=allowed, nearest=nearest)
         elif term[1] not in groups:
             near = get_close_matches(term[1], groups, n=1, cutoff=0.0)
             message = f"{name}: {shown(term[1])} is not a node group of this cluster"
@@ -79,7 +78,7 @@ LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
-_PLACING = ", ".join(f"launcher {name}" for name in launchers_placing_stages())
+_PLACING = [f"launcher {name}" for name in launchers_placing_stages()]
 
 
 def check_launcher(name: str, *, at: str = "/launcher") -> None:

@@ -45,10 +45,10 @@ Where = tuple[str | int, ...]
 
 def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
     """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional."""
-    if problem.unplaced:
+    if why := problem.unplaced:
         at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
         allowed = f"the launchers {', '.join(launchers_placing_stages())} on unlike nodes"
-        raise InvalidProblemError.of(at, problem.unplaced, allowed=allowed)
+        raise InvalidProblemError.of(at, why, allowed=allowed)
     parts = _classes(raw)
     if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
         at = pointer(*_AT, "replicas")

@@ -72,8 +72,7 @@ def test_sixteen_runs_of_a_cluster_with_slow_gemms_and_network_predict_the_other
 ) -> None:
     # GEMMs at 0.8 and the network at 0.6 of the stack's: about 20 % slower than predicted
     runs = as_if(observations, gemm=0.8, network=0.6)
-    calibration = calibrate(runs[::5], cluster="slow")
-    rest = [one for index, one in enumerate(runs) if index % 5]
+    calibration, rest = calibrate(runs[::5], cluster="slow"), runs[2::5]
     assert np.mean(log_errors(None, rest)) > 0.12
     assert np.mean(log_errors(calibration, rest)) < 0.02
 
@@ -89,7 +88,7 @@ def test_runs_of_a_described_gpu_replace_the_shares_that_it_borrowed(
     assert (before.borrowed, after.borrowed) == (True, False)
     assert any("nearest in the catalog" in words for words in before.warnings)
     assert not any("nearest in the catalog" in words for words in after.warnings)
-    rest = [one for index, one in enumerate(runs) if index % 5]
+    rest = runs[2::5]
     widths = [
         [log(one.step_time_high_s / one.step_time_low_s) for one in predicted(learnt, rest)]
         for learnt in (None, calibration)
