@@ -1,7 +1,7 @@
 """Two properties of readers, over every value of the reviewed exports and of each stored file of others.
 
 Of several exports of a launcher, a word is tried in the first that holds it and a number in the first that
-states its argument; all are tried where ``MESHWRIGHT_TEST_DRAWS`` is above 1.
+states its argument; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
