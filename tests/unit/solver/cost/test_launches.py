@@ -41,6 +41,10 @@ def test_graphs_take_away_the_launches_of_the_parts_that_they_capture() -> None:
     assert operators(a_moe_model(), cuda_graph="layer") == pytest.approx(0.25 * whole)
     padded = operators(a_moe_model(), cuda_graph="layer", moe_capacity_factor=1.0)
     assert padded == pytest.approx(0.15 * whole)
+    # a graph of the whole iteration launches no product of one expert after the other
+    captured = {"cuda_graph": "full_iteration", "moe_capacity_factor": 1.0}
+    looped = floor("moe", ON_8, **captured)
+    assert looped == pytest.approx(floor("moe", ON_8, **captured, grouped_gemm="grouped"))
 
 
 def test_an_expert_layer_launches_what_it_runs() -> None:

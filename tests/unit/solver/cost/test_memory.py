@@ -8,6 +8,7 @@ from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
@@ -393,6 +394,19 @@ def test_replaying_the_activation_frees_what_the_last_matrices_keep_of_it() -> N
     assert freed(a_problem(model)) == pytest.approx(2 * elements)
     assert freed(a_problem(model, precision="fp8")) == pytest.approx(elements)
     assert freed(a_problem(model, lora_rank=16, lora_targets=("linear_qkv",))) == 0.0
+
+
+def test_replaying_the_projections_from_latents_frees_queries_keys_and_values() -> None:
+    mla = MlaSpec(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32)
+    model = replace(GPT, num_kv_heads=GPT.num_attention_heads, head_dim=48, mla=mla)
+    layout, left = a_layout(recompute_granularity="selective"), []
+    for modules in ("core_attn", "core_attn+mla_up_proj"):
+        problem = a_problem(model)
+        options = {"recompute_modules": modules}
+        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+        left.append(float(prices_of(problem, layout, "nemo").activation_bytes[0, -3]))
+    # 2048 tokens in 2 bytes: of each of 16 heads 48 elements of a query and of a key, 32 of a value
+    assert left[0] - left[1] == pytest.approx(2048 * 2 * 16 * (48 + 48 + 32))
 
 
 def test_replaying_the_shared_expert_frees_its_two_products_and_what_the_last_matrix_reads() -> None:
