@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,10 @@ def test_an_expert_layer_launches_what_it_runs() -> None:
     assert operators(a_moe_model(), moe_dispatcher="hybridep") == pytest.approx(plain - 8 - 31 + 3 + 9)
     assert operators(a_moe_model(), moe_dispatcher="allgather") == pytest.approx(plain - 8 - 31 + 2 + 12)
     assert operators(a_moe_model(), overlap_experts=True) == pytest.approx(plain + 10)
+    mixed = a_moe_model()
+    assert mixed.moe is not None
+    mixed = replace(mixed, moe=replace(mixed.moe, router_score="sparsemixer"))
+    assert operators(mixed) == pytest.approx(plain - 9 + 14)
     # latent attention 10, a shared expert 4, a sigmoid 14 for 9, its bias 5, limited groups 9
     assert operators(find_model("deepseek-v3")) == pytest.approx(plain + 10 + 4 + 5 + 5 + 9)
 
