@@ -40,7 +40,15 @@ _SKY_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Start:
+    """How a job is started: the scheduler, and the container image with the launcher."""
+
+    scheduler: str = "slurm"
+    image: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scheduled:
     """One plan, its files, and what the scheduler must know of the site."""
 
     target: Target
@@ -106,7 +114,7 @@ def scheduled(
         )
     files = {name: text for name, text in bundle.files.items() if name != SLURM_FILE}
     needed = {name: text for name, text in files.items() if name != README_FILE}
-    name, text, start = write(_Asked(target=target, files=needed, image=image, where=where))
+    name, text, start = write(_Scheduled(target=target, files=needed, image=image, where=where))
     if README_FILE in files:
         files[README_FILE] = _started_by(files[README_FILE], scheduler, name, start)
     return replace(bundle, files={**files, name: text}, warnings=warnings)
@@ -129,7 +137,7 @@ def _refused(where: str, message: str, *, allowed: str) -> RefusedExportError:
 # of the Trainer patches in another way (podTemplateOverrides in 2.0, runtimePatches in 2.2).
 
 
-def _config_map(asked: _Asked) -> dict[str, Any]:
+def _config_map(asked: _Scheduled) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -138,7 +146,7 @@ def _config_map(asked: _Asked) -> dict[str, Any]:
     }
 
 
-def _variables(asked: _Asked) -> list[dict[str, Any]]:
+def _variables(asked: _Scheduled) -> list[dict[str, Any]]:
     return [
         {
             "name": f"PLAN_FILE_{number}",
@@ -148,7 +156,7 @@ def _variables(asked: _Asked) -> list[dict[str, Any]]:
     ]
 
 
-def _command(asked: _Asked, rank: str, host: str, port: str) -> list[str]:
+def _command(asked: _Scheduled, rank: str, host: str, port: str) -> list[str]:
     writes = [
         f'printf "%s" "${{PLAN_FILE_{number}}}" > {_FOLDER}/{file}'
         for number, file in enumerate(asked.files)
@@ -164,7 +172,7 @@ def _command(asked: _Asked, rank: str, host: str, port: str) -> list[str]:
     return ["bash", "-c", "\n".join(lines) + "\n", "launch"]
 
 
-def _gpus(asked: _Asked) -> dict[str, Any]:
+def _gpus(asked: _Scheduled) -> dict[str, Any]:
     """Return the limit of GPUs of one node, by the name of its vendor's device plugin.
 
     Raises:
@@ -180,7 +188,7 @@ def _gpus(asked: _Asked) -> dict[str, Any]:
     return {"limits": {vendor: asked.target.gpus_per_node}}
 
 
-def _train_job(asked: _Asked) -> tuple[str, str, str]:
+def _train_job(asked: _Scheduled) -> tuple[str, str, str]:
     """Return a TrainJob (trainer.kubeflow.org/v1alpha1) for the runtime ``torch-distributed``.
 
     Its Torch plugin sets the PET variables of torchrun (pkg/runtime/framework/plugins/torch/torch.go).
@@ -206,7 +214,7 @@ def _train_job(asked: _Asked) -> tuple[str, str, str]:
     return "trainjob.yaml", head + _documents(_config_map(asked), job), "kubectl create -f trainjob.yaml"
 
 
-def _pytorch_job(asked: _Asked) -> tuple[str, str, str]:
+def _pytorch_job(asked: _Scheduled) -> tuple[str, str, str]:
     """Return a PyTorchJob (kubeflow.org/v1): one master, and workers for the other nodes.
 
     Raises:
@@ -249,7 +257,7 @@ def _pytorch_job(asked: _Asked) -> tuple[str, str, str]:
 # SkyPilot copies the folder (workdir) to every node, and sets each node's rank and all addresses.
 
 
-def _sky_task(asked: _Asked) -> tuple[str, str, str]:
+def _sky_task(asked: _Scheduled) -> tuple[str, str, str]:
     """Return a task of SkyPilot.
 
     Raises:
@@ -281,7 +289,7 @@ def _sky_task(asked: _Asked) -> tuple[str, str, str]:
 
 
 Writer = Callable[
-    [_Asked], tuple[str, str, str]
+    [_Scheduled], tuple[str, str, str]
 ]  # name and text of the file, and the command that starts it
 SCHEDULERS: Mapping[str, Writer | None] = {
     "slurm": None,  # every bundle has its script
@@ -291,7 +299,7 @@ SCHEDULERS: Mapping[str, Writer | None] = {
 }
 
 
-class _Dumper(yaml.SafeDumper):
+class _BlockDumper(yaml.SafeDumper):
     """Writes text of several lines as a block, and repeats what is shared."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of the base class
@@ -299,14 +307,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+def _text(dumper: _BlockDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_BlockDumper.add_representer(str, _text)
 
 
 def _documents(*documents: Mapping[str, Any]) -> str:
-    texts = (yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=10**6) for one in documents)
+    texts = (yaml.dump(one, Dumper=_BlockDumper, sort_keys=False, width=10**6) for one in documents)
     return "---\n".join(texts)

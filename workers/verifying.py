@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError, StoppedError
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.stores.verifications import ClaimedPlan, Verifications, not_built
 from meshwright.workers.outage import OUTAGE
@@ -28,7 +28,7 @@ def verify_next(
     asked = store.claim()
     if asked is None:
         return False
-    from meshwright.service.verify.verify import StoppedError, verify  # noqa: PLC0415 - all launchers: a worker starts without them
+    from meshwright.service.verify.verify import verify  # noqa: PLC0415 - all launchers: a worker starts without them
 
     lost = threading.Event()
     try:

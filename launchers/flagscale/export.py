@@ -435,17 +435,17 @@ class FlagScale:
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 
-class _Dumper(yaml.SafeDumper):
+class _FlowDumper(yaml.SafeDumper):
     """Writes each list on one line."""
 
 
-_Dumper.add_representer(
+_FlowDumper.add_representer(
     list, lambda dumper, found: dumper.represent_sequence("tag:yaml.org,2002:seq", found, flow_style=True)
 )
 
 
 def _text(values: object) -> str:
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=100, default_flow_style=False)
+    return yaml.dump(values, Dumper=_FlowDumper, sort_keys=False, width=100, default_flow_style=False)
 
 
 def found_warnings(target: Target) -> Iterator[str]:

@@ -37,7 +37,7 @@ _ON = f"recompute_granularity{_BY_STAGE}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Mesh:
+class _StatedMesh:
     tp: int
     cp: int
     ep: int
@@ -207,7 +207,7 @@ def _started(
     return [(min(slots, each or slots), kind) for slots, kind in hosts[: nodes or None]]
 
 
-def _meshes(values: Document) -> list[_Mesh]:
+def _meshes(values: Document) -> list[_StatedMesh]:
     sizes = _whole_numbers(values, _MESHES)
     line = values[_MESHES].line
     if not sizes or len(sizes) % _SIZES_OF_A_MESH:
@@ -221,7 +221,7 @@ def _meshes(values: Document) -> list[_Mesh]:
         raise refused(f"line {line}: {count} meshes, {len(types)} {_TYPES}", allowed=f"{count} of each")
     each = zip(*(sizes[at::_SIZES_OF_A_MESH] for at in range(_SIZES_OF_A_MESH)), strict=True)
     found = [
-        _Mesh(tp, cp, ep, dp, pp, str(device)[:200])
+        _StatedMesh(tp, cp, ep, dp, pp, str(device)[:200])
         for (tp, cp, ep, dp, pp), device in zip(each, types, strict=True)
     ]
     if any(0 in (one.tp, one.cp, one.ep, one.dp, one.pp) for one in found):
@@ -243,7 +243,7 @@ def _whole_numbers(values: Document, name: str) -> list[int]:
     return numbers
 
 
-def _take_meshes(given: Given, values: Document, meshes: Sequence[_Mesh]) -> None:
+def _take_meshes(given: Given, values: Document, meshes: Sequence[_StatedMesh]) -> None:
     """Take the meshes as one of the largest tensor size; the stages' own sizes follow after it."""
     line, switch = values[_MESHES].line, values.get(_SWITCH)
     if switch is None or switch.value is not True:
@@ -301,7 +301,7 @@ def _each_stage(values: Document, name: str) -> list[int]:
 
 
 def _placed(
-    config: Configuration, meshes: Sequence[_Mesh], hosts: Sequence[tuple[int, str]]
+    config: Configuration, meshes: Sequence[_StatedMesh], hosts: Sequence[tuple[int, str]]
 ) -> Configuration:
     """Return the configuration with the node group of every stage, named as the device types."""
     slots = {device: max(count for count, kind in hosts if kind == device) for _, device in hosts}

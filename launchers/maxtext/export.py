@@ -35,18 +35,18 @@ AXES = ("expert", "tensor_sequence", "context", "fsdp", "pipeline", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slices:
+class TpuSlices:
     """How the GPUs of a plan are cut for JAX: one slice is what a fast link holds together."""
 
     number: int
     gpus: int  # of each
 
 
-def slices_of(target: Target) -> Slices:
+def slices_of(target: Target) -> TpuSlices:
     """Return JAX's slices: nodes of GPUs (by their host), islands of TPUs."""
     near = target.near_gpus if is_tpu(target) else target.gpus_per_node
     near = min(near, target.config.num_gpus)
-    return Slices(number=target.config.num_gpus // near, gpus=near)
+    return TpuSlices(number=target.config.num_gpus // near, gpus=near)
 
 
 def is_tpu(target: Target) -> bool:

@@ -140,7 +140,7 @@ def _value(text: str) -> object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mesh:
+class _Axes:
     """Sizes of the axes, inside and across slices together."""
 
     sizes: Mapping[str, int]
@@ -156,7 +156,7 @@ _READ_AXES = (*AXES, "tensor")
 _LEFT_OPEN = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1}  # base.yml
 
 
-def _mesh(fields: Fields, known: Known) -> _Mesh:
+def _mesh(fields: Fields, known: Known) -> _Axes:
     """Return the mesh; -1 is what is left of a slice's GPUs, or of the slices."""
     stated = {side: {axis: _axis(fields, side, axis) for axis in _READ_AXES} for side in ("ici", "dcn")}
     fields.take("num_slices")
@@ -187,7 +187,7 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
         )
     split = sizes.pop("tensor")
     sizes["tensor_sequence"] *= split
-    return _Mesh(sizes=sizes, hidden_split=split > 1)
+    return _Axes(sizes=sizes, hidden_split=split > 1)
 
 
 def _axis(fields: Fields, side: str, axis: str) -> int:
@@ -222,7 +222,7 @@ def _filled(fields: Fields, side: str, sizes: dict[str, int], total: int) -> dic
 # The configuration.
 
 
-def _configuration(fields: Fields, mesh: _Mesh, model: ModelSpec) -> Configuration:
+def _configuration(fields: Fields, mesh: _Axes, model: ModelSpec) -> Configuration:
     sizes = mesh.sizes
     shards = sizes["fsdp"] * sizes["context"] * sizes["expert"]
     dp = sizes["data"] * sizes["fsdp"] * sizes["expert"]
@@ -253,7 +253,7 @@ def _configuration(fields: Fields, mesh: _Mesh, model: ModelSpec) -> Configurati
     )
 
 
-def _check(fields: Fields, mesh: _Mesh, model: ModelSpec, shards: int) -> None:
+def _check(fields: Fields, mesh: _Axes, model: ModelSpec, shards: int) -> None:
     """Record faults of axes that do not divide what JAX cuts along them."""
     sizes, tp = mesh.sizes, mesh.sizes["tensor_sequence"]
     if sizes["expert"] > 1 and (model.moe is None or model.moe.num_experts % sizes["expert"]):
@@ -295,7 +295,7 @@ def _repeats(fields: Fields, model: ModelSpec, pp: int) -> int:
     return repeats
 
 
-def _batch(fields: Fields, mesh: _Mesh, dp: int) -> tuple[int, int]:
+def _batch(fields: Fields, mesh: _Axes, dp: int) -> tuple[int, int]:
     """Return micro-batch size and count: sequences of all GPUs, as MaxText rounds them."""
     name, pp = "per_device_batch_size", mesh.sizes["pipeline"]
     fields.expect(name)

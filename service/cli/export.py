@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.launchers.registry import export, launcher_of
-from meshwright.launchers.schedulers import scheduled
+from meshwright.launchers.schedulers import Start, scheduled
 from meshwright.launchers.target import ExportBundle
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import say_warnings, write_bytes
@@ -66,14 +65,6 @@ def export_command(
 
 # --------------------------------------------------------------------------------------------------
 # From a kept plan to launch files.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """How the job is started: the scheduler, and the container image with the launcher."""
-
-    scheduler: str = "slurm"
-    image: str | None = None
 
 
 _SLURM = Start()

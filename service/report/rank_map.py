@@ -84,7 +84,7 @@ def rank_map(plan: Plan, cluster: ClusterSpec) -> RankMap:
     if c.is_placed:
         return _placed(c)
     group = cluster.distinct_groups[0]
-    mesh = _Mesh(config=c)
+    mesh = _Ranks(config=c)
     axes = [
         _axis(axis, mesh, group)
         for axis in _NAMES
@@ -115,7 +115,7 @@ def rank_map(plan: Plan, cluster: ClusterSpec) -> RankMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mesh:
+class _Ranks:
     """Numbers of the ranks of a configuration."""
 
     config: Configuration
@@ -168,7 +168,7 @@ class _Mesh:
         return 1 if axis == "etp" else self.sizes["etp"]
 
 
-def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
+def _axis(axis: str, mesh: _Ranks, group: NodeGroup) -> AxisRow:
     gpus = mesh.group_of_first(axis)
     islands = len({gpu // group.island_gpus for gpu in gpus})
     steps = {after - before for before, after in pairwise(gpus)}
@@ -196,7 +196,7 @@ def _link(link: LinkSpec) -> str:
     return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
 
 
-def _cell(mesh: _Mesh, gpu: int, node: str) -> Cell:
+def _cell(mesh: _Ranks, gpu: int, node: str) -> Cell:
     said = " ".join(
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from meshwright.launchers.registry import export, launcher_of
 from meshwright.launchers.target import Target, target_of
-from meshwright.profiles.errors import InvalidProblemError, PlannerError
+from meshwright.profiles.errors import InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.service.verify.environments import (
@@ -46,13 +46,6 @@ from meshwright.service.verify.priced import (
 )
 from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.problem import Problem
-
-
-class StoppedError(PlannerError):
-    """The launcher's process was stopped before it had answered."""
-
-    code = "stopped"
-
 
 Verdict = Literal["verified", "partly verified", "differs", "not built"]
 _LOOK_S = 0.5  # between two looks at the clock, and at who wants to leave

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -10,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse, Response
 
 from meshwright.launchers.registry import export, launcher_of
-from meshwright.launchers.schedulers import SCHEDULERS, scheduled
+from meshwright.launchers.schedulers import SCHEDULERS, Start, scheduled
 from meshwright.launchers.target import ExportBundle
 from meshwright.service.api.deps import (
     NO_FIELDS,
@@ -55,22 +54,15 @@ ImageQuery = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """How the files start a plan: under which scheduler, and from which container image."""
+def exported(plan: Plan, problem: Problem, launcher: str, start: Start) -> ExportBundle:
+    """Return the launch files of a plan.
 
-    scheduler: str
-    image: str | None
-
-    def exported(self, plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
-        """Return the launch files of a plan.
-
-        Raises:
-            InvalidProblemError: there is no such launcher or scheduler, or the image is wrong.
-            RefusedExportError: launcher or scheduler cannot start this plan.
-        """
-        bundle = export(plan, problem, launcher)
-        return scheduled(bundle, plan, problem, self.scheduler, image=self.image, where="/query/")
+    Raises:
+        InvalidProblemError: there is no such launcher or scheduler, or the image is wrong.
+        RefusedExportError: launcher or scheduler cannot start this plan.
+    """
+    bundle = export(plan, problem, launcher)
+    return scheduled(bundle, plan, problem, start.scheduler, image=start.image, where="/query/")
 
 
 def _start(scheduler: SchedulerQuery = "slurm", image: ImageQuery = None) -> Start:
@@ -155,7 +147,7 @@ def _exported(
     job, body = jobs.plan(tenant, plan_id)
     problem = parse_problem(job.request)
     chosen = launcher or problem.launcher
-    return chosen, start.exported(plan_from_json(body), problem, chosen)
+    return chosen, exported(plan_from_json(body), problem, chosen, start)
 
 
 @router.post(

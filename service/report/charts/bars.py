@@ -51,7 +51,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LegendEntry:
     """One term of a legend."""
 
     name: str
@@ -66,7 +66,7 @@ class StackedBar:
 
     title: str
     segments: tuple[Segment, ...]
-    legend: tuple[Entry, ...]
+    legend: tuple[LegendEntry, ...]
     limit: float | None = None
     limit_words: str = ""
 
@@ -121,7 +121,8 @@ def _stacked(
         segments.append(Segment(term=name, label=label, at=place, width=width, color=colors[name]))
         at += value * unit
     legend = tuple(
-        Entry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name]) for name in values
+        LegendEntry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name])
+        for name in values
     )
     return StackedBar(title=title, segments=tuple(segments), legend=legend)
 

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 
 from meshwright.launchers.registry import export, launcher_names
-from meshwright.launchers.schedulers import SCHEDULERS
+from meshwright.launchers.schedulers import SCHEDULERS, Start
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
-from meshwright.service.api.routes.plans import Start, StartDep
+from meshwright.service.api.routes.plans import StartDep, exported
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
@@ -83,7 +83,7 @@ def show_files(
         start = replace(start, image=None)
     bundle, refused = None, tuple[FieldError, ...]()
     try:
-        bundle = start.exported(plan, problem, chosen)
+        bundle = exported(plan, problem, chosen, start)
     except (RefusedExportError, InvalidProblemError) as fault:
         refused = fault.errors
     return page(
@@ -132,7 +132,7 @@ def download(
 
 def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str, start: Start) -> dict[str, str]:
     job, body = jobs.plan(tenant, plan_id)
-    return start.exported(plan_from_json(body), problem_of(job), launcher).files
+    return exported(plan_from_json(body), problem_of(job), launcher, start).files
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
