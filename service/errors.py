@@ -6,7 +6,7 @@ ServiceError
 ├── MissingExtraError          what it would take is not installed here
 ├── ConflictError              the record is part of another one
 ├── IdempotencyConflictError   the key was used with another body
-├── BadPageTokenError          the page token is not one of ours
+├── BadPageTokenError          this page token was not issued by this service
 ├── BusyError                  come back in a moment
 ├── TooManyRequestsError       this tenant has asked for as much as it may
 ├── UnauthorizedError          no usable key

@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     )
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     worker_memory_bytes: int | None = Field(
-        default=None, ge=2**29, description="a search that wants more fails; None: no limit"
+        default=None, ge=2**29, description="a search that needs more fails; None: no limit"
     )
     verify_memory_bytes: int = Field(
         default=MEMORY_BYTES, ge=2**30, description="a launcher that needs more to build a plan fails"

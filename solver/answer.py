@@ -637,7 +637,7 @@ class ShapeAdvice:
     prediction: Prediction
     num_parameters: int
     shapes: tuple[NearbyShape, ...]
-    not_searched: tuple[str, ...] = ()  # changes with too many configurations to look at all of them
+    not_searched: tuple[str, ...] = ()  # changes with too many configurations to search them all
 
 
 # --------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ class Runner:
         if claim.parent_id is not None:
             self._on_child_ended(claim.parent_id)
         if not running.done.is_set():
-            _log.error("job %s: its search does not stop; this worker leaves", claim.job_id)
+            _log.error("job %s: its search does not stop; this worker exits", claim.job_id)
             self._leaving.set()
 
     def _work(self, claim: Claim) -> Work:

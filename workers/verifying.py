@@ -48,7 +48,7 @@ def verify_next(
         found = not_built(*reasons)
     except Exception as fault:  # noqa: BLE001 - other searches go on, and it is not tried for ever
         _log.exception("plan %s could not be verified", asked.plan_id)
-        found = not_built(f"an error of our own, {type(fault).__name__}: {fault}")
+        found = not_built(f"an internal error, {type(fault).__name__}: {fault}")
     said = found["verdict"] if store.settle(asked, found) else "another worker's by now"
     _log.info("plan %s: %s", asked.plan_id, said)
     return True

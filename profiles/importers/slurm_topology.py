@@ -127,10 +127,10 @@ def _with_parents(file: ForeignFile, switches: dict[str, NetworkSwitch]) -> tupl
             if child not in switches:
                 raise file.fault(f"switch {switch.name}", f"{shown(child)} is not defined in the file")
             if parents.setdefault(child, switch.name) != switch.name:
-                raise file.fault(f"switch {shown(child)}", "hangs below two switches, expected a tree")
+                raise file.fault(f"switch {shown(child)}", "is below two switches, expected a tree")
         for node in switch.nodes:
             if owners.setdefault(node, switch.name) != switch.name:
-                raise file.fault(f"node {shown(node)}", "hangs below two switches, expected a tree")
+                raise file.fault(f"node {shown(node)}", "is below two switches, expected a tree")
     _check_roots(file, switches, parents)
     return tuple(
         NetworkSwitch(

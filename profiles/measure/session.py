@@ -356,7 +356,7 @@ def _measure_alone(task: Task, notebook: Notebook, start: MeasuringOptions, effo
         start.say(f"{task.name}: skipped, {reason}")
     start.device.release()
     if reason is not None and not start.device.answers():
-        lost = f"{start.device.name} answers nothing any more, start again"
+        lost = f"{start.device.name} no longer responds; start again"
         raise ProfileError(f"{task.name}: {reason}; {lost}")
 
 

@@ -96,7 +96,7 @@ async def jobs_of(request: Request) -> Jobs:
 
 _BEARER = HTTPBearer(
     scheme_name="key",
-    description="`meshwright keys create` makes one; a database that never had a key demands none",
+    description="`meshwright keys create` makes one; a database without keys requires none",
     auto_error=False,
 )
 
@@ -279,7 +279,7 @@ async def _turn(turns: asyncio.Semaphore, what: str) -> AsyncIterator[None]:
         async with asyncio.timeout(MAX_WAIT_FOR_TURN_S):
             await turns.acquire()
     except TimeoutError:
-        raise BusyError(f"as many {what} are in work as this server takes at a time") from None
+        raise BusyError(f"this server is already working on as many {what} as it takes at a time") from None
     try:
         yield
     finally:

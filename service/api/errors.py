@@ -92,7 +92,7 @@ def _planner_error(request: Request, error: Exception) -> Response:
     """Bad input names its fields; anything else of the core is a bug."""
     if not isinstance(error, InvalidProblemError | RefusedExportError):
         return _bug(request, error)
-    detail = "some fields are not right" if len(error.errors) > 1 else "a field is not right"
+    detail = "some fields are invalid" if len(error.errors) > 1 else "a field is invalid"
     if isinstance(error, RefusedExportError):
         detail = "the launcher cannot express this plan"
     return problem_response(
@@ -122,7 +122,7 @@ def _bad_parameters(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     faults = [_bad_parameter(request, fault) for fault in found]
     return problem_response(
-        request, 422, code="invalid_parameter", detail="a parameter is not right", errors=faults
+        request, 422, code="invalid_parameter", detail="a parameter is invalid", errors=faults
     )
 
 

@@ -70,7 +70,7 @@ _QUEUEING: dict[str, Any] = {
     "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": DEFAULT_PRIORITY},
     "deadline_s": {
         "type": "number",
-        "description": "unclaimed so many seconds after it was submitted: expired",
+        "description": "the job expires if no worker has started it this many seconds after submission",
         "minimum": MIN_DEADLINE_S,
         "maximum": MAX_DEADLINE_S,
     },
@@ -136,7 +136,7 @@ _LAUNCH_FILE: dict[str, Any] = {
             "description": "its ending states its form; left out: recognised by the text",
         },
         "text": {"type": "string", "maxLength": MAX_TEXT},
-        "launcher": {"enum": list(reader_names()), "description": "found out by its names if left out"},
+        "launcher": {"enum": list(reader_names()), "description": "recognised by its names if left out"},
         "files": _texts_of("files of the same folder, by name", MAX_FILES, MAX_TEXT),
         "variables": _texts_of("values of shell variables", MAX_VARIABLES, MAX_TEXT),
         "ignore": {

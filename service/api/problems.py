@@ -111,7 +111,7 @@ def _written(status: HTTPStatus, code: str, detail: str) -> tuple[h11.Event, ...
 
 _MALFORMED = _written(HTTPStatus.BAD_REQUEST, "bad_request", "malformed HTTP/1.1 request")
 _LATE = _written(
-    HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", f"the request's head did not arrive within {HEAD_S:g} s"
+    HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", f"the request headers did not arrive within {HEAD_S:g} s"
 )
 
 

@@ -68,7 +68,7 @@ class EventWatch:
             try:
                 found = await run_in_threadpool(self._news, seen)
             except DATABASE_AWAY as fault:
-                _log.warning("events are not seen (%s)", type(fault).__name__)
+                _log.warning("events cannot be read (%s)", type(fault).__name__)
                 found = {}
             for job, waiters in self._waiting.items():
                 self._tell(waiters, found.get(job, []), after=seen.get(job, math.inf))

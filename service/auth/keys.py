@@ -76,7 +76,7 @@ class Keys:
         """Make a key; its token is known now and never again."""
         record, token = self.create_once(new, ONCE)
         if token is None:
-            raise NotFoundError("the key vanished while it was stored")
+            raise NotFoundError("the key was deleted while it was stored")
         return record, token
 
     def create_once(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
@@ -118,7 +118,7 @@ class Keys:
             remember(connection, new.tenant, repeatable, subject=key_id)
             found = records.find_key(connection, key_id)
         if found is None:
-            raise NotFoundError("the key vanished while it was stored")
+            raise NotFoundError("the key was deleted while it was stored")
         return found[0], token
 
     def revoke(self, key_id: str, *, tenant: str | None = None) -> None:

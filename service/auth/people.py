@@ -25,7 +25,7 @@ from meshwright.service.settings import Settings
 
 TIMEOUT_S = 10.0
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-_AWAY = "the sign-in provider does not answer as it should; try again in a moment"
+_AWAY = "the sign-in provider did not answer correctly; try again in a moment"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 

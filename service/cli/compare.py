@@ -55,4 +55,4 @@ def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
             raise InvalidProblemError.of("plan_b", f"the plans answer different questions: another {name}")
     batches = (first.plan.config.global_batch_size, second.plan.config.global_batch_size)
     if batches[0] != batches[1] or one.workload.seq_length != other.workload.seq_length:
-        raise InvalidProblemError.of("plan_b", "the plans answer different questions: another batch")
+        raise InvalidProblemError.of("plan_b", "the plans answer different questions: their batches differ")

@@ -69,7 +69,7 @@ def _require_sound(copy: sqlite3.Connection) -> None:
     (verdict,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
     known = copy.execute("SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
     if verdict != "ok" or known != (1,):
-        raise sqlite3.DatabaseError("it is damaged, or no database of this service")
+        raise sqlite3.DatabaseError("it is damaged, or is not a database of this service")
 
 
 def _sync(folder: Path) -> None:

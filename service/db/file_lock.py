@@ -39,4 +39,4 @@ def _lock_file(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(f"{path}.lock").open("a+", encoding="ascii")
     except OSError as fault:
-        raise ServerStartError(f"no records can be kept at {path}: {fault.strerror}") from None
+        raise ServerStartError(f"records cannot be stored at {path}: {fault.strerror}") from None

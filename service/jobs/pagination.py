@@ -54,11 +54,11 @@ def decode_token(token: str, *types: type) -> tuple[Any, ...]:
         padded = token[:MAX_TOKEN_CHARS] + "=" * (-len(token) % 4)
         position = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
     except (ValueError, binascii.Error, RecursionError):
-        raise BadPageTokenError("the page token is not one of ours") from None
+        raise BadPageTokenError("this page token was not issued by this service") from None
     if not isinstance(position, list) or [type(value) for value in position] != list(types):
-        raise BadPageTokenError("the page token is not one of ours")
+        raise BadPageTokenError("this page token was not issued by this service")
     if not all(_is_storable(value) for value in position):
-        raise BadPageTokenError("the page token is not one of ours")
+        raise BadPageTokenError("this page token was not issued by this service")
     return tuple(position)
 
 
@@ -71,9 +71,9 @@ def decode_name(token: str) -> str:
     try:
         (name,) = json.loads(base64.urlsafe_b64decode((token + "=" * (-len(token) % 4)).encode("ascii")))
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        raise BadPageTokenError("the page token is not one of ours") from None
+        raise BadPageTokenError("this page token was not issued by this service") from None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise BadPageTokenError("the page token is not one of ours")
+        raise BadPageTokenError("this page token was not issued by this service")
     return name
 
 

@@ -323,7 +323,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
         late = (
             f"not found within {_SEARCH_S:g} s"
             if found is None
-            else "too many configurations to look at all"
+            else "too many configurations to search them all"
         )
         return [], [f"new layout: {late}; ask meshwright plan"]
     if not found:

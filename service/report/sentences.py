@@ -61,9 +61,9 @@ def _group_words(one: GroupUse, step_s: float) -> Iterator[str]:
         compute, waits = map(formatting.seconds, (one.compute_s, one.waits_s))
         yield f"its busiest stage computes for {tied(compute)} of the step and waits for {tied(waits)}"
     if one.layer_more_s is not None:
-        yield f"a layer more there: {tied(signed(one.layer_more_s, step_s))}"
+        yield f"one more layer there: {tied(signed(one.layer_more_s, step_s))}"
     elif one.stages:
-        yield f"memory: {percent(one.memory_share)} in use, so that no layer more fits"
+        yield f"memory: {percent(one.memory_share)} in use, so that no further layer fits"
     more = one.one_more_node
     if more is None:
         yield "one more node: not searched"

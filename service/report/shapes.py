@@ -21,7 +21,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
     own += figures.configuration_words(advice.config)
     lines: list[RenderableType] = [header(problem, width), wrapped(own, width, indent=2), Text()]
     left_out = "; ".join(advice.not_searched)
-    unsaid = [f"not known, too many configurations to look at all of them: {left_out}"] if left_out else []
+    unsaid = [f"not known, too many configurations to search them all: {left_out}"] if left_out else []
     if not advice.shapes:
         notes = ["no nearby shape is faster for its size", *unsaid]
         return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))

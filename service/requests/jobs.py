@@ -187,7 +187,9 @@ class JobRequest:
     problem: Problem  # of a sweep, its first point
     sweep: Sweep | None
     priority: int
-    deadline_s: float | None  # unclaimed so many seconds after it was submitted: expired
+    deadline_s: (
+        float | None
+    )  # the job expires if no worker has started it this many seconds after submission
     labels: Mapping[str, str]
 
 
@@ -196,7 +198,9 @@ class Queueing:
     """How a job waits, and how it is found."""
 
     priority: int
-    deadline_s: float | None  # unclaimed so many seconds after it was submitted: expired
+    deadline_s: (
+        float | None
+    )  # the job expires if no worker has started it this many seconds after submission
     labels: Mapping[str, str]
 
 

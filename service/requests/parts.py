@@ -222,7 +222,7 @@ def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) ->
 
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
-NOT_PLACED = "cannot be had where stages are placed on unlike node groups"
+NOT_PLACED = "is not available where stages are placed on unlike node groups"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 

@@ -140,7 +140,7 @@ class Definitions:
             records.insert_definition(connection, tenant, kind, name, document=document)
             added = records.find_definition(connection, tenant, kind, name, None)
         if added is None:
-            raise NotFoundError(f"the {kind} vanished while it was stored")
+            raise NotFoundError(f"the {kind} was deleted while it was stored")
         return added, True
 
     def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:

@@ -270,7 +270,7 @@ def keep_profile(
         records.insert_profile(connection, tenant, profile_id, document=document, **facts)
         found = records.find_profile(connection, tenant, profile_id)
     if found is None:
-        raise NotFoundError("the profile vanished while it was stored")
+        raise NotFoundError("the profile was deleted while it was stored")
     return found
 
 

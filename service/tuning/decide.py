@@ -236,7 +236,9 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when the process ends, however
         except OSError:
-            message = f"another tuning works in {shown_path(folder)}; wait for it, or choose another folder"
+            message = (
+                f"another tuning is running in {shown_path(folder)}; wait for it, or choose another folder"
+            )
             raise InvalidProblemError.of("--save-dir", message) from None
         yield
 

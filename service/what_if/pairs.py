@@ -25,8 +25,8 @@ _BESIDE: Mapping[str, Callable[[WhatIfQuestion], Iterator[WhatIfChange]]] = {
 }
 _TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes"}
 WORDS: Mapping[Literal["late", "unknown"] | None, str] = {
-    "late": "not computed: the time for it was over",
-    "unknown": "not known: too many configurations to look at all of them",
+    "late": "not computed: out of time",
+    "unknown": "not known: too many configurations to search them all",
     None: "nothing found that fits",
 }
 

@@ -231,7 +231,7 @@ def contradictions(
         way = words[0] if leave_one_out[index] > 0 else words[1]
         text = f"run {called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {way} than "
         if apart[index, twin] < _TWINS:
-            text += f"the other runs imply; the most alike is {called(observations[twin])}"
+            text += f"the other runs imply; the most similar run is {called(observations[twin])}"
         else:
             text += "the other runs imply"
         findings.append(text)
@@ -324,7 +324,9 @@ def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
     stacks = {profile_of(one).framework.stack: called(one) for one in reversed(possible)}
     if len(stacks) > 1:
         named = ", ".join(f"{stack} (run {run})" for stack, run in sorted(stacks.items()))
-        message = f"the runs are of several software stacks: {named}; give each a cluster name of its own"
+        message = (
+            f"the runs come from several software stacks: {named}; give each a cluster name of its own"
+        )
         raise InvalidProblemError.of("/runs/framework_family", message, allowed="runs of one stack")
     return next(iter(stacks))
 

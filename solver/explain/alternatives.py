@@ -338,9 +338,9 @@ def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
                 stage_recompute_layers=_halved(c.stage_recompute_layers, at),
                 stage_groups=groups,
             )
-            yield f"a stage more on {group}", more
+            yield f"one more stage on {group}", more
         if len(c.stage_groups) > 1:
-            yield f"a stage less on {group}", _without(c, min(own, key=lambda one: c.stage_layers[one]))
+            yield f"one stage fewer on {group}", _without(c, min(own, key=lambda one: c.stage_layers[one]))
 
 
 def _without(c: Configuration, at: int) -> Configuration:

@@ -440,7 +440,7 @@ def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]
         mask = min(np.unique(left).tolist(), key=lambda one: one.bit_count())
         broken = [rule for bit, rule in enumerate(rules) if mask >> bit & 1]
         if not broken:
-            yield f"{prefix}: no group has GPUs enough for the stages"
+            yield f"{prefix}: no node group has enough GPUs for the stages"
             return
         fewest = broken if not fewest or len(broken) < len(fewest) else fewest
     if not fewest:

@@ -340,7 +340,7 @@ def first_plans(
     """Return a problem's first plans by closed form, proved and checked, without reasons.
 
     Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. Unknown:
-    there are too many configurations to look at all of them.
+    there are too many configurations to search them all.
 
     Raises:
         OutOfTime: the clock that this runs under was over first.

@@ -28,7 +28,7 @@ from meshwright.solver.space.enumerate import is_too_large, searched_space
 
 STEP = 0.04  # of the peak before
 _MOST_POINTS = 48  # of one number of GPUs
-_TOO_MANY = "there are too many configurations to look at all of them, however long"
+_TOO_MANY = "there are too many configurations to search them all, however long"
 _LIGHTER = f"a front has at most {_MOST_POINTS} points of one number of GPUs, and lighter layouts remain"
 
 

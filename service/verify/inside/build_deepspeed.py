@@ -72,7 +72,7 @@ FakeTensor.__bool__ = lambda self: bool(_number(self))
 FakeTensor.__float__ = lambda self: float(_number(self))
 get_accelerator().available_memory = lambda *_device: 2**60  # buffers are flattened on the GPU
 
-EXPERTS = "DeepSpeed's gate places tokens by their data, of which there are none"
+EXPERTS = "DeepSpeed's gate routes tokens by their values, and this build has none"
 
 
 def build(case: Case) -> Iterator[Built]:

@@ -130,7 +130,7 @@ def said(error: BaseException) -> str:
     if _lacks_memory(error):
         return f"it needs more memory than its process may take in {frame.name}: {_allowed()}"
     if isinstance(error, DataDependentOutputException):
-        text = "the size of a tensor depends on data, of which there are none"
+        text = "the size of a tensor depends on data, and this build has none"
     return f"{type(error).__name__}: {text[:300]} ({frame.name})"
 
 

@@ -96,7 +96,7 @@ def come_back(
 
 def _attempt_of(request: Request, state: str) -> tuple[Attempt, str]:
     """Return the attempt that this browser began, and where it leads; the provider repeats its state."""
-    foreign = UnauthorizedError("this sign-in was not begun here, or took too long: begin again")
+    foreign = UnauthorizedError("this sign-in did not start here, or took too long; start again")
     try:
         parts = json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
         own, nonce, verifier, back = map(str, parts)

@@ -215,7 +215,7 @@ def test_each_fault_names_its_line_or_switch(tmp_path: Path) -> None:
     assert "line 1: 'Node=n1': expected SwitchName" in refused(tmp_path, "SwitchName=a Node=n1")
     assert "line 1: expected SwitchName=… (or BlockName=…)" in refused(tmp_path, "SwitchName=a")
     assert "switch b: 'c' is not defined" in refused(tmp_path, leaf + "SwitchName=b Switches=c")
-    assert "node 'n1': hangs below two switches" in refused(tmp_path, leaf + "SwitchName=b Nodes=n1")
+    assert "node 'n1': is below two switches" in refused(tmp_path, leaf + "SwitchName=b Nodes=n1")
     assert "line 2: expected up to 100000 different switches" in refused(tmp_path, leaf + leaf)
     ring = "SwitchName=a Switches=b\nSwitchName=b Switches=a\n"
     assert "some switches form a ring" in refused(tmp_path, ring)

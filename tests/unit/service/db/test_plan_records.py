@@ -197,7 +197,7 @@ def test_the_api_filters_by_short_names_too(client: TestClient) -> None:
         ("max_step_time_s=soon", "max_step_time_s", ("soon", "above 0")),
         ("max_step_time_s=nan", "max_step_time_s", ('"nan" is not a finite number', "above 0")),
         ("measured=maybe", "measured", ("maybe", "neither true nor false", "true or false")),
-        ("page_token=WyJ4Il0", "page_token", ("not one of ours", "next_page_token")),
+        ("page_token=WyJ4Il0", "page_token", ("not issued by this service", "next_page_token")),
         ("model=a%00b", "model", ("not such a name",)),
         ("model=", "model", ("not such a name",)),
         (f"launcher={'a' * 65}", "launcher", ("is too long", "up to 64 characters")),

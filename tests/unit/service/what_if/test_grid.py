@@ -74,7 +74,7 @@ def test_what_there_was_no_time_for_is_said() -> None:
     profile = default_profile(problem.cluster, problem.launcher)
     found = what_ifs(problem, profile, answer, method="search", budget_s=-1.0)
     assert found is not None
-    assert {row.found for row in found.rows[1:]} == {"not computed: the time for it was over"}
+    assert {row.found for row in found.rows[1:]} == {"not computed: out of time"}
 
 
 def test_a_busy_machine_leaves_no_line_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_what_is_too_large_to_be_searched_whole_is_not_said_to_fit_nowhere(
     found = what_ifs(problem, profile, answer, method="search")
     assert found is not None
     assert {row.found for row in found.rows[1:]} == {
-        "not known: too many configurations to look at all of them"
+        "not known: too many configurations to search them all"
     }
 
 

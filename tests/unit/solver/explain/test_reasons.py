@@ -222,10 +222,10 @@ def test_changes_of_stages_that_recompute_unlike_numbers_of_layers_name_a_number
     assert (config.stage_recompute_layers, config.recompute_layers) == ((3, 1), 3)
     (found,) = alternatives_of(problem, profile, [config])
     counts = {one.move.words: one.move.configuration for one in found}
-    assert predict(problem, profile, counts["a stage more on fast"]).step_time_s > 0.0
+    assert predict(problem, profile, counts["one more stage on fast"]).step_time_s > 0.0
     # 5 layers of which 3 are recomputed become 3 with 2 and 2 with 1; without a stage 3 + 1 of 8 are.
-    assert counts["a stage more on fast"].stage_recompute_layers == (2, 1, 1)
-    assert counts["a stage less on slow"].stage_recompute_layers == (4,)
+    assert counts["one more stage on fast"].stage_recompute_layers == (2, 1, 1)
+    assert counts["one stage fewer on slow"].stage_recompute_layers == (4,)
     assert counts["a layer from stage 1 to 0"].stage_recompute_layers == (3, 1)
     every = counts["recompute every layer"]
     assert (every.stage_recompute_layers, every.recompute_layers) == ((), 8)
