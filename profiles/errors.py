@@ -81,7 +81,7 @@ class UnknownNameError(InvalidProblemError):
         names = sorted(known)
         close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         if close:
-            hint = f"Did you mean {' or '.join(close)}?"
+            hint = f"Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
         elif len(names) > _MANY:
             far = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.0)
             hint = f"The nearest of {len(names)} names: {', '.join(far)}"

@@ -204,7 +204,8 @@ def _constraint(text: str) -> str:
         message = f"character {typed_at(text, fault.at)}: {fault.reason}"
         word = re.match(r"\w+", text[typed_at(text, fault.at) - 1 :])
         nearest = fault.nearest or (near_short_name(word.group()) if word else None)
-        raise InvalidProblemError.of("--constraint", message, nearest=nearest) from fault
+        allowed = None if nearest else fault.allowed
+        raise InvalidProblemError.of("--constraint", message, allowed=allowed, nearest=nearest) from fault
     return written_out
 
 

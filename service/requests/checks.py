@@ -52,7 +52,7 @@ def constraints(problem: Problem) -> Iterator[FieldError]:
         try:
             constraint_of(text)
         except ExpressionError as fault:
-            yield FieldError(pointer=at, message=str(fault), nearest=fault.nearest)
+            yield FieldError(pointer=at, message=str(fault), allowed=fault.allowed, nearest=fault.nearest)
         else:
             yield from _group_terms(problem, text, at)
 

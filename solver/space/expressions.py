@@ -43,10 +43,13 @@ class ExpressionError(PlannerError):
 
     code = "invalid_expression"
 
-    def __init__(self, at: int, message: str, *, nearest: str | None = None) -> None:
+    def __init__(
+        self, at: int, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> None:
         super().__init__(f"character {at}: {message}")
         self.at = at
         self.reason = message
+        self.allowed = allowed
         self.nearest = nearest
 
 

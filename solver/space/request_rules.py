@@ -189,7 +189,8 @@ def _sort_of_name(node: Node) -> Sort:
         return "logical" if term[0] in GROUP_ENDS else "number"
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
-        raise ExpressionError(node.at, f"{name[:64]} is not a variable", nearest=next(iter(near), None))
+        message, allowed = f"{name[:64]} is not a variable", None if near else ", ".join(NAMES)
+        raise ExpressionError(node.at, message, allowed=allowed, nearest=next(iter(near), None))
     return "word" if name in WORDS else "logical" if name in LOGICAL_VARIABLES else "number"
 
 

@@ -343,6 +343,8 @@ def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() 
     found = fault(searching(**search))
     assert found.pointer == "/search/constraints/1"
     assert found.message == "character 1: tp_size is not a variable"
+    assert found.allowed is None  # the nearest is enough
+    assert "Allowed: tensor_parallel_size, " in sentence(searching(constraints=["foo <= 8"]))
     search = {"constraints": ["8 >= tensor_parallel * 2"]}
     assert "character 6" in sentence(searching(**search))
     assert "Nearest: tensor_parallel_size" in sentence(searching(**search))
