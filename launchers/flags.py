@@ -23,6 +23,7 @@ Kind = Literal["switch", "integer", "number", "word", "words", "text"]
 _KINDS: Mapping[str, Kind] = {
     "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
 }  # fmt: skip
+_SECTION = "a section; the arguments in it have their own roles"
 _OFF = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "{}", "")
 _SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -122,7 +123,8 @@ class FlagNames:
         for program in reversed(programs):
             self._flags |= flags_of(program)
         # A section with arguments of its own takes those alone: what else is in it is not known.
-        self._whole = self._flags.keys() - {name.rpartition(".")[0] for name in self._flags}
+        sections = {name for name, row in self._flags.items() if row.why == _SECTION}
+        self._whole = self._flags.keys() - sections - {name.rpartition(".")[0] for name in self._flags}
 
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""

@@ -32,6 +32,7 @@ _SIZES_OF_A_MESH = 5
 _BY_STAGE = "_per_stage_micro_batch"
 _MESHES, _TYPES, _SPLIT = "hetero_process_meshes", "hetero_device_types", "hetero_pipeline_layer_split"
 _SWITCH = "enable_hetero"
+_LARGEST_FACTOR = 1000
 _COUNTS = f"recompute_num_layers{_BY_STAGE}"
 _ON = f"recompute_granularity{_BY_STAGE}"
 
@@ -77,6 +78,7 @@ class FlagScaleReader:
             alike = max(one.tp for one in meshes) * meshes[0].cp * dp * pp
             world, overrides = World(processes=alike), replace(overrides, num_gpus=None)
         given.refuse_slips(core_names())
+        _take_width(given, values)
         known = known_of(source, overrides)
         found = launch_file(NAME, given, replace(known.overrides, num_gpus=overrides.num_gpus), world,
                             name=source.name)  # fmt: skip
@@ -263,6 +265,25 @@ def _take_meshes(given: Given, values: Document, meshes: Sequence[_StatedMesh]) 
         split = _whole_numbers(values, _SPLIT)
         text = layout(split)
         given.take("--pipeline-model-parallel-layout", Value((text,), values[_SPLIT].line), called=_SPLIT)
+
+
+def _take_width(given: Given, values: Document) -> None:
+    """Take the MLP width that multiple_of and hidden_dim_multiplier decide (arguments.py.patch)."""
+    unit, factor = (values.get(name) for name in ("multiple_of", "hidden_dim_multiplier"))
+    if unit is None or unit.value is None or given.has("ffn-hidden-size") or not given.has("swiglu"):
+        return
+    times: object = 1 if factor is None or factor.value is None else factor.value
+    if not (isinstance(unit.value, int) and unit.value >= 1):
+        message = f"line {unit.line}: {shown(text_of(unit.value))} is not a width"
+        given.refuse("multiple_of", message, allowed="1 or more")
+        return
+    if not (isinstance(times, int | float) and 0 < times < _LARGEST_FACTOR):
+        message = f"line {factor.line if factor else 0}: {shown(text_of(times))} is not a factor"
+        given.refuse("hidden_dim_multiplier", message, allowed=f"more than 0, less than {_LARGEST_FACTOR}")
+        return
+    width = int(int(4 * given.integer("hidden-size", 0) * 2 / 3) * times)
+    text = str(-(-width // unit.value) * unit.value)
+    given.take("--ffn-hidden-size", Value((text,), unit.line), called="multiple_of")
 
 
 def _by_stage(config: Configuration, values: Document) -> Configuration:
