@@ -301,6 +301,8 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
         return f"{halves.pop()} alone: peft adapts the fused gate and up of experts together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers of such a name that are priced"
+    if not targets:
+        return f"is required: without it attention is adapted, and {model.title} has none"
     if not adapter_parameters(model, 1, targets):
         return f"no layer of {model.title} that peft adapts has such a name"
     return None

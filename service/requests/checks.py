@@ -347,9 +347,8 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     else:
         yield from dynamic_faults(problem)
-    targets = problem.workload.lora_targets if problem.workload.lora_rank else ()
-    why = target_fault(problem.model, targets) if targets else None
-    if why:
+    work = problem.workload
+    if work.lora_rank and (why := target_fault(problem.model, work.lora_targets)):
         yield FieldError(
             pointer="/workload/lora_targets", message=why, allowed="layers that the model's class has"
         )

@@ -52,7 +52,11 @@ def a_combined_problem(seed: int) -> Problem:
 
 def a_combined_request(seed: int, *, large: bool = False) -> dict[str, Any]:
     """The same in the form of the API; ``large``: any model and cluster of the catalog, up to 600 nodes."""
-    request = _drawn(Random(seed), large=large)
+    return accepted(_drawn(Random(seed), large=large))
+
+
+def accepted(request: dict[str, Any]) -> dict[str, Any]:
+    """The request without the fields that it is refused for."""
     while True:
         try:
             parse_problem(request)
@@ -175,11 +179,11 @@ def _workload(random: Random, *, large: bool) -> dict[str, Any]:
         **_maybe(random, 0.2, "images_per_sample", random.choice((0.5, 2.0))),
         **_maybe(random, 0.2, "image_tokens", random.choice((256, {"p50": 64, "p100": 256}))),
         **_maybe(random, 0.2, "frozen", random.sample(("vision", "projector", "language"), 1)),
-        **_maybe(random, 0.2, "framework_options", _framework_option(random)),
+        **_maybe(random, 0.2, "framework_options", framework_option(random)),
     }
 
 
-def _framework_option(random: Random) -> dict[str, Any]:
+def framework_option(random: Random) -> dict[str, Any]:
     """One fact of the framework in other words or numbers, which it may refuse."""
     name = random.choice((*OPTION_WORDS, *OPTION_NUMBERS))
     return {name: random.choice(OPTION_WORDS[name] if name in OPTION_WORDS else OPTION_NUMBERS[name])}

@@ -92,3 +92,7 @@ def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
 def test_8_bit_states_have_two_bytes_a_weight_and_a_scale_for_each_256() -> None:
     assert eight_bit_state_bytes(100_000) == 2 * 100_000 + 8 * 391
     assert eight_bit_state_bytes(4_095) == 8 * 4_095
+
+
+def test_a_model_without_attention_needs_targets_by_name() -> None:
+    assert "without it attention is adapted" in (target_fault(find_model("llama-3.1-8b"), ()) or "")

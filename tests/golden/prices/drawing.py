@@ -1,0 +1,93 @@
+"""``python -m tests.golden.prices.drawing``: draw the cases of ``test_prices.py`` anew, by a fixed seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import sampled_space
+from meshwright.solver.splits import usual_split
+from tests.golden.prices.test_prices import CASES, priced, written
+from tests.problems.combined_requests import ALLOWED, a_combined_request, accepted, framework_option
+
+ROOT = Path(__file__).parents[3]
+MODELS = (
+    "llama-3.1-8b", "gpt2", "gpt-3-175b", "bloom-3b", "opt-6.7b", "falcon-40b", "mpt-7b", "gpt-j-6b",
+    "gemma-2-2b", "gemma-3-4b", "gemma-3n-e2b", "gemma-4-e2b", "olmo-2-7b", "command-r-35b", "minicpm3-4b",
+    "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "gpt-oss-20b",
+    "olmoe-1b-7b", "mixtral-8x7b", "phi-3.5-moe", "glm-4.5-air", "llama-4-scout", "minimax-m2.5", "dbrx",
+    "mimo-v2-flash", "ernie-4.5-21b-a3b", "gemma-4-26b-a4b",
+)  # fmt: skip
+# Kinds of layers that no model of the catalog has, by the defaults of transformers' classes.
+KINDS: tuple[dict[str, Any], ...] = (
+    {"model_type": "qwen3_next", "num_hidden_layers": 8},
+    {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 8},
+    {"model_type": "nemotron_h"},
+    {"model_type": "granitemoehybrid"},
+    {"model_type": "bamba"},
+    *(
+        json.loads((ROOT / "examples" / name).read_text())["model"]
+        for name in (*["qwen3-vl-8b-8xh100.json"] * 3, "jamba-v0.1-32xh100.json", "mamba2-7b-8xh100.json")
+    ),
+)
+REQUESTS, EACH = 120, 3
+
+
+def drawn() -> list[dict[str, Any]]:
+    """Requests that leave configurations to choose from, each with some of them and their prices."""
+    cases = list[dict[str, Any]]()
+    for seed in range(10**6):
+        if len(cases) == REQUESTS:
+            return cases
+        random = Random(seed)
+        model = random.choice((*KINDS, *({"name": name} for name in MODELS)))
+        if (case := _case(seed, random, model)) is not None:
+            cases.append(case)
+    raise AssertionError
+
+
+def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | None:
+    """A request for ``model`` with legal configurations of it; None: it has none."""
+    request = a_combined_request(seed) | {"model": model}
+    options = {name: value for _ in range(3) for name, value in framework_option(random).items()}
+    request["workload"] |= {"framework_options": options, "seq_length": random.choice((1024, 8192))}
+    if random.random() < 0.2:
+        base = random.choice(("bf16", "nf4", "int8"))
+        request["workload"] |= {"lora_rank": 16, "base_precision": base, "precision": "bf16"}
+        request["launcher"] = random.choice(("trl", "none"))
+    if "vision_config" in model:
+        request["workload"] |= {"images_per_sample": 2.0, "image_tokens": 256}
+    request["search"] = {"allow": random.sample(ALLOWED, 2)}
+    try:
+        problem = parse_problem(accepted(request))
+    except (AssertionError, KeyError):  # what is refused cannot be left out
+        return None
+    if problem.places_stages or problem.cluster.num_gpus < 8:
+        return None
+    rows = sampled_space(problem).columns
+    if not len(rows):
+        return None
+    chosen = sorted(random.sample(range(len(rows)), min(EACH, len(rows))))
+    configs = [_row(problem, rows, at) for at in chosen]
+    case = {
+        "name": f"{problem.model.name}-{seed}",
+        "request": problem_to_mapping(problem),
+        "configurations": [asdict(one) for one in configs],
+    }
+    return {**case, "prices": priced(case)}
+
+
+def _row(problem: Problem, rows: Columns, at: int) -> Configuration:
+    """A row with the split that its launcher would use."""
+    sizes = rows.configuration(at, (problem.model.num_layers,))
+    return rows.configuration(at, usual_split(problem, sizes))
+
+
+if __name__ == "__main__":
+    CASES.write_text(written(drawn()))
