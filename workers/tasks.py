@@ -1,4 +1,4 @@
-"""The Celery task of a worker: a hint wakes it; it claims whatever is next, or finds nothing to do.
+"""The Celery task of a worker: a hint wakes it; it claims whatever is next, until there is nothing to do.
 
 The hint names a job for whoever reads the logs. Claiming that very job would let the tenant that
 publishes most go first. A hint that arrives while the database is away is held until it is back, so that
@@ -17,12 +17,17 @@ from meshwright.workers.outage import patiently
 
 
 def register(app: Celery, task: str, step: Callable[[], bool], leaving: threading.Event) -> None:
-    """Add the task of that name, which calls ``step`` once the database answers.
+    """Add the task of that name, which calls ``step`` until it finds nothing to do.
 
-    A second delivery of the same hint finds nothing to do. A worker that leaves puts the hint back.
+    So a burst of jobs needs no hint for each. A second delivery of the same hint finds nothing to do. A
+    worker that leaves before the database answers puts the hint back.
     """
+
+    def steps() -> None:
+        while step() and not leaving.is_set():
+            pass
 
     @app.task(name=task, ignore_result=True, acks_late=True)
     def act_on_hint(_id: str) -> None:
-        if not patiently(step, leaving):
+        if not patiently(steps, leaving):
             raise Reject("this worker leaves", requeue=True)

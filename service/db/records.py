@@ -125,7 +125,10 @@ _MOMENTS: dict[str, ColumnElement[float]] = {
     "created_at_s": now_s(),
     "expires_at_s": now_s() + bindparam("queue_timeout_s", type_=Double()),
 }
-_INSERT = insert(jobs).values(_MOMENTS).returning(*_RECORD)
+_INSERT = insert(jobs).values(_MOMENTS).returning(*(jobs.c[name] for name in _MOMENTS))
+_QUEUED: dict[str, Any] = dict.fromkeys(one.name for one in fields(JobRecord)) | {
+    "attempts": 0, "cancel_requested": False, "has_answer": False,
+}  # fmt: skip
 
 
 def is_identifier(text: str) -> bool:
@@ -155,8 +158,8 @@ class NewJob:
     kind: str | None = None
 
 
-def job_values(new: NewJob) -> dict[str, Any]:
-    """Return the columns of a job that is queued now."""
+def _stated(new: NewJob) -> dict[str, Any]:
+    """Return the columns of a queued job but for its moments."""
     return {
         "id": new.id,
         "tenant": new.tenant,
@@ -164,8 +167,6 @@ def job_values(new: NewJob) -> dict[str, Any]:
         "request": new.request,
         "time_limit_s": new.time_limit_s,
         "priority": new.priority,
-        "created_at_s": now_s(),
-        "expires_at_s": now_s() + new.queue_timeout_s,
         "request_id": new.origin.request_id,
         "traceparent": new.origin.traceparent,
         "owner": new.owner,
@@ -175,11 +176,17 @@ def job_values(new: NewJob) -> dict[str, Any]:
     }
 
 
+def job_values(new: NewJob) -> dict[str, Any]:
+    """Return the columns of a job that is queued now."""
+    return {**_stated(new), "created_at_s": now_s(), "expires_at_s": now_s() + new.queue_timeout_s}
+
+
 def insert_job(connection: Connection, new: NewJob) -> JobRecord:
-    """Add a queued job and return its row."""
-    given = {name: value for name, value in job_values(new).items() if name not in _MOMENTS}
-    row = connection.execute(_INSERT, {**given, "queue_timeout_s": new.queue_timeout_s}).mappings().one()
-    return _labelled(connection, new, JobRecord(**row))
+    """Add a queued job and return its row, of which the database makes the moments alone."""
+    given = _stated(new)
+    moments = connection.execute(_INSERT, {**given, "queue_timeout_s": new.queue_timeout_s}).one()
+    known = {name: value for name, value in given.items() if name in _QUEUED}
+    return _labelled(connection, new, JobRecord(**_QUEUED | known | moments._asdict()))
 
 
 def _labelled(connection: Connection, new: NewJob, job: JobRecord) -> JobRecord:

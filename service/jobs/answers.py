@@ -132,7 +132,7 @@ def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
 
 
 _DECIDING = (".py", ".yaml", ".json", ".csv")
-MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster that has its version remembered
+MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster with remembered digests
 
 
 @cache

@@ -26,7 +26,7 @@ from meshwright.service.errors import (
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
-from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.jobs.queue import MAX_HINTS, WakeUpQueue
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
 from meshwright.service.jobs.sweeps import Sweeps
@@ -96,7 +96,6 @@ class TenantLimits:
 _NO_LIMITS_SET = TenantLimits()
 WINDOW_S = 60.0
 MAX_EVENTS = 500  # read at once
-MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
 _SEARCHED_PAGE = 200  # plans of a job that are looked through at once
 QUEUE_RETRY_S = 5.0  # a tenant with a full queue is asked to come back after this
 
@@ -348,7 +347,8 @@ class Jobs:
                 remember(connection, tenant, repeatable, subject=subject)
 
     def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
-        return Repeatable(key=key, digest=digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s)
+        digest = "" if key is None else digest_of(*parts)
+        return Repeatable(key=key, digest=digest, ttl_s=self._limits.idempotency_ttl_s)
 
     def _wake(self, job: JobRecord) -> None:
         """Wake a worker; for a sweep so many as there may be, and join it if all is known already."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Literal, Protocol
 
 TASK_NAME = "meshwright.run_job"
 QUEUE_NAME = "meshwright"
 VERIFY_TASK_NAME = "meshwright.verify_plan"
 VERIFY_QUEUE_NAME = "meshwright-verify"  # launchers take minutes and memory: workers of their own
+MAX_HINTS = 64  # in ``BURST_S``: a worker that was woken looks for jobs until there is none
+BURST_S = 1.0
 MUTE_S = 5.0  # after a failed publish the broker is left alone for this long
 CONNECT_TIMEOUT_S = 0.3
 SOCKET_TIMEOUT_S = 0.5
@@ -61,9 +64,17 @@ class CeleryQueue:
         self._app = Celery("meshwright", broker=redis_url, set_as_current=False)
         self._app.conf.update(publisher_conf())
         self._muted_until = 0.0
+        self._sent_at: deque[float] = deque(maxlen=MAX_HINTS)
 
     def wake(self, job_id: str) -> None:
-        """Publish; after a failure stay silent for a while, so that no request waits for a dead broker."""
+        """Publish, unless this process has woken ``MAX_HINTS`` workers within ``BURST_S``.
+
+        After a failure it stays silent for a while, so that no request waits for a dead broker.
+        """
+        now = time.monotonic()
+        if len(self._sent_at) == MAX_HINTS and now - self._sent_at[0] < BURST_S:
+            return
+        self._sent_at.append(now)
         self._send(TASK_NAME, job_id, QUEUE_NAME)
 
     def wake_verifier(self, plan_id: str) -> None:

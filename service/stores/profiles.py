@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -23,6 +24,7 @@ from meshwright.service.db.database import Database, compact_json
 from meshwright.service.db.key_records import note
 from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.answers import MAX_REMEMBERED_TEXT
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, page_of
 from meshwright.service.requests.profiles import (
@@ -235,10 +237,17 @@ def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
 def scopes_of(cluster: ClusterSpec, frameworks: Iterable[str]) -> set[str]:
     """Return the scopes of calibrations: a cluster, with any nodes of its kind, and a framework each."""
     groups = tuple(replace(group, num_nodes=1, links=None) for group in cluster.groups)
-    alike = replace(cluster, groups=groups)
-    canonical = cluster_to_mapping(cluster_from_mapping(cluster_to_mapping(alike)))  # 450.0, never 450
-    named = ({"cluster": canonical, "framework": framework} for framework in set(frameworks))
-    return {hashlib.sha256(compact_json(one).encode()).hexdigest() for one in named}
+    alike = compact_json(cluster_to_mapping(replace(cluster, groups=groups)))
+    read = _scope if len(alike) <= MAX_REMEMBERED_TEXT else _scope.__wrapped__
+    return {read(alike, framework) for framework in set(frameworks)}
+
+
+@lru_cache(maxsize=256)
+def _scope(cluster: str, framework: str) -> str:
+    """Return the scope of a cluster, given as JSON, and a framework."""
+    canonical = cluster_to_mapping(cluster_from_mapping(json.loads(cluster)))  # 450.0, never 450
+    named = {"cluster": canonical, "framework": framework}
+    return hashlib.sha256(compact_json(named).encode()).hexdigest()
 
 
 def scope_of(problem: Problem) -> str:

@@ -28,6 +28,7 @@ from meshwright.service.api.deps import (
     computed,
     origin_of,
     repeatable_of,
+    service_of,
 )
 from meshwright.service.api.openapi import EVENTS, JOB_BODY, REPLAN_BODY
 from meshwright.service.api.problems import declared
@@ -124,8 +125,6 @@ def submission_of(
 def submit(
     request: Request,
     body: BodyDep,
-    service: ServiceDep,
-    caller: CallerDep,
     *,
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
@@ -134,6 +133,7 @@ def submit(
 
     Model, batch and launcher may come from a ``launch_file`` next to the cluster, or from a capture.
     """
+    service, caller = service_of(request), request.state.caller
     submission = submission_of(
         service,
         caller.tenant,

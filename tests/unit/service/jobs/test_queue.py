@@ -1,12 +1,15 @@
 """A broker that is away or mute costs a submission less than a second, once."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
-from meshwright.service.jobs.queue import CeleryQueue, PollingQueue, queue_for
+from meshwright.service.jobs.queue import BURST_S, MAX_HINTS, CeleryQueue, PollingQueue, queue_for
+from meshwright.workers.tasks import register
 
 
 @pytest.fixture
@@ -40,3 +43,37 @@ def test_a_broker_that_is_mute_costs_little_more_than_a_second_and_then_nothing(
     assert wake_s(queue) < 1.5
     assert wake_s(queue) < 0.1  # left alone for a while
     assert queue.health() == "degraded"
+
+
+def test_a_burst_wakes_at_most_64_workers_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, now, sent = CeleryQueue("redis://127.0.0.1:1/0"), [0.0], list[str]()
+    monkeypatch.setattr(queue, "_send", lambda _task, about, _queue: sent.append(about))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for number in range(100):
+        queue.wake(f"job {number}")
+    assert len(sent) == MAX_HINTS == 64
+    now[0] = BURST_S
+    queue.wake("a second later")
+    assert sent[-1] == "a second later"
+
+
+def test_a_worker_that_was_woken_works_until_nothing_waits() -> None:
+    waiting = ["first", "second"]
+    app = Celery(set_as_current=False)
+    register(app, "hint", lambda: bool(waiting and waiting.pop(0)), threading.Event())
+    app.tasks["hint"]("first")
+    assert waiting == []
+
+
+def test_a_worker_that_leaves_takes_no_second_job() -> None:
+    leaving, taken = threading.Event(), list[str]()
+    app = Celery(set_as_current=False)
+
+    def step() -> bool:
+        taken.append("a job")
+        leaving.set()
+        return True
+
+    register(app, "last hint", step, leaving)
+    app.tasks["last hint"]("first")
+    assert taken == ["a job"]
