@@ -12,6 +12,7 @@ from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_placing_stages
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.service.requests.parts import as_written, written_out
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
@@ -249,7 +250,7 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
     for name, value in raw.items():
         where = pointer("configuration", name)
         if name not in _TEMPLATE:
-            faults.extend(UnknownNameError.among(where, name, _TEMPLATE).errors)
+            faults.extend(_unknown(where, name))
         elif not _fits(value, type(_TEMPLATE[name])):
             kind = _KINDS[type(_TEMPLATE[name])]
             bounded = isinstance(_TEMPLATE[name], int | tuple) and not isinstance(_TEMPLATE[name], bool)
@@ -260,6 +261,13 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
             break
     _raise_any(faults)
     return configuration_from_json({**_TEMPLATE, **raw})
+
+
+def _unknown(where: str, name: str) -> tuple[FieldError, ...]:
+    if name in FrameworkFacts.__dataclass_fields__ and name != "name":
+        message = f"{name} is an option of the framework, which a problem file states"
+        return (FieldError(pointer=where, message=message, nearest=f"workload.framework_options.{name}"),)
+    return UnknownNameError.among(where, name, _TEMPLATE).errors
 
 
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.library import side_of
-from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.configuration import broken_rules, completed, configuration_of
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.explain.compare import compared
@@ -206,3 +206,12 @@ def test_a_short_id_that_fits_many_plans_names_five(
     assert '"ab" fits 60 plans' in error
     assert error.count("ab0") == 5
     assert "and 55 more" in error
+
+
+def test_an_option_of_the_framework_is_not_a_size() -> None:
+    with pytest.raises(InvalidProblemError) as refused:
+        configuration_of({"cuda_graph": "full_iteration"})
+    assert str(refused.value) == (
+        "configuration.cuda_graph: cuda_graph is an option of the framework, which a problem file states."
+        " Nearest: workload.framework_options.cuda_graph"
+    )
