@@ -97,11 +97,10 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
     if model.mixer is not None and model.mixes:
         widths = model.mixer.projections().items()
         read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
-        width, rank = model.mixer.value_width, model.mixer.time_step_rank
-        if rank:
-            read["x_proj"] = LinearLayer(inputs=width, outputs=model.mixer.selected, split="inputs")
-            read["dt_proj"] = LinearLayer(inputs=rank, outputs=width)
-        return read | {"out_proj": LinearLayer(inputs=width, outputs=h, split="inputs")}
+        for name, (inputs, outputs, split) in model.mixer.inner_products().items():
+            read[name] = LinearLayer(inputs=inputs, outputs=outputs, split=split)
+        name = "o_proj" if model.mixer.kind == "kimi_delta_attention" else "out_proj"
+        return read | {name: LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")}
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
     if mla is None:

@@ -12,6 +12,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.mixers import MixerKind
 from meshwright.profiles.model import ModelSpec
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
@@ -310,9 +311,9 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gate of attention's output": model.attention_gate != "none" and not model.gate_in_queries,
         "gate of attention's output in the queries' projection": model.gate_in_queries,
         "bias of attention's gate": model.gate_bias,
-        "gated delta nets": model.mixer is not None and model.mixer.kind == "gated_delta_net",
-        "selective scans (Mamba 1)": model.mixer is not None and model.mixer.kind == "mamba1",
-        "state-space layers (Mamba 2)": model.mixer is not None and model.mixer.kind == "mamba2",
+        **{
+            name: model.mixer is not None and model.mixer.kind == kind for kind, name in MIXER_FACTS.items()
+        },
         "layers of one block": bool(model.layer_pattern),
         **_state_space_facts(model),
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),
@@ -335,6 +336,16 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         **_position_facts(model),
     }
     return frozenset(name for name, there in found.items() if there)
+
+
+MIXER_FACTS: Mapping[MixerKind, str] = {
+    "gated_delta_net": "gated delta nets",
+    "kimi_delta_attention": "Kimi's delta attention",
+    "lightning_attention": "lightning attention",
+    "mamba1": "selective scans (Mamba 1)",
+    "mamba2": "state-space layers (Mamba 2)",
+    "short_convolution": "short convolutions",
+}
 
 
 def _state_space_facts(model: ModelSpec) -> dict[str, bool]:

@@ -8,6 +8,12 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
   al. 2024, arXiv:2406.06484, section 3), as in Qwen3-Next.
 - ``mamba2``: the state-space duality (Dao and Gu 2024, arXiv:2405.21060, section 6); its ``B`` and ``C``
   are keys and queries, its groups are key heads, and its state size is a key's.
+- ``kimi_delta_attention``: the delta rule with a decay of each channel of a key (Kimi Linear,
+  arXiv:2510.26692, section 3); products of low rank yield decays and the output's gate.
+- ``lightning_attention``: linear attention with a fixed decay of each head (Qin et al. 2024,
+  arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, section 2.2), without a convolution.
+- ``short_convolution``: a convolution of a few tokens between two gates, and no scan (LFM2,
+  arXiv:2511.23404, section 2.1). Every channel is a head of one value.
 - ``mamba1``: the selective scan (Gu and Dao 2023, arXiv:2312.00752, algorithm 2), as in Jamba. Every
   channel is a head of one value with a time step of its own; ``B`` and ``C`` are projected from what the
   convolution yields. Its kernels work token by token, so it has no chunks.
@@ -15,29 +21,47 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_parts import Limits, refuse_out_of_range
 
-MixerKind = Literal["gated_delta_net", "mamba1", "mamba2"]
+MixerKind = Literal[
+    "gated_delta_net",
+    "kimi_delta_attention",
+    "lightning_attention",
+    "mamba1",
+    "mamba2",
+    "short_convolution",
+]
 
 MIXER_LIMITS: Limits = {
     "num_heads": (1, 2**16),
     "num_key_heads": (1, 2**16),
     "key_head_dim": (1, 2**14),
     "value_head_dim": (1, 2**14),
-    "convolution": (1, 1024),
+    "convolution": (0, 1024),
     "chunk": (1, 2**16),
     "time_step_rank": (0, 2**16),
+    "gate_rank": (0, 2**16),
     "attention_every": (0, 10_000),
 }
 # Of each head and token: a delta net reads a decay and a learning rate, a state-space model a time step.
-_GATES = {"gated_delta_net": 2, "mamba1": 1, "mamba2": 1}
+_GATES: Mapping[MixerKind, int] = {
+    "gated_delta_net": 2,
+    "kimi_delta_attention": 1,
+    "mamba1": 1,
+    "mamba2": 1,
+}
 # Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
 # A selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
-_SCALARS = {"gated_delta_net": 2, "mamba1": 2, "mamba2": 3}
+_SCALARS: Mapping[MixerKind, int] = {
+    "gated_delta_net": 2, "kimi_delta_attention": 1, "mamba1": 2, "mamba2": 3,
+}  # fmt: skip
+_DELTA_RULES = ("gated_delta_net", "kimi_delta_attention")
+_CHANNELS = ("mamba1", "short_convolution")  # of which each is a head of one value
 # Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
 # With the exponential they are the 9 FLOPs that fvcore counts of its reference.
 _STATE_PRODUCTS = 4
@@ -55,11 +79,12 @@ class MixerSpec:
     num_key_heads: int  # of keys and queries
     key_head_dim: int
     value_head_dim: int
-    convolution: int = 4  # tokens that the short convolution of queries, keys and values reads
+    convolution: int = 4  # tokens that the short convolution of queries, keys and values reads; 0: none
     chunk: int = 64  # tokens that are multiplied together
     convolution_bias: bool = False
     projection_bias: bool = False
     time_step_rank: int = 0  # of the product that yields the time steps of all channels (mamba1 alone)
+    gate_rank: int = 0  # of the products that yield decays and the gate (kimi_delta_attention alone)
     inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
     split_projections: bool = False  # transformers' class has several linear layers; changes adapters alone
     attention_every: int = 0  # 0: none by this rule
@@ -83,16 +108,46 @@ class MixerSpec:
             raise InvalidProblemError.of("/model/mixer/attention_layers", "contradicts attention_every")
 
     def _refuse_sizes_of_other_kinds(self) -> None:
-        selective = self.kind == "mamba1"
-        rank, one = bool(self.time_step_rank), ("num_key_heads", "value_head_dim")
-        if selective != rank:
-            why = "is required: mamba1 projects its time steps" if selective else "applies to mamba1 only"
-            raise InvalidProblemError.of("/model/mixer/time_step_rank", why)
-        if self.inner_norms and not selective:
+        for name, kind, what in (
+            ("time_step_rank", "mamba1", "its time steps"),
+            ("gate_rank", "kimi_delta_attention", "its decays"),
+        ):
+            if (self.kind == kind) != bool(getattr(self, name)):
+                why = (
+                    f"is required: {kind} projects {what}"
+                    if self.kind == kind
+                    else f"applies to {kind} only"
+                )
+                raise InvalidProblemError.of(f"/model/mixer/{name}", why)
+        if self.inner_norms and self.kind != "mamba1":
             raise InvalidProblemError.of("/model/mixer/inner_norms", "applies to mamba1 only")
-        for name in (name for name in one if selective and getattr(self, name) != 1):
-            why = f"{getattr(self, name)}: in mamba1 every channel is a head of one value, and all share B"
-            raise InvalidProblemError.of(f"/model/mixer/{name}", why, allowed="1", nearest="1")
+        if (self.kind == "lightning_attention") != (self.convolution == 0):
+            why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
+            raise InvalidProblemError.of("/model/mixer/convolution", why)
+        for name, value, why in self._sizes_of_kind():
+            if getattr(self, name) != value:
+                raise InvalidProblemError.of(
+                    f"/model/mixer/{name}",
+                    f"{getattr(self, name)}: {why}",
+                    allowed=str(value),
+                    nearest=str(value),
+                )
+
+    def _sizes_of_kind(self) -> tuple[tuple[str, int, str], ...]:
+        """Return the only value that a size of this kind may have, and why."""
+        if self.kind == "mamba1":
+            why = "in mamba1 every channel is a head of one value, and all share B"
+            return ("num_key_heads", 1, why), ("value_head_dim", 1, why)
+        if self.kind == "short_convolution":
+            why = "in a short convolution every channel is a head of one value"
+            return (
+                ("num_key_heads", self.num_heads, why),
+                ("key_head_dim", 1, why),
+                ("value_head_dim", 1, why),
+            )
+        if self.kind == "kimi_delta_attention":
+            return (("num_key_heads", self.num_heads, "each head has keys of its own"),)
+        return ()
 
     def attends(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, attends instead."""
@@ -108,22 +163,35 @@ class MixerSpec:
     def convolved(self) -> int:
         """Return the elements of a token's queries, keys and values, which the convolution reads.
 
-        A selective scan convolves its values only: ``B`` and ``C`` follow from them.
+        A selective scan convolves its values only: ``B`` and ``C`` follow from them. So does a short
+        convolution, with a gate before and one behind it.
         """
-        if self.kind == "mamba1":
+        if self.kind in _CHANNELS:
             return self.value_width
         return 2 * self.num_key_heads * self.key_head_dim + self.value_width
 
     @property
     def gates(self) -> int:
         """Return the numbers of a token that set how its state changes."""
-        return _GATES[self.kind] * self.num_heads
+        channels = self.key_head_dim * (self.kind == "kimi_delta_attention")
+        return (_GATES.get(self.kind, 0) + channels) * self.num_heads
 
     @property
     def projected(self) -> int:
-        """Return the columns of what projects a hidden state: all convolved, the output's gate, gates."""
-        gates = 0 if self.kind == "mamba1" else self.gates
-        return self.convolved + self.value_width + gates
+        """Return the columns of what projects a hidden state: all convolved, the output's gate, gates.
+
+        Of Kimi's delta attention decays and the gate are products of two latents.
+        """
+        if self.gate_rank:
+            return self.convolved + self.num_heads + 2 * self.gate_rank
+        if self.kind in _CHANNELS:
+            return self.convolved + self.value_width * (2 if self.kind == "short_convolution" else 1)
+        return self.convolved + self.value_width + self.gates
+
+    @property
+    def latents(self) -> int:
+        """Return the columns of ``projected`` that tensor parallelism leaves whole."""
+        return 2 * self.gate_rank
 
     @property
     def selected(self) -> int:
@@ -137,30 +205,50 @@ class MixerSpec:
 
     def projections(self) -> dict[str, int]:
         """Return the columns of each linear layer of transformers' class that reads the hidden state."""
+        heads, keys, values = self.num_heads, self.num_key_heads * self.key_head_dim, self.value_width
+        if self.kind == "kimi_delta_attention":
+            rank = self.gate_rank
+            return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, "f_a_proj": rank,
+                    "g_a_proj": rank}  # fmt: skip
+        if self.kind == "lightning_attention":
+            return {"qkv_proj": self.convolved, "output_gate": values}
         if self.kind != "gated_delta_net":
             return {"in_proj": self.projected}
         if self.split_projections:
-            heads = self.num_heads
-            return {"in_proj_qkv": self.convolved, "in_proj_z": self.value_width, "in_proj_b": heads,
+            return {"in_proj_qkv": self.convolved, "in_proj_z": values, "in_proj_b": heads,
                     "in_proj_a": heads}  # fmt: skip
-        return {"in_proj_qkvz": self.convolved + self.value_width, "in_proj_ba": self.gates}
+        return {"in_proj_qkvz": self.convolved + values, "in_proj_ba": self.gates}
+
+    def inner_products(self) -> dict[str, tuple[int, int, Literal["inputs", "outputs"]]]:
+        """Return the linear layers between the projections: inputs, outputs, which of them ranks split."""
+        if self.gate_rank:
+            decays = self.num_heads * self.key_head_dim
+            return {"f_b_proj": (self.gate_rank, decays, "outputs"),
+                    "g_b_proj": (self.gate_rank, self.value_width, "outputs")}  # fmt: skip
+        if self.time_step_rank:
+            return {"x_proj": (self.value_width, self.selected, "inputs"),
+                    "dt_proj": (self.time_step_rank, self.value_width, "outputs")}  # fmt: skip
+        return {}
 
     def matrix_parameters(self, hidden_size: int) -> int:
         """Return the weights of all projections and of the convolution, each one multiply-add a token."""
-        inner = self.value_width * (self.selected + self.time_step_rank)
+        inner = sum(read * written for read, written, _split in self.inner_products().values())
         return inner + hidden_size * (self.projected + self.value_width) + self.convolved * self.convolution
 
     def vector_parameters(self) -> int:
         """Return further weights that tensor parallelism splits as it splits heads.
 
-        The state-space model's norm is over all its values, a delta net's over those of one head.
+        The norm of a state-space model and of lightning attention is over all values, that of a delta net
+        over those of one head. Kimi's delta attention adds a trained number to each decay.
         """
         biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
-        return _SCALARS[self.kind] * self.num_heads + self.decays + biases + self.split_norm_parameters()
+        added = self.num_heads * self.key_head_dim * (self.kind == "kimi_delta_attention")
+        scalars = _SCALARS.get(self.kind, 0) * self.num_heads + added
+        return scalars + self.decays + biases + self.split_norm_parameters()
 
     def split_norm_parameters(self) -> int:
         """Return the weights of the norm of the output that tensor parallelism splits."""
-        return self.value_width if self.kind == "mamba2" else 0
+        return self.value_width if self.kind in ("mamba2", "lightning_attention") else 0
 
     def norm_parameters(self) -> int:
         """Return the weights of norms that every tensor-parallel rank holds whole.
@@ -169,20 +257,23 @@ class MixerSpec:
         """
         if self.kind == "mamba1":
             return self.selected * int(self.inner_norms)
-        return self.value_head_dim if self.kind == "gated_delta_net" else 0
+        return self.value_head_dim if self.kind in _DELTA_RULES else 0
 
     def scan_products(self) -> int:
         """Return the multiply-adds of one token's scan, convolution and projections aside.
 
         Of a delta net's head, with C tokens in a chunk: keys by keys, the inverse by keys and by values,
         queries by keys, scores by values: C (3 k + 2 v); states by keys, by queries, and their change:
-        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v. A selective
-        scan has 4 per state, outside of tensor cores.
+        3 k v. Of a state-space model's: C (k of each group, v of each head) and 2 k v, of lightning
+        attention's the same with a group for each head. A selective scan has 4 per state, outside of tensor
+        cores, a short convolution none.
         """
+        if self.kind == "short_convolution":
+            return 0
         if self.kind == "mamba1":
             return _STATE_PRODUCTS * self.decays
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
-        if self.kind == "gated_delta_net":
+        if self.kind in _DELTA_RULES:
             return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
         return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
 
@@ -196,14 +287,22 @@ class MixerSpec:
         (v read, k v / C of 4 bytes written), their sums (read, and written in 2), output (v and k v / C
         read, v written); of each group keys and queries twice, and C written and read. A selective scan's
         kernel reads values, time steps and the gate, and writes the output with it and without
-        (mamba 1.2, ``csrc/selective_scan/selective_scan_fwd_kernel.cuh``).
+        (mamba 1.2, ``csrc/selective_scan/selective_scan_fwd_kernel.cuh``). Kimi's delta attention also
+        reads each channel's decay, of 4 bytes, in five kernels, and one writes their sums (``ops/kda``).
+        Lightning attention's one kernel keeps states on the chip: q, k and v read, the output written
+        (lightning-attention 2, arXiv:2401.04658, algorithm 1).
         """
+        if self.kind == "short_convolution":
+            return 0.0
         if self.kind == "mamba1":
             return 5.0 * self.value_width + 2.0 * self.key_head_dim
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
         state = k * v / chunk
-        if self.kind == "gated_delta_net":
-            return self.num_heads * (7.0 * k + 6.0 * v + 6.0 * chunk + 2.0 * state)
+        if self.kind == "lightning_attention":
+            return self.num_heads * (2.0 * k + 2.0 * v)
+        if self.kind in _DELTA_RULES:
+            decays = 12.0 * k * (self.kind == "kimi_delta_attention")
+            return self.num_heads * (7.0 * k + 6.0 * v + 6.0 * chunk + 2.0 * state + decays)
         return self.num_heads * (3.0 * v + 6.0 * state) + self.num_key_heads * (4.0 * k + 2.0 * chunk)
 
     def kept_elements(self) -> float:
@@ -216,22 +315,43 @@ class MixerSpec:
         the scan's output, and the last product's input is made again. A selective scan is one, too (mamba
         1.2, ops/selective_scan_interface.py, ``MambaInnerFn``): it keeps the projections and the scan's
         output. With norms in between it is four (transformers 5.23, ``JambaMambaMixer``): they keep what
-        the convolution, the norms, the time steps' product, the scan and the last product read.
+        the convolution, the norms, the time steps' product, the scan and the last product read. Kimi's
+        delta attention keeps its latents and its decays, before and after their softplus, too. Lightning
+        attention: what silu reads, queries, keys and values; input and output of the norm, the gate's
+        input, the last product's input (``MiniMaxLightningAttention``). A short convolution: the
+        projection, both inputs of the second gate, and what the convolution and the last product read
+        (``Lfm2ShortConv``).
         """
         if self.kind == "mamba1":
             apart = 3 * self.value_width + self.selected if self.inner_norms else 0
             return self.projected + self.value_width + self.selected + apart
         if self.kind == "mamba2":
             return self.projected + self.value_width
+        if self.kind == "lightning_attention":
+            return 2.0 * self.convolved + 4.0 * self.value_width
+        if self.kind == "short_convolution":
+            return self.projected + 3.0 * self.value_width
         of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
-        return self.convolved + self.num_heads * of_head + 3 * self.value_width + 2 * self.gates
+        found = self.convolved + self.num_heads * of_head + 3 * self.value_width
+        if self.kind == "gated_delta_net":
+            return found + 2 * self.gates
+        return found + 2 * self.gates + self.gates + self.latents
 
     def moved_elements(self) -> float:
         """Return the 2-byte elements of a token that convolution and gated norm move in a forward pass.
 
         The convolution reads and writes what it convolves; the norm reads its input and gate, and writes. A
-        selective scan's gate is in its kernel; its norms read and write time steps, B and C.
+        selective scan's gate is in its kernel; its norms read and write time steps, B and C. Lightning
+        attention's silu reads and writes what it has projected, its norm reads and writes, its gate reads
+        both and writes. A short convolution's gates each read two and write one. Decays of Kimi's delta
+        attention are read once and written in 4 bytes.
         """
+        if self.kind == "short_convolution":
+            return 8.0 * self.value_width
+        if self.kind == "lightning_attention":
+            return 2.0 * self.convolved + 5.0 * self.value_width
+        if self.kind == "kimi_delta_attention":
+            return 2.0 * self.convolved + 3.0 * self.value_width + 3.0 * self.gates
         if self.kind == "mamba1":
             return 2.0 * self.convolved + 2.0 * self.selected * self.inner_norms
         return 2.0 * self.convolved + 3.0 * self.value_width
@@ -240,7 +360,10 @@ class MixerSpec:
         """Return the 4-byte elements that a rank of a split sequence passes on.
 
         The state of every head, and how the rank's tokens change it: a number for each head, or of a delta
-        net a matrix of keys by keys (flash-linear-attention 0.4, ``ops/cp``).
+        net a matrix of keys by keys (flash-linear-attention 0.4, ``ops/cp``). A convolution alone passes on
+        the tokens that it reads before its own.
         """
+        if self.kind == "short_convolution":
+            return self.convolved * (self.convolution - 1)
         k, v = self.key_head_dim, self.value_head_dim
-        return self.num_heads * (k * v + (k * k if self.kind == "gated_delta_net" else 1))
+        return self.num_heads * (k * v + (k * k if self.kind in _DELTA_RULES else 1))

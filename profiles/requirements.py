@@ -76,7 +76,7 @@ def requirements_of(
         *((_OFFLOADED_IN_GRAPH,) if offloads and _sends_from_graphs(facts, model) else ()),
         *((_SHARDED,) if zero_stage > 1 else ()),
         *((_WEIGHT_SHARDS,) if weight_shards else ()),
-        *((_MIXERS[model.mixer.kind],) if model.mixer else ()),
+        *((_MIXERS[model.mixer.kind],) if model.mixer and model.mixer.kind in _MIXERS else ()),
         *_engines(facts, model, delays=delays),
     ]
     by_package = attrgetter("package")
@@ -218,7 +218,31 @@ _SELECTIVE_SCAN = replace(
     source="transformers/models/jamba/modeling_jamba.py",
     instead="a model without selective scans",
 )
-_MIXERS = {"gated_delta_net": _DELTA_RULE, "mamba1": _SELECTIVE_SCAN, "mamba2": _STATE_SPACE}
+_KIMI_DELTA = replace(
+    _DELTA_RULE,
+    why="Kimi's delta attention runs on its kernels",
+    check="from fla.ops.kda import chunk_kda",
+    source="transformers/models/kimi_linear/modeling_kimi_linear.py",
+    instead="a model without Kimi's delta attention",
+)
+_SHORT_CONVOLUTION = replace(
+    _STATE_SPACE,
+    name="causal-conv1d",
+    package="causal_conv1d",
+    why="short convolutions run on its kernel",
+    check="from causal_conv1d import causal_conv1d_fn",
+    source="transformers/models/lfm2/modeling_lfm2.py",
+    install="pip install causal-conv1d",
+    instead="a model without short convolutions",
+)
+# Lightning attention has no package of its own: transformers' class loops over blocks in torch.
+_MIXERS = {
+    "gated_delta_net": _DELTA_RULE,
+    "kimi_delta_attention": _KIMI_DELTA,
+    "mamba1": _SELECTIVE_SCAN,
+    "mamba2": _STATE_SPACE,
+    "short_convolution": _SHORT_CONVOLUTION,
+}
 _WEIGHT_SHARDS = replace(
     _engine(
         "2.19.0",

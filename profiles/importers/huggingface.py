@@ -476,6 +476,7 @@ _SHARED_WIDTH = (
     "moe_shared_expert_intermediate_size",
 )  # fmt: skip
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
+_GROUPS, _NORMALIZED = ("n_group", "num_expert_group"), ("norm_topk_prob", "moe_renormalize")
 _SCALE = (
     "routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor",
     "moe_router_scaling_factor",
@@ -521,13 +522,13 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
 
 
 def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
-    groups = reader.integer("n_group", low=0, default=0, high=65_536)
+    groups = reader.integer(reader.first(_GROUPS), low=0, default=0, high=65_536)
     chosen = reader.integer("topk_group", low=0, default=0, high=65_536)
     method = reader.value("topk_method")
     grouped = chosen < groups and method != "greedy"
     normalized = bool(family.router.get("normalized_top_k", True))
-    if reader.has("norm_topk_prob"):
-        normalized = reader.flag("norm_topk_prob", default=True)
+    if reader.has(name := reader.first(_NORMALIZED)):
+        normalized = reader.flag(name, default=True)
     found: dict[str, Any] = {
         "normalized_top_k": normalized,
         "router_groups": groups if grouped else 0,
@@ -538,6 +539,8 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
         coefficient = reader.number(reader.first(_BALANCE), low=0.0, high=1e3, default=0.0)
         found["balance_coefficient"] = coefficient
         found["balanced_by_sequence"] = reader.flag("seq_aux", default=False) and coefficient > 0
+    if reader.has("use_expert_bias"):  # LFM2
+        found["selection_bias"] = reader.flag("use_expert_bias", default=True)
     if reader.has("moe_latent_size"):
         high = int(MOE_LIMITS["latent_size"][1])
         found["latent_size"] = reader.integer("moe_latent_size", low=1, high=high)

@@ -18,16 +18,23 @@ from meshwright.profiles.importers.huggingface_layers import (
     mimo_attention,
     step_attention,
     step_config,
+    without_positions,
 )
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
+    kimi_delta,
+    kimi_linear_config,
+    lfm2_config,
+    lightning,
     mamba_1,
     mamba_1_config,
     mamba_2,
     mamba_2_config,
+    minimax_config,
     mixers_alone,
     nemotron_h_config,
     selective_scans_alone,
+    short_convolution,
     single_blocks,
 )
 from meshwright.profiles.reading import FieldReader
@@ -86,8 +93,11 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "granite_hybrid": _granite_hybrid,
         "jamba": _jamba,
+        "kimi_linear_config": kimi_linear_config,
+        "lfm2_config": lfm2_config,
         "mamba_1_config": mamba_1_config,
         "mamba_2_config": mamba_2_config,
+        "minimax_config": minimax_config,
         "nemotron_h_config": nemotron_h_config,
         "step_config": step_config,
     },
@@ -98,6 +108,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "multiple_of_hidden": _multiple_of_hidden,
         "selective_scans_alone": selective_scans_alone,
         "single_blocks": single_blocks,
+        "without_positions": without_positions,
     },
     "local_attention": {
         "gemma_3n_streams": gemma_3n_streams,
@@ -109,8 +120,11 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     "mixer": {
         "delta_net": delta_net(split_projections=False),
         "delta_net_split": delta_net(split_projections=True),
+        "kimi_delta": kimi_delta,
+        "lightning": lightning,
         "mamba_1": mamba_1,
         "mamba_2": mamba_2,
+        "short_convolution": short_convolution,
     },
 }
 # How a fact follows from the number that a key states.

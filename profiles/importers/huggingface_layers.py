@@ -458,6 +458,11 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
 # Positions.
 
 
+def without_positions(_reader: FieldReader, _known: Mapping[str, object]) -> dict[str, object]:
+    """Return that no layer has positions, although a config may state those of heads (Kimi-Linear)."""
+    return {"no_rotary_every": 1, "no_rotary_layers": ()}
+
+
 def layers_without_rotary(reader: FieldReader, num_layers: int) -> list[int]:
     """Return the layers that do not rotate queries and keys (``no_rope_layers``: 1 if rotated).
 

@@ -2,7 +2,8 @@
 
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
 ``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``,
-``JambaMambaMixer``, ``MambaMixer``, ``FalconMambaMixer``.
+``JambaMambaMixer``, ``MambaMixer``, ``FalconMambaMixer``, ``KimiLinearDeltaAttention``,
+``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from meshwright.profiles.reading import FieldReader
 
 _ATTENDS, _MIXES = "full_attention", "linear_attention"
 # Kinds as configs of transformers 4 name them.
-_OTHER_NAMES = {"attention": _ATTENDS, "mamba": _MIXES}
+_OTHER_NAMES = {"attention": _ATTENDS, "mamba": _MIXES, "conv": _MIXES}
 _EVERY = "full_attention_interval"
 
 # Of a config's reader, its layers and its hidden size: the mixer, or None where all layers attend.
@@ -27,7 +28,7 @@ MixerRule = Callable[[FieldReader, int, int], MixerSpec | None]
 
 def _size(reader: FieldReader, key: str, field: str, default: int | None = None) -> int:
     low, high = MIXER_LIMITS[field]
-    return reader.integer(key, low=int(low), high=int(high), default=default)
+    return reader.integer(key, low=max(1, int(low)), high=int(high), default=default)
 
 
 def _stated(reader: FieldReader, num_layers: int) -> list[int] | None:
@@ -79,6 +80,107 @@ def delta_net(*, split_projections: bool) -> MixerRule:
         return _placed(mixer, attending, num_layers)
 
     return rule
+
+
+def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:
+    """Return Kimi-Linear's config with ``linear_attn_config`` in the keys of its class.
+
+    Raises:
+        InvalidProblemError: its lists leave a layer out, or state one twice or beyond the last.
+    """
+    found: dict[str, Any] = dict(config)
+    layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
+    first = found.pop("first_k_dense_replace", None)
+    if found.get("mlp_layer_types") is None:
+        dense = first if type(first) is int else 1
+        found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    found |= {own: found.pop(key) for key, own in _KIMI.items() if key in found}
+    attending, mixing = (found.pop(f"{_OF_KIMI}.{key}", None) for key in ("full_attn_layers", "kda_layers"))
+    if found.get("layer_types") is None and isinstance(attending, list) and isinstance(mixing, list):
+        if sorted(map(str, attending + mixing)) != sorted(map(str, range(1, layers + 1))):
+            why = f"full_attn_layers and kda_layers must name each layer once, counted from 1 to {layers}"
+            raise InvalidProblemError.of(f"/model/{_OF_KIMI}", why)
+        found["layer_types"] = [_ATTENDS if one + 1 in attending else _MIXES for one in range(layers)]
+    if found.get("layer_types") is None:
+        found["layer_types"] = [_ATTENDS if one and one % 4 == 0 else _MIXES for one in range(layers)]
+    return found
+
+
+_OF_KIMI = "linear_attn_config"
+_KIMI = {f"{_OF_KIMI}.head_dim": "linear_head_dim", f"{_OF_KIMI}.num_heads": "linear_num_heads",
+         f"{_OF_KIMI}.short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
+
+
+def kimi_delta(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
+    """Return Kimi-Linear's delta attention; its low rank is a head's size."""
+    heads = _size(reader, "linear_num_heads", "num_heads")
+    size = _size(reader, "linear_head_dim", "key_head_dim")
+    convolution = _size(reader, "linear_conv_kernel_dim", "convolution")
+    attending = _stated(reader, num_layers) or []
+    reader.finish()
+    mixer = MixerSpec(
+        kind="kimi_delta_attention", num_heads=heads, num_key_heads=heads, key_head_dim=size,
+        value_head_dim=size, convolution=convolution, gate_rank=size,
+    )  # fmt: skip
+    return _placed(mixer, attending, num_layers)
+
+
+def minimax_config(config: dict[str, object]) -> dict[str, object]:
+    """Return MiniMax's config with its layers as a list of kinds; published ones list ones and zeros."""
+    found: dict[str, Any] = dict(config)
+    layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
+    listed = found.pop("attn_type_list", None)
+    if found.get("layer_types") is None:
+        kinds = listed if isinstance(listed, list) else [int(layer % 2 == 0) for layer in range(layers)]
+        found["layer_types"] = [{1: _ATTENDS, 0: _MIXES}.get(one, one) for one in kinds]
+    return found
+
+
+def lightning(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
+    """Return MiniMax's lightning attention, with as many heads of the same size as attention has."""
+    heads = _size(reader, "num_attention_heads", "num_heads")
+    size = _size(reader, "head_dim", "key_head_dim", max(1, hidden_size // heads))
+    chunk = _size(reader, "block_size", "chunk", 256)
+    attending = _stated(reader, num_layers) or []
+    reader.finish()
+    mixer = MixerSpec(
+        kind="lightning_attention", num_heads=heads, num_key_heads=heads, key_head_dim=size,
+        value_head_dim=size, convolution=0, chunk=chunk,
+    )  # fmt: skip
+    return _placed(mixer, attending, num_layers)
+
+
+def lfm2_config(config: dict[str, object]) -> dict[str, object]:
+    """Return LFM2's config with the MLP's width that its class makes of the stated one, and its layers."""
+    found: dict[str, Any] = dict(config)
+    layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
+    for other, own in (("block_ff_dim", "intermediate_size"), ("tie_embedding", "tie_word_embeddings")):
+        if other in found:
+            found[own] = found.pop(other)
+    width, multiple = found.get("intermediate_size"), found.get("block_multiple_of")
+    factor = found.get("block_ffn_dim_multiplier")
+    whole = all(type(one) is int and one > 0 for one in (width, multiple))
+    if found.get("block_auto_adjust_ff_dim") and whole and isinstance(factor, int | float | None):
+        width = int(2 * cast("int", width) / 3)
+        if factor is not None:
+            width = -(-int(factor * width) // cast("int", multiple)) * cast("int", multiple)
+        found["intermediate_size"] = width
+    listed = found.pop("full_attn_idxs", None)
+    if found.get("layer_types") is None:
+        attending = listed if isinstance(listed, list) else range(layers)
+        found["layer_types"] = [_ATTENDS if layer in attending else "conv" for layer in range(layers)]
+    return found
+
+
+def short_convolution(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
+    """Return LFM2's short convolutions; one key gives convolution and projections their biases."""
+    attending, bias = _stated(reader, num_layers) or [], reader.flag("conv_bias", default=False)
+    mixer = MixerSpec(
+        kind="short_convolution", num_heads=hidden_size, num_key_heads=hidden_size, key_head_dim=1,
+        value_head_dim=1, convolution=_size(reader, "conv_L_cache", "convolution"),
+        convolution_bias=bias, projection_bias=bias,
+    )  # fmt: skip
+    return _placed(mixer, attending, num_layers)
 
 
 def _listed(reader: FieldReader, num_layers: int) -> list[int]:

@@ -148,10 +148,13 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         return []
     if mixer := mixer_of(model):
         read = projected_width(ctx, mixer)
-        values, rank = mixer.value_width / t, mixer.time_step_rank
-        inner = (
-            [Gemm(m=tokens, n=mixer.selected, k=values), Gemm(m=tokens, n=values, k=rank)] if rank else []
-        )
+        values = mixer.value_width / t
+        inner = [
+            Gemm(m=tokens, n=written / t, k=one)
+            if split == "outputs"
+            else Gemm(m=tokens, n=written, k=one / t)
+            for one, written, split in mixer.inner_products().values()
+        ]
         return [Gemm(m=tokens, n=read, k=h), *inner, Gemm(m=tokens, n=h, k=values)]
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width

@@ -84,6 +84,8 @@ def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, int, float
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.undivided_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla and model.mixes_tokens else 0
+    if model.mixer is not None and model.mixes:
+        down = model.hidden_size * model.mixer.latents
     whole += down
     split = model.attention_parameters() - down
     single = model.split_bias_parameters(kind) + model.sink_parameters()

@@ -54,18 +54,20 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
 def projected_width(ctx: Context, mixer: MixerSpec) -> FloatArray:
     """Return the columns of a rank's projection of a hidden state: what a scan reads, and its gate.
 
-    A selective scan's time steps, B and C follow from the others.
+    A selective scan's time steps, B and C follow from the others; latents are whole on every rank.
     """
-    if mixer.selected:
-        return np.asarray(mixer.projected / ctx.t)
+    if mixer.inner_products() or mixer.kind == "short_convolution":
+        return np.asarray((mixer.projected - mixer.latents) / ctx.t + mixer.latents)
     read, values = exchanged_widths(ctx, mixer)
     return read + values
 
 
 def exchanged_widths(ctx: Context, mixer: MixerSpec) -> tuple[FloatArray, FloatArray]:
     """Return the elements of a token that a rank exchanges before a scan and after it."""
-    keys = 2.0 * np.maximum(mixer.num_key_heads / ctx.t, 1.0) * mixer.key_head_dim
     values = mixer.value_width / ctx.t
+    if mixer.kind == "short_convolution":  # of tokens that neighbours have; channels need not change ranks
+        return np.zeros_like(values), np.zeros_like(values)
+    keys = 2.0 * np.maximum(mixer.num_key_heads / ctx.t, 1.0) * mixer.key_head_dim
     return keys + values + mixer.gates / ctx.t, values
 
 

@@ -22,7 +22,12 @@ from meshwright.solver.problem import Problem
 _ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
 _ATTENTION = ("attention in (QKV)", "attention out")
 _MIXER = ("mixer in", "mixer out")
-_SELECTIVE = ("mixer in", "time steps, B and C", "time steps", "mixer out")
+_OF_MIXER = {
+    "x_proj": "time steps, B and C",
+    "dt_proj": "time steps",
+    "f_b_proj": "decays",
+    "g_b_proj": "gate",
+}
 _LATENT = (
     "query up", "query down", "key/value down", "key/value up", "attention gate", "indexer queries",
     "indexer keys", "attention out",
@@ -129,8 +134,9 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """Return names of a layer's plain products, in the order of ``layer_gemms``."""
     mixer = mixer_of(ctx.model)
-    own = (_SELECTIVE if mixer.selected else _MIXER) if mixer else _ATTENTION
-    names = list(own) if ctx.model.mixes_tokens else []
+    inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
+    own = [_MIXER[0], *inner, _MIXER[1]] if mixer else list(_ATTENTION)
+    names = own if ctx.model.mixes_tokens else []
     if ctx.model.mla is not None and ctx.model.mixes_tokens:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
         lacking |= set() if ctx.model.gate_width else {"attention gate"}

@@ -57,6 +57,8 @@ NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},  # of three layers one attends
+    "lfm2": {"full_attn_idxs": [1]},
+    "lfm2_moe": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     },

@@ -11,8 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.jamba import modeling_jamba
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -121,6 +124,52 @@ def test_a_layer_of_mamba_multiplies_as_much_as_its_class(
     assert counter.get_total_flops() == ours
 
 
+@pytest.mark.parametrize(("heads", "size"), [(8, 64), (4, 128)])
+def test_kimi_s_delta_attention_multiplies_as_much_as_its_class(heads: int, size: int) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 5, "linear_num_heads": heads, "linear_head_dim": size}
+    with torch.device("meta"):
+        module = KimiLinearDeltaAttention(CONFIG_MAPPING["kimi_linear"](**sizes), layer_idx=0)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, TOKENS, 512, device="meta"))
+    mixer = model_from_config({"model_type": "kimi_linear", **sizes}, name="x").mixer
+    assert mixer is not None
+    padded = 2 * mixer.convolved * mixer.convolution * 3
+    # The class multiplies keys by keys and queries by keys element by element, for each channel's decay.
+    elementwise = 2 * heads * mixer.chunk * size
+    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    assert counter.get_total_flops() == ours
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_lightning_attention_multiplies_as_much_as_its_class(block: int) -> None:
+    sizes = {
+        "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "block_size": block,
+        "layer_types": ["linear_attention", "full_attention"],
+    }  # fmt: skip
+    with torch.device("meta"):
+        module = MiniMaxLightningAttention(CONFIG_MAPPING["minimax"](**sizes), layer_idx=0)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, TOKENS, 512, device="meta"), None, None)
+    mixer = model_from_config({"model_type": "minimax", **sizes}, name="x").mixer
+    assert mixer is not None
+    assert counter.get_total_flops() == 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products())
+
+
+def _lfm2() -> tuple[torch.nn.Module, Any]:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 2, "full_attn_idxs": [1], "conv_L_cache": 4}
+    with torch.device("meta"):
+        module = modeling_lfm2.Lfm2ShortConv(CONFIG_MAPPING["lfm2"](**sizes), layer_idx=0)
+    return module, model_from_config({"model_type": "lfm2", **sizes}, name="x").mixer
+
+
+def test_a_short_convolution_multiplies_as_much_as_its_class() -> None:
+    module, mixer = _lfm2()
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, TOKENS, 512, device="meta"))
+    padded = 2 * mixer.convolved * mixer.convolution * 3
+    assert counter.get_total_flops() == 2 * TOKENS * mixer.matrix_parameters(512) + padded
+
+
 class _Kept(torch.autograd.Function):  # type: ignore[misc] # torch is in its own environment
     """A kernel that yields one tensor as long as its first input, and keeps what it is given."""
 
@@ -148,6 +197,24 @@ def test_a_selective_scan_keeps_what_the_autograd_of_its_class_keeps(
         "mamba_selective_scan",
         lambda values, steps, _decay, b, c, z, **_: _Kept.apply(values, steps, b, c, z),
     )
+    assert _kept(module) == pytest.approx(mixer.kept_elements(), rel=0.01)
+
+
+def test_a_short_convolution_keeps_what_the_autograd_of_its_class_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, mixer = _lfm2()
+    module.to(torch.bfloat16)
+    monkeypatch.setattr(
+        modeling_lfm2,
+        "causal_conv1d_fn",
+        lambda hidden, weight, bias, **_: _Kept.apply(hidden, weight, bias),
+    )
+    assert _kept(module) == mixer.kept_elements()
+
+
+def _kept(module: torch.nn.Module) -> float:
+    """The 2-byte elements of a token that a layer keeps, next to its input and its weights."""
     held: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,4 +228,4 @@ def test_a_selective_scan_keeps_what_the_autograd_of_its_class_keeps(
     apart = {one.untyped_storage()._cdata for one in (hidden, *module.parameters())}
     kept = sum(size for place, size in held.items() if place not in apart)
     assert out.shape == hidden.shape
-    assert kept / 2 / TOKENS == pytest.approx(mixer.kept_elements(), rel=0.01)
+    return kept / 2 / TOKENS

@@ -129,7 +129,8 @@ EVERY |= {f"recipe {name}": one for name, one in requirements._RECIPES.items()}
 STUBS = {
     "deep_ep.py": "Buffer = HybridEPBuffer = None", "flash_attn.py": "", "kernels.py": "",
     "fla/__init__.py": "", "fla/ops/__init__.py": "",
-    "fla/ops/gated_delta_rule.py": "chunk_gated_delta_rule = None",
+    "fla/ops/gated_delta_rule.py": "chunk_gated_delta_rule = None", "fla/ops/kda.py": "chunk_kda = None",
+    "causal_conv1d.py": "causal_conv1d_fn = None",
     "mamba_ssm/__init__.py": "", "mamba_ssm/ops/__init__.py": "", "mamba_ssm/ops/triton/__init__.py": "",
     "mamba_ssm/ops/selective_scan_interface.py": "selective_scan_fn = None",
     "mamba_ssm/ops/triton/ssd_combined.py": "mamba_split_conv1d_scan_combined = None",

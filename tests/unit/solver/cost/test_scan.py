@@ -37,6 +37,18 @@ SELECTIVE = MixerSpec(
     kind="mamba1", num_heads=4096, num_key_heads=1, key_head_dim=16, value_head_dim=1, time_step_rank=128,
     inner_norms=True, convolution_bias=True, attention_layers=(2,),
 )  # fmt: skip
+KIMI = MixerSpec(
+    kind="kimi_delta_attention", num_heads=32, num_key_heads=32, key_head_dim=128, value_head_dim=128,
+    gate_rank=128, attention_every=4,
+)  # fmt: skip
+LIGHTNING = MixerSpec(
+    kind="lightning_attention", num_heads=64, num_key_heads=64, key_head_dim=128, value_head_dim=128,
+    convolution=0, chunk=256, attention_every=8,
+)  # fmt: skip
+SHORT = MixerSpec(
+    kind="short_convolution", num_heads=2048, num_key_heads=2048, key_head_dim=1, value_head_dim=1,
+    convolution=3, attention_layers=(2,),
+)  # fmt: skip
 PLAIN = ModelSpec(
     name="x", num_layers=8, hidden_size=2048, ffn_hidden_size=6144, num_attention_heads=16,
     num_kv_heads=2, head_dim=256, vocab_size=32_000,
@@ -158,6 +170,60 @@ def test_norms_inside_a_selective_scan_keep_what_four_kernels_read() -> None:
     assert apart == fused + 3 * 4096 + 160, "values, time steps, what is projected back; normed ones"
 
 
+def test_kimi_s_delta_attention_has_the_weights_that_its_class_builds() -> None:
+    # Queries, keys and values of 4096 with a convolution of 4, a learning rate of each head, two latents of
+    # 128 that become decays and the gate; of each head a decay, of each channel a number added; one norm.
+    read, wide = 3 * 4096 + 32 + 2 * 128, 4096
+    own = 2048 * (read + wide) + 4 * 3 * wide + 2 * 128 * wide + 32 + wide + 128
+    assert replace(PLAIN, mixer=KIMI).parameters_by_layer()[0] == own + 3 * 2048 * 6144 + 2 * 2048
+
+
+def test_tensor_ranks_of_kimi_s_delta_attention_each_have_both_latents() -> None:
+    into, decays, gate, out = layer_gemms(_context(replace(PLAIN, mixer=KIMI), tp=4), "dense")[:4]
+    assert np.ravel(into.n).tolist() == [(3 * 4096 + 32) / 4 + 2 * 128]
+    assert [(one.k, np.ravel(one.n).tolist()) for one in (decays, gate)] == [(128, [1024])] * 2
+    assert np.ravel(out.k).tolist() == [1024]
+
+
+def test_lightning_attention_has_three_widths_a_gate_and_a_norm_and_no_convolution() -> None:
+    wide = 64 * 128
+    own = 2048 * (3 * wide + wide + wide) + wide
+    assert replace(PLAIN, mixer=LIGHTNING).parameters_by_layer()[0] == own + 3 * 2048 * 6144 + 2 * 2048
+    # Of a head and token queries by keys and scores by values in a chunk of 256, and two states' products.
+    assert LIGHTNING.scan_products() == 64 * (256 * 256 + 2 * 128 * 128)
+    # One kernel reads queries, keys and values, and writes the output: 4 * 128 elements of a head.
+    ctx = _context(replace(PLAIN, mixer=LIGHTNING))
+    moved = 8192 * 64 * 2 * 4 * 128 / ctx.hbm_bytes_per_s
+    assert core_attention(ctx).forward[0] >= moved
+
+
+def test_a_short_convolution_takes_no_scan_and_passes_on_two_tokens() -> None:
+    model = replace(PLAIN, mixer=SHORT)
+    # Both gates and what is convolved, a convolution of 3, and the way back.
+    assert model.parameters_by_layer()[0] == 4 * 2048 * 2048 + 3 * 2048 + 3 * 2048 * 6144 + 2 * 2048
+    assert core_attention(_context(model)).forward[0] == 0
+    assert SHORT.state_elements() == 2 * 2048
+    assert SHORT.kept_elements() == 6 * 2048
+
+
+@pytest.mark.parametrize(
+    ("mixer", "changes", "field"),
+    [
+        (KIMI, {"gate_rank": 0}, "gate_rank"),
+        (KIMI, {"num_key_heads": 16}, "num_key_heads"),
+        (LIGHTNING, {"convolution": 4}, "convolution"),
+        (DELTA, {"convolution": 0}, "convolution"),
+        (SHORT, {"key_head_dim": 2}, "key_head_dim"),
+    ],
+)
+def test_sizes_that_newer_kinds_of_mixer_do_not_have_are_refused(
+    mixer: MixerSpec, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        replace(mixer, **changes)
+    assert caught.value.errors[0].pointer == f"/model/mixer/{field}"
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -207,7 +273,8 @@ def test_a_layer_of_either_kind_costs_what_it_costs_in_a_model_without_the_other
 
 
 def test_a_model_with_a_mixer_is_read_back_as_it_was_written() -> None:
-    for model in (MIXED, replace(PLAIN, mixer=MAMBA), replace(PLAIN, mixer=SELECTIVE)):
+    for model in (MIXED, replace(PLAIN, mixer=MAMBA), replace(PLAIN, mixer=SELECTIVE),
+                  replace(PLAIN, mixer=KIMI), replace(PLAIN, mixer=SHORT)):  # fmt: skip
         assert model_from_shape(model_to_mapping(model)) == model
 
 
