@@ -47,6 +47,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
         why = "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size"
         given.fault_of("--batch-size", first, why, allowed="one of them")
     _respell(given)
+    _agree_on_padding(given)
     _take_4_bits(given)
     _experts(given)
     if with_deepspeed:
@@ -115,6 +116,20 @@ def _respell(given: Given) -> None:
             given.take(spelled(new), Value(texts, value.line), called=name)
 
 
+def _agree_on_padding(given: Given) -> None:
+    """Refuse lists of samples that Pai-Megatron-Patch pads to another length than the model's sequences.
+
+    Its megatron_patch/data/json_sft.py; tables of tokens (``--dataset LLama-Pretrain-Idxmap``) are cut by
+    ``--seq-length``.
+    """
+    name = "max-padding-length"
+    length, cut = given.optional(name), given.optional("seq-length")
+    if length in (None, cut) or _OF_TOKENS.search(given.partly("dataset")):
+        return
+    given.fault(name, f"samples are padded to {length} tokens, not to --seq-length {cut}", nearest=cut)
+
+
+_OF_TOKENS = re.compile("idxmap|mmap", re.IGNORECASE)
 _NONE = ("0",)  # --pipe-parallel-size 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.launchers.reading.base import Include
 from meshwright.launchers.reading.given import Given, Value
+from meshwright.launchers.reading.known import named_model
 from meshwright.launchers.reading.vocabulary import vocabulary_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
@@ -155,6 +156,8 @@ def _vocabulary(given: Given, include: Include) -> int:
     """
     size, rows = given.optional("vocab-size"), given.optional("padded-vocab-size")
     size = rows if size is None else size
+    if size is None and given.has("extra-vocab-size"):
+        return _extended_vocabulary(given)
     if size is None:
         kind = given.other("tokenizer-type")
         names = tuple(given.partly(name) for name in _TOKENIZERS)
@@ -190,6 +193,35 @@ def _vocabulary(given: Given, include: Include) -> int:
             f"--vocab-size and --make-vocab-size-divisible-by do nothing next to --padded-vocab-size {rows}"
         )
     return rows or padded
+
+
+def _extended_vocabulary(given: Given) -> int:
+    """Return the tokens of the tokenizer and those that --extra-vocab-size adds.
+
+    Pai-Megatron-Patch's megatron_patch/tokenizer, which pads no further. Where the tokenizer is not known, the model that --load
+    names has as many.
+    """
+    extra, own = given.integer("extra-vocab-size", 0), _PAI_TOKENS.get(given.other("patch-tokenizer-type"))
+    if own is not None:
+        given.note(f"the vocabulary is {own + extra}, {own} of the tokenizer and {extra} more")
+        return own + extra
+    for part in reversed(given.partly("load").rstrip("/").split("/")):
+        model = named_model(part) if part else None
+        if model is not None:
+            given.note(f"the vocabulary is {model.vocab_size}, {model.title}'s, which --load names")
+            return model.vocab_size
+    given.fault(
+        "extra-vocab-size",
+        "is added to the tokenizer's own tokens, which are not known",
+        allowed="--set vocab_size=…, or --model",
+    )
+    return 0
+
+
+_PAI_TOKENS = {
+    "Qwen2Tokenizer": 151643, "Qwen3Tokenizer": 151643, "LLama2Tokenizer": 32000, "MixtralTokenizer": 32000,
+    "LLama3Tokenizer": 128000,
+}  # fmt: skip
 
 
 def _usual_ffn(hidden: int, *, gated: bool) -> int:

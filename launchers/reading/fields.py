@@ -421,7 +421,8 @@ class Fields:
                 continue
             if row.refuses(self.raw(name)):
                 usual = None if row.default is None else str(row.default).lower()
-                allowed = ", ".join(one for one in (usual, *row.unless) if one is not None) or None
+                values = dict.fromkeys(one for one in (usual, *row.unless) if one is not None)
+                allowed = ", ".join(values) or None
                 self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
 
     def unread(self, *programs: str) -> tuple[str, ...]:

@@ -178,7 +178,8 @@ def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") 
         fields.fault(
             "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
         )
-    _require_training(fields, program)
+    if "ms-swift" not in programs:  # which trains whatever do_train is
+        _require_training(fields, program)
     if (seeing := _SEEING_PROGRAM.search(program)) is not None:
         why = f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced"
         fields.fault(WHOLE_FILE, why, allowed=_STARTER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
@@ -25,6 +25,7 @@ from meshwright.shell.values import (
 )
 
 _MAX_SHOWN = 40
+_UNSET = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")  # ``$EXTRA`` alone, without quotes
 _MAX_DIGITS = 15
 MAX_LISTED = 32
 _MAX_LEFT = 400
@@ -139,6 +140,7 @@ class Given:
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
         """Keep one flag, or record its fault; ``called`` is its name in the file."""
         shown = _shown((called or name).replace(UNKNOWN, "$"))
+        value = self._without_unset(name, value)
         if name not in flag_kinds():
             self.others[name] = value
             if plain_name(name) not in table() or table()[plain_name(name)].role == "listed":
@@ -150,6 +152,16 @@ class Given:
             if called is not None:
                 self.called[name] = _shown(called)
             self._replace(name, value)
+
+    def _without_unset(self, name: str, value: Value) -> Value:
+        """Return the value without words after it that are variables that nothing sets, which are empty."""
+        count = {"switch": 0, "words": len(value.texts)}.get(flag_kinds().get(name, "words"), 1)
+        unset = [found[1] for text in value.texts[count:] if (found := _UNSET.fullmatch(text)) is not None]
+        if not unset or len(unset) < len(value.texts) - count:
+            return value
+        for one in unset:
+            self.note(f"line {value.line}: ${one} is not set: read as empty")
+        return replace(value, texts=value.texts[:count])
 
     def leave(self, shown: str, name: str, value: Value) -> None:
         """List an unknown name, unless it cannot affect a prediction."""

@@ -106,6 +106,7 @@ def ranks_run(
         values["num_processes"] = LocatedValue(overrides.num_gpus, ranks.line if ranks else 0)
     if elsewhere and ranks is not None:
         values.pop("num_machines", None)
+    if elsewhere and ranks is not None and unknown_in(ranks.value) is None:
         fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
     fields.stop()
     mesh = Fields(source.name, values, overrides)
@@ -438,6 +439,11 @@ def _visible(script: Script, command: Command) -> int:
     return 0 if UNKNOWN in said or not said else len(said.split(","))
 
 
+def _known_count(mesh: Fields | None, name: str) -> int | None:
+    """Return a number of accelerate's; None if it is not given, or known to a running shell alone."""
+    return None if mesh is None or unknown_in(mesh.peek(name)) is not None else mesh.optional(name)
+
+
 def require_gpus_of_their_own(
     fields: Fields, script: Script, command: Command, shares: Shares | None
 ) -> None:
@@ -451,8 +457,8 @@ def require_gpus_of_their_own(
     """
     gpus, world = _visible(script, command), world_of("", script, command)
     mesh = None if shares is None else shares.fields
-    ranks = world.num_gpus or (mesh.optional("num_processes") if mesh else None)
-    nodes = world.num_nodes or (mesh.optional("num_machines") if mesh else None) or 1
+    ranks = world.num_gpus or _known_count(mesh, "num_processes")
+    nodes = world.num_nodes or _known_count(mesh, "num_machines") or 1
     each = world.gpus_per_node or (ranks // nodes if ranks else 1)
     if gpus and each > gpus:
         message = f"{gpus} GPUs are visible to {each} processes: torch finds no GPU for some"

@@ -574,3 +574,54 @@ def test_a_starter_that_tries_configurations_of_its_own_is_refused() -> None:
     assert read(f"{start} pretrain_gpt.py {flags}").configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=r"--autotuning.* configurations of its own"):
         read(f"{start} --autotuning=run pretrain_gpt.py {flags}")
+
+
+PAI = (
+    "python pretrain_llama.py --bf16 --swiglu --num-layers 4 --hidden-size 512 --num-attention-heads 8 "
+    "--max-position-embeddings 128 --seq-length 128 --global-batch-size 8 --micro-batch-size 1 "
+    "--train-mode pretrain --epochs 1 "
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "vocabulary"),
+    [
+        ("--patch-tokenizer-type LLama3Tokenizer --extra-vocab-size 256", 128256),  # 128,000 + 256
+        ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 421", 152064),  # 151,643 + 421
+        ("--extra-vocab-size 2400 --load /mnt/deepseek-v2-lite", 102400),  # the model that it names
+        ("--padded-vocab-size 1024 --extra-vocab-size 256", 1024),
+    ],
+)  # fmt: skip
+def test_pai_megatron_patch_adds_tokens_to_the_tokenizers_own(own: str, vocabulary: int) -> None:
+    assert read(PAI + own, Overrides(num_gpus=8)).model.vocab_size == vocabulary
+
+
+def test_a_tokenizer_of_pai_megatron_patch_without_a_known_size_asks_for_it() -> None:
+    with pytest.raises(InvalidProblemError, match="tokenizer's own tokens.*--set vocab_size="):
+        read(PAI + "--patch-tokenizer-type BaichuanTokenizer --extra-vocab-size 64", Overrides(num_gpus=8))
+
+
+def test_samples_that_are_padded_to_another_length_than_the_models_are_refused() -> None:
+    own = PAI + "--padded-vocab-size 1024 --max-padding-length "
+    assert read(f"{own}128", Overrides(num_gpus=8)).workload.seq_length == 128
+    assert (
+        read(f"{own}64 --dataset LLama-Pretrain-Idxmap", Overrides(num_gpus=8)).workload.seq_length == 128
+    )
+    with pytest.raises(InvalidProblemError, match="padded to 64 tokens, not to --seq-length 128"):
+        read(f"{own}64 --dataset LLama-SFT", Overrides(num_gpus=8))
+
+
+def test_a_variable_that_nothing_sets_is_empty_behind_a_switch_or_a_whole_value() -> None:
+    found = read(
+        f"python pretrain_gpt.py {SIZES} --vocab-size 1024 --swiglu ${{MOE}} --micro-batch-size 1 $CP",
+        Overrides(num_gpus=8),
+    )
+    assert [note for note in found.notes if "read as empty" in note] == [
+        "line 1: $MOE is not set: read as empty",
+        "line 1: $CP is not set: read as empty",
+    ]
+    with pytest.raises(InvalidProblemError, match="depends on \\$MBS"):
+        read(
+            f"python pretrain_gpt.py {SIZES} --vocab-size 1024 --micro-batch-size $MBS",
+            Overrides(num_gpus=8),
+        )

@@ -143,7 +143,9 @@ EARLY = "--pipeline-model-parallel-layout 'Et*15|t*15|t*2m|L'"
 TWO_SPLITS = "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split"
 RINGS, SIZES = "--context-parallel-size 4 --cp-comm-type a2a+p2p", "--hierarchical-context-parallel-sizes"
 SIGMOID = "--moe-router-score-function sigmoid"
-OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
+OLDER = {  # of Megatron-LM before 0.16, and of Pai-Megatron-Patch
+    "--use-custom-fsdp", "--use-flash-attn", "--extra-vocab-size", "--max-padding-length",
+}  # fmt: skip
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4
