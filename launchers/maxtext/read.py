@@ -336,6 +336,7 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
     "save_dot_except_mlp": (*ALWAYS_KEPT, *KEPT_BY["attn_proj"]),
     "save_qkv_proj": ALWAYS_KEPT,
 }
+_OLDER_POLICIES = {"minimal_flash": "minimal_with_context"}
 _FUSED = {"qkv_proj": ALWAYS_KEPT, "kv_proj": ("key_proj", "value_proj")}
 _PLACES = ("remat", "device", "offload")
 _NAMES = tuple(name for name, row in flags_of("maxtext").items() if row.sets == "option.recompute_modules")
@@ -344,6 +345,7 @@ _NAMES = tuple(name for name, row in flags_of("maxtext").items() if row.sets == 
 def _kept(fields: Fields) -> tuple[str, ...] | None:
     """Return the tensors that stay on the device; None where a policy is not priced."""
     policy = fields.word("remat_policy", "full")
+    policy = _OLDER_POLICIES.get(policy, policy)
     places = {name: fields.word(name, _usual(name), allowed=_PLACES) for name in _NAMES}
     if policy != "custom":
         if policy.lower() == "none":

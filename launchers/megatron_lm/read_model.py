@@ -198,8 +198,8 @@ def _vocabulary(given: Given, include: Include) -> int:
 def _extended_vocabulary(given: Given) -> int:
     """Return the tokens of the tokenizer and those that --extra-vocab-size adds.
 
-    Pai-Megatron-Patch's megatron_patch/tokenizer, which pads no further. Where the tokenizer is not known, the model that --load
-    names has as many.
+    Pai-Megatron-Patch's megatron_patch/tokenizer, which pads no further. Where the tokenizer is not known,
+    the model that --load names has as many.
     """
     extra, own = given.integer("extra-vocab-size", 0), _PAI_TOKENS.get(given.other("patch-tokenizer-type"))
     if own is not None:

@@ -420,7 +420,8 @@ class Fields:
             if row is None or row.role != "refused" or self._lacks(row):
                 continue
             if row.refuses(self.raw(name)):
-                usual = None if row.default is None else str(row.default).lower()
+                default = False if row.default is None and row.type == "bool" else row.default
+                usual = None if default is None else str(default).lower()
                 values = dict.fromkeys(one for one in (usual, *row.unless) if one is not None)
                 allowed = ", ".join(values) or None
                 self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)

@@ -226,7 +226,7 @@ class Given:
         for name, value in self.others.items():
             row, text = table().get(plain_name(name)), value.texts[0] if value.texts else "on"
             if row is not None and row.refuses(text) and not self._lacks(row):
-                allowed = ", ".join(row.unless) or None
+                allowed = ", ".join(row.unless) or f"no {name}"
                 self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
 
     def _lacks(self, row: Flag) -> bool:

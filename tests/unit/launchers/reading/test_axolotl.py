@@ -51,6 +51,10 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
         f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Overrides(num_gpus=4), "full.yml"
     )
     assert (found.launcher, found.configuration.offload) == ("accelerate", "optimizer+parameters")
+    # the schema of fsdp_config has no strategy for FSDP2, and drops it: all 4 GPUs share
+    text = f"{whole}fsdp_version: 2\nfsdp_config:\n  sharding_strategy: HYBRID_SHARD\n"
+    second = read(text, Overrides(num_gpus=4), "full.yml")
+    assert (second.configuration.zero_stage, second.configuration.zero_shard_size) == (3, 4)
 
 
 def test_options_of_axolotls_command_count_before_its_file() -> None:

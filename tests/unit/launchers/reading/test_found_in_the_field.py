@@ -597,7 +597,7 @@ def test_pai_megatron_patch_adds_tokens_to_the_tokenizers_own(own: str, vocabula
 
 
 def test_a_tokenizer_of_pai_megatron_patch_without_a_known_size_asks_for_it() -> None:
-    with pytest.raises(InvalidProblemError, match="tokenizer's own tokens.*--set vocab_size="):
+    with pytest.raises(InvalidProblemError, match=r"tokenizer's own tokens.*--set vocab_size="):
         read(PAI + "--patch-tokenizer-type BaichuanTokenizer --extra-vocab-size 64", Overrides(num_gpus=8))
 
 

@@ -57,6 +57,7 @@ def test_the_axis_tensor_is_priced_as_tensor_sequence_with_a_note() -> None:
         ("save_qkv_proj", "selective", "core_attn+attn_proj+layernorm+mlp_up"),
         ("minimal", "selective", "core_attn+layernorm"),
         ("minimal_with_context", "selective", "layernorm"),
+        ("minimal_flash", "selective", "layernorm"),  # its older name
     ],
 )
 def test_a_policy_is_what_it_keeps(policy: str, granularity: str, modules: str | None) -> None:
