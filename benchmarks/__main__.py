@@ -49,6 +49,9 @@ BENCHMARKS = {
     "weight-shards": Benchmark(
         "weak scaling with weights that ranks share, next to the published one", "benchmarks.weight_shards"
     ),
+    "published": Benchmark(
+        "gains that launchers publish next to ours, docs/comparison-with-peers.md", "benchmarks.published"
+    ),
     "recipes": Benchmark("published recipes next to our plans, docs/recipes.md", "benchmarks.recipes"),
     "verify": Benchmark(
         "measured peaks next to priced and traced ones, a minute a run; --every 9: some of them",

@@ -22,9 +22,12 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileE
 
 _CATALOG = CATALOG / "frameworks"
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
-# Gradients reduced in 8 bits: quantised blockwise, one fp32 scale for a block of 256 (ZeRO++ qgZ,
-# arXiv:2306.10209, section 3.3; DeepSpeed `zero_quantized_gradients`).
+# Gradients reduced in 8 bits: quantised blockwise, one fp32 scale for a block of 256.
 _REDUCED_BYTES = {**_BYTES, "int8": 1.0 + 4.0 / 256.0}
+# Gradients summed in 4 bits by two all-to-alls; a scale for each row of a matrix is not counted (ZeRO++
+# qgZ, arXiv:2306.10209, section 3.3; DeepSpeed 0.19 ``comm/coalesced_collectives.py
+# all_to_all_quant_reduce``).
+QUANTIZED_GRADIENT_BYTES = 0.5
 # Options that take a word, and the words they take.
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": (
@@ -82,6 +85,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "pipeline_batch": (0.0, 1e6),
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),
+    "secondary_shard_size": (1.0, 1024.0),
 }
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -130,6 +134,9 @@ class FrameworkFacts:
     gathers_modules: bool  # ZeRO-3 gathers each linear layer's weights apart, not a whole block's
     low_precision_sequences: bool  # sequence parallelism gathers in the GEMMs' 8 or 4 bits
     low_precision_gathers: bool  # ZeRO-3 gathers weights in the GEMMs' 8 bits
+    quantized_gathers: bool  # ZeRO-3 gathers all weights in 8 bits, cast for each gather and cast back
+    quantized_reductions: bool  # ZeRO-3 sums gradients in 4 bits
+    secondary_shard_size: float  # ranks with a second set of ZeRO-3's shards; 1: there is none
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it

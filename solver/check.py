@@ -60,6 +60,31 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from _order_faults(problem, config)
     if problem.workload.framework_options.get("dynamic_context_parallel"):
         yield from _dynamic_faults(config)
+    if problem.launcher == "deepspeed":
+        yield from _zero_option_faults(problem, config)
+
+
+def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check ZeRO++ and Twin-Flow: stage, ranks, and where the states are."""
+    options, model, ranks = problem.workload.framework_options, problem.model, config.data_parallel_size
+    size = int(options.get("secondary_shard_size", 1))
+    if config.zero_stage == 3 and size > 1:  # noqa: PLR2004 - the stage that shards weights
+        if size < ranks and ranks % size:
+            yield f"groups of {size} do not divide {ranks} ranks"
+        if "parameters" in config.offload:
+            yield "a second set of shards stays on GPUs"
+    if options.get("quantized_reductions"):
+        projected = model.hidden_size * model.head_dim
+        matrices = [projected * heads for heads in (model.num_attention_heads, *model.kv_head_counts)]
+        uneven = any(
+            one % ranks or one // ranks % 2
+            for one in (*matrices, model.hidden_size * model.ffn_hidden_size)
+        )
+        if config.zero_stage != 3 or uneven:  # noqa: PLR2004
+            yield f"gradients in 4 bits need ZeRO-3 and matrices that {2 * ranks} divides"
+    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
+    if shared and (config.zero_stage != 3 or "optimizer@nvme" in config.offload):  # noqa: PLR2004
+        yield "a share of the states is offloaded under ZeRO-3, to host memory"
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:

@@ -20,7 +20,6 @@ from meshwright.launchers.export import (
     sequences_in_the_script,
 )
 from meshwright.launchers.target import ExportBundle, Target
-from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.requirements import ASYNC_IO
 from meshwright.solver.cost.memory import (
     STATE_BUFFERS,
@@ -129,6 +128,8 @@ JSON_FILE = "ds_config.json"
 HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
 # Elements of 500 million and DeepSpeed's other defaults, under which the catalog's facts were measured.
 _BUCKET = 500_000_000
+BUCKET_ELEMENT_BYTES = 2  # of gradients in the training precision
+_GROUPS = 20  # of a shard's weights where a share of the states is offloaded: steps of 5 %
 _STAGE_3 = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
@@ -149,7 +150,7 @@ _AIO = {"block_size": 1_048_576, "queue_depth": 8, "single_submit": False, "over
 def json_file(head: str, target: Target) -> str:
     """Return batch, precision, ZeRO and AutoTP; the header has a key of its own."""
     config, workload = target.config, target.workload
-    gradients = with_options(framework_facts("deepspeed"), workload.framework_options).gradient_dtype
+    gradients = target.facts.gradient_dtype
     values: dict[str, object] = {
         HEADER_KEY: [line.removeprefix("# ") for line in head.splitlines()],
         "train_batch_size": workload.global_batch_size,
@@ -178,10 +179,23 @@ def _zero(target: Target) -> dict[str, object]:
             "overlap_comm": stage == SHARDED_WEIGHTS,  # the same as by default: only on in stage 3
             "contiguous_gradients": True,
             "reduce_scatter": True,
-            "reduce_bucket_size": _BUCKET,
+            "reduce_bucket_size": max(int(target.facts.bucket_bytes / BUCKET_ELEMENT_BYTES), 1),
             "allgather_bucket_size": _BUCKET,
         }
-    return values | _offload(target) | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})
+    return values | _offload(target) | (_stage_3(target) if stage == SHARDED_WEIGHTS else {})
+
+
+def _stage_3(target: Target) -> dict[str, object]:
+    """Return what stage 3 alone has; options of ZeRO++ where they are on."""
+    facts = target.facts
+    plus: dict[str, object] = {}
+    if facts.secondary_shard_size > 1:
+        plus["zero_hpz_partition_size"] = int(facts.secondary_shard_size)
+    if facts.quantized_gathers:
+        plus["zero_quantized_weights"] = True
+    if facts.quantized_reductions:
+        plus["zero_quantized_gradients"] = True
+    return _STAGE_3 | plus
 
 
 def _offload(target: Target) -> dict[str, object]:
@@ -192,6 +206,10 @@ def _offload(target: Target) -> dict[str, object]:
         if part in devices:
             drive: dict[str, object] = {"nvme_path": NVME_PATH} if devices[part] == "nvme" else {}
             values[key] = {"device": devices[part], "pin_memory": True, **drive}
+    share = target.facts.optimizer_offload_fraction
+    if share < 1.0 and "optimizer" in devices:
+        values["offload_optimizer"] |= {"ratio": share}  # type: ignore[operator]
+        values["sub_group_size"] = _sub_group(target)
     if devices.get("optimizer") == "nvme":
         values["offload_optimizer"] |= {  # type: ignore[operator]
             "buffer_count": STATE_BUFFERS, "pipeline_read": False, "pipeline_write": False,
@@ -204,6 +222,14 @@ def _offload(target: Target) -> dict[str, object]:
             "max_in_cpu": WEIGHTS_IN_CPU,
         }
     return values
+
+
+def _sub_group(target: Target) -> int:
+    """Return the elements of a group of weights that is updated on one device, of which there are some 20.
+
+    With DeepSpeed's own size, 10^9, a shard is mostly one group, which the CPU updates whatever the ratio.
+    """
+    return -(-target.model.num_parameters() // (target.config.zero_shard_size * _GROUPS))
 
 
 def offload_devices(offload: str) -> dict[str, str]:
@@ -241,6 +267,16 @@ class DeepSpeed:
         )
 
 
+def _written(target: Target) -> tuple[str, ...]:
+    """Return the framework options that the files state."""
+    bucket = int(target.facts.bucket_bytes / BUCKET_ELEMENT_BYTES) * BUCKET_ELEMENT_BYTES
+    return (
+        "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
+        "quantized_reductions", "secondary_shard_size",
+        *(["bucket_bytes"] * (bucket == target.facts.bucket_bytes > 0)),
+    )  # fmt: skip
+
+
 def own_files(head: str, target: Target) -> dict[str, str]:
     """Return the JSON, the code module, and accelerate's file if its plugin can start the plan, too."""
     files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
@@ -258,7 +294,7 @@ def is_plain_data_parallel(target: Target) -> bool:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
     config = target.config
-    yield from common_warnings(target)
+    yield from common_warnings(target, written=_written(target))
     yield model_is_in_the_script(target)
     yield attention_is_in_the_script(target)
     if target.workload.lengths is not None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
-from meshwright.launchers.deepspeed.export import CODE_FILE, OFFLOADED
+from meshwright.launchers.deepspeed.export import BUCKET_ELEMENT_BYTES, CODE_FILE, OFFLOADED
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import constants_of
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import OPTION_NUMBERS, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -33,7 +34,12 @@ _PLACES = {
     for part, key in OFFLOADED.items()
 }
 _BUCKET = "zero_optimization.reduce_bucket_size"
-_BYTES = 2  # of an element of a bucket
+_RATIO = "zero_optimization.offload_optimizer.ratio"
+_GROUP = "zero_optimization.sub_group_size"
+_LEAST_SHARE = OPTION_NUMBERS["optimizer_offload_fraction"][0]
+_OFF = 0.051  # by which whole groups may miss a ratio before a note states it: one of 20
+_OWN_GROUP = 1e9  # elements of sub_group_size, where the file states none
+_NEAR = "zero_optimization.zero_hpz_partition_size"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +79,10 @@ class DeepSpeedReader:
         optimizer = _optimizer(fields, known)
         fields.stop()
         model = known.model()
-        options |= _bucket(fields, model, zero)
+        options |= _bucket(fields, model, zero) | _zero_plus_plus(fields, zero)
         code = _code(fields, known)
         configuration = _configuration(fields, known, model, code, (zero, offload))
+        options |= _share_offloaded(fields, model, configuration)
         for name in fields.unread(DeepSpeedReader.name):
             if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
                 fields.fault(name, "is not a key of ZeRO's section")
@@ -203,10 +210,66 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int 
     """
     usual = framework_facts("deepspeed").bucket_bytes
     automatic = fields.raw(_BUCKET) == "auto"
-    size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / _BYTES)
+    size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / BUCKET_ELEMENT_BYTES)
     if size < 1 or size != int(size):
         fields.fault(_BUCKET, "is not a whole number above 0")
-    return {"bucket_bytes": float(_BYTES * size)} if zero and _BYTES * size != usual else {}
+    return (
+        {"bucket_bytes": float(BUCKET_ELEMENT_BYTES * size)}
+        if zero and BUCKET_ELEMENT_BYTES * size != usual
+        else {}
+    )
+
+
+def _zero_plus_plus(fields: Fields, zero: int) -> dict[str, str | int | float | bool]:
+    """Return the options of ZeRO++ that are on; DeepSpeed reads them under stage 3 alone."""
+    size = fields.optional(_NEAR, low=0) or 1
+    weights, gradients = (
+        fields.flag(f"zero_optimization.zero_quantized_{part}", default=False)
+        for part in ("weights", "gradients")
+    )
+    if zero != _SHARDED_WEIGHTS:
+        return {}
+    found: dict[str, str | int | float | bool] = {}
+    if size > 1:
+        found["secondary_shard_size"] = float(size)
+    if weights:
+        found["quantized_gathers"] = True
+    if gradients:
+        found["quantized_reductions"] = True
+    return found
+
+
+def _share_offloaded(
+    fields: Fields, model: ModelSpec, configuration: Configuration
+) -> dict[str, str | int | float | bool]:
+    """Return the share of the states that the CPU updates: of whole groups of a shard's weights.
+
+    Of n groups the first ``int((1 - ratio) n)`` stay on the GPU (stage3.py:1055).
+    """
+    ratio, group = fields.number(_RATIO, 1.0), _OWN_GROUP
+    if fields.raw(_GROUP) != "auto":
+        group = fields.number(_GROUP, _OWN_GROUP)
+    if not 0.0 <= ratio <= 1.0:
+        fields.fault(
+            _RATIO, f"{ratio:g} is not a share", allowed="0 to 1", nearest=f"{min(max(ratio, 0), 1):g}"
+        )
+    if ratio == 1.0 or "optimizer" not in configuration.offload:
+        return {}
+    if configuration.zero_stage != _SHARDED_WEIGHTS:
+        fields.fault(_RATIO, "DeepSpeed offloads a share of the states under stage 3 alone", allowed="1.0")
+        return {}
+    groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(group, 1.0))
+    share = 1.0 - int((1.0 - ratio) * groups) / groups
+    if abs(share - ratio) > _OFF:
+        fields.note(
+            f"offload_optimizer.ratio {ratio:g}: a rank has {groups} groups of sub_group_size, so that the "
+            f"CPU updates {share:.0%} of its weights"
+        )
+    else:
+        share = ratio
+    if share < _LEAST_SHARE:
+        fields.fault(_RATIO, "leaves all states on the GPU: offload nothing instead", allowed="0.01 to 1")
+    return {"optimizer_offload_fraction": share} if share < 1.0 else {}
 
 
 def _optimizer(fields: Fields, known: Known) -> str:

@@ -53,6 +53,10 @@ _TREE_LEVEL_S = 40e-6
 _TREE_SHARE = 0.9  # of the rate of a ring of large messages
 _RAILS, _RAIL_BYTES_PER_S = 8, 50e9  # of the cluster that the network's table was measured on
 
+# Of the networks of the open runs, to which the rates that software stacks reach are fitted with the shares
+# as they are: 50 Gbit/s a GPU (Jean Zay's V100).
+_SLOWEST_BYTES_PER_S = 6.25e9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShares:
@@ -160,7 +164,7 @@ def slowdown_tables(
     found = {}
     for kind in KINDS:
         inside = _inside(load_operator_tables(gpu_tables).find(kind, ANY))
-        table = np.concatenate([inside, _across(kind, network_shares())])
+        table = np.concatenate([inside, _across(kind, network_shares(), lines)])
         if measured is not None:
             curves = measured.of_collective(*_NEAREST[kind])
             table = _corrected(table, kind, curves, lines)
@@ -187,27 +191,31 @@ def _inside(table: OperatorTable) -> FloatArray:
     return np.array(rows)
 
 
-def _across(kind: str, shares: NetworkShares) -> FloatArray:
-    """Return the rows of 1 to about a million islands."""
+def _across(kind: str, shares: NetworkShares, lines: Lines) -> FloatArray:
+    """Return the rows of 1 to about a million islands.
+
+    A step's start-up is a time, so that on a slow network a part loses as little as a larger one on a fast.
+    """
     islands = np.maximum(2.0 ** (np.arange(ACROSS_ROWS) / ROWS_PER_DOUBLING), 2.0)
+    parts = PARTS * max(_SLOWEST_BYTES_PER_S / float(lines.network_bytes_per_s), 1.0)
     if kind == "all_to_all":
-        return _exchange_across(islands, shares)
-    ring = shares.ring_share(PARTS)
+        return _exchange_across(islands, shares, parts)
+    ring = shares.ring_share(parts)
     if kind == "all_gather":
         return np.tile(-np.log2(ring), (ACROSS_ROWS, 1))
-    payloads = (PARTS * count * shares.gpus_per_node for count in islands)
+    payloads = (parts * count * shares.gpus_per_node for count in islands)
     trees = [tree_share(count, payload) for count, payload in zip(islands, payloads, strict=True)]
     return np.asarray(-np.log2(np.maximum(ring, trees)))
 
 
-def _exchange_across(islands: FloatArray, shares: NetworkShares) -> FloatArray:
+def _exchange_across(islands: FloatArray, shares: NetworkShares, parts: FloatArray) -> FloatArray:
     """Return the rows of an all-to-all: more islands never take less time, so noise is levelled."""
     sent = np.exp2(np.arange(LOW, 2 * HIGH, dtype=np.float64))
     leaving = 1.0 - 1.0 / islands
     times = [leave / shares.exchange_share(k, sent) for leave, k in zip(leaving, islands, strict=True)]
     log2_times = np.log2(np.maximum.accumulate(np.array(times), axis=0))
     rows = [
-        np.interp(np.log2(PARTS * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
+        np.interp(np.log2(parts * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
         for k, leave, row in zip(islands, leaving, log2_times, strict=True)
     ]
     return np.array(rows)

@@ -9,17 +9,19 @@ Korthikanti et al. 2022 (arXiv:2205.05198); ring context parallelism, Liu et al.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import (
+    Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
     point_to_point_s,
 )
+from meshwright.profiles.frameworks import QUANTIZED_GRADIENT_BYTES
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import FilledSequences, Work
@@ -222,19 +224,24 @@ def _distinct(places: FloatArray, chosen: int) -> FloatArray:
     return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))
 
 
-def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float) -> FloatArray:
-    """Return an all-gather (or reduce-scatter) of one layer's weights over its shard sets.
+def _parts(ctx: Context) -> float:
+    """Return how many collectives the weights of a layer travel in."""
+    return ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
+
+
+def _sharded_s(
+    ctx: Context, weights: Weights, element_bytes: FloatArray | float, group: Group | None = None
+) -> FloatArray:
+    """Return an all-gather (or reduce-scatter) of one layer's weights over its shard sets, or ``group``.
 
     Of lists with a tensor for each rank, each is copied to or from the flat buffer that travels.
     """
-    seconds = np.zeros_like(ctx.t)
+    seconds, group = np.zeros_like(ctx.t), group or ctx.shard_group
     if weights.dense.any():
-        parts = ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
+        parts = _parts(ctx)
         payload = weights.dense * (element_bytes / parts)
-        copies = (
-            TENSOR_COPY_S * ctx.operators.host * ctx.shard_group.size if ctx.facts.gathers_tensors else 0.0
-        )
-        seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group) + copies)
+        copies = TENSOR_COPY_S * ctx.operators.host * group.size if ctx.facts.gathers_tensors else 0.0
+        seconds = seconds + parts * (all_gather_s(payload, group) + copies)
     if weights.routed.any():
         routed = weights.routed * np.maximum(element_bytes, ctx.sharding.gathered_expert_bytes)
         seconds = seconds + all_gather_s(routed, ctx.expert_replicas.shard_set)
@@ -254,9 +261,7 @@ def weight_gathers(
     if not ctx.sharding.moves_weights_in_passes:
         nothing = np.zeros_like(ctx.t)
         return PassSeconds(forward=nothing, backward=nothing)
-    gather = _fetched_s(
-        ctx, weights, _sharded_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
-    )
+    first, later = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
     reduce = np.where(
         ctx.sharding.reduces_every_pass, _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0
     )
@@ -264,11 +269,38 @@ def weight_gathers(
     forward, backward = ctx.sharding.gathers_in_passes
     needed = again | ctx.sharding.in_torch_pipeline
     under = passes.backward + ctx.full * passes.forward * again
-    behind = _unhidden_s(ctx, weights, gather * backward * needed + reduce * hidden, under)
+    behind = _unhidden_s(ctx, weights, later * backward * needed + reduce * hidden, under)
     return PassSeconds(
-        forward=_unhidden_s(ctx, weights, gather * forward, passes.forward),
+        forward=_unhidden_s(ctx, weights, first * forward, passes.forward),
         backward=behind + np.where(hidden, 0.0, reduce),
     )
+
+
+# Bytes that casting weights for a gather reads and writes of each gathered one: 1 and 2 (the shard that is
+# cast before is a rank's own alone). Of gradients in 4 bits: 2 and 1/2 before the first all-to-all, 1/2
+# after it (DeepSpeed 0.19 ``partition_parameters.py _all_gather_coalesced``, ``all_to_all_quant_reduce``).
+_CAST_BACK_BYTES, _CAST_GRADIENT_BYTES = 3.0, 3.0
+
+
+def _gathered_s(ctx: Context, weights: Weights, element_bytes: float) -> tuple[FloatArray, FloatArray]:
+    """Return the mean gather of forward passes, and one of a backward pass, in seconds.
+
+    With secondary shards the first forward pass of a step gathers the shards of all ranks and leaves the
+    second set behind, which every later pass gathers (ZeRO++ hpZ, arXiv:2306.10209, section 3.2; DeepSpeed
+    0.19 ``partition_parameters.py all_gather_coalesced``, ``stage3.py invalidate_secondary_tensor``).
+    Weights travel in 8 bits if asked, with a scale for some thousands of them (qwZ, section 3.1).
+    """
+    cast: FloatArray | float = 0.0
+    if ctx.facts.quantized_gathers:
+        element_bytes = min(element_bytes, 1.0)
+        cast = (weights.dense + weights.routed) * (_CAST_BACK_BYTES / ctx.hbm_bytes_per_s)
+        cast = np.where(ctx.shard_group.size > 1, cast, 0.0)
+    whole = _fetched_s(ctx, weights, _sharded_s(ctx, weights, element_bytes) + cast)
+    if not ctx.has_secondary_shards.any():
+        return whole, whole
+    near = _sharded_s(ctx, weights, element_bytes, ctx.secondary_group) + cast
+    later = np.where(ctx.has_secondary_shards, _fetched_s(ctx, weights, near), whole)
+    return later + (whole - later) / np.maximum(ctx.columns.num_microbatches, 1), later
 
 
 # Bytes of an element that weight shards gather in the products' format, with the scales of its blocks; of
@@ -378,11 +410,29 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
     sent = ctx.sharding.gradient_bytes_sent
-    scattered = _sharded_s(ctx, trained, sent)
+    scattered = (
+        _exchanged_s(ctx, trained) if ctx.facts.quantized_reductions else _sharded_s(ctx, trained, sent)
+    )
     if ctx.facts.replicas_reduced_every_pass:
         scattered = scattered + across_replicas_s(ctx, trained, sent)
     whole = ctx.sharding.all_reduces
     return np.where(whole, all_reduced_s(ctx, trained, sent), scattered) if whole.any() else scattered
+
+
+def _exchanged_s(ctx: Context, trained: Weights) -> FloatArray:
+    """Return two all-to-alls of a layer's gradients in 4 bits: inside islands, then of their sums across.
+
+    Each rank of an island is left with the sum over the island of its part of the gradients, which it sums
+    over the islands with the ranks of its place (ZeRO++ qgZ, arXiv:2306.10209, section 3.3). Without ZeRO-3
+    nothing is cast, which no launcher allows.
+    """
+    group, count = ctx.shard_group, trained.dense + trained.routed
+    inside = replace(group, size=group.in_island)
+    across = replace(group, size=group.islands, stride=group.stride * group.in_island)
+    sent, parts = count * (QUANTIZED_GRADIENT_BYTES / _parts(ctx)), _parts(ctx)
+    travels = all_to_all_s(sent, inside) + all_to_all_s(sent / group.in_island, across)
+    cast = np.where(group.size > 1, count * (_CAST_GRADIENT_BYTES / ctx.hbm_bytes_per_s), 0.0)
+    return parts * travels + cast
 
 
 def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> FloatArray:
@@ -394,7 +444,7 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
     if not ctx.facts.gathers_modules:
         return np.zeros_like(ctx.t)
     far = 2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS
-    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, 2.0))
+    _, gather = _gathered_s(ctx, weights, 2.0)
     gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gather, 0.0)
     return np.where(far, _unhidden_s(ctx, weights, gather, forward), 0.0)
 

@@ -293,6 +293,19 @@ class Context:
         """Return the ranks that replicate one expert."""
         return self._replicas(self.expert_data_group)
 
+    @cached_property
+    def has_secondary_shards(self) -> BoolArray:
+        """Mark rows with a second set of ZeRO-3's shards on fewer ranks."""
+        size = self.facts.secondary_shard_size
+        sharded = self.columns.zero_stage == SHARD_WEIGHTS
+        return np.asarray((size > 1.0) & sharded & (self.shard_group.size > size))
+
+    @cached_property
+    def secondary_group(self) -> Group:
+        """Return the ranks that share a second set of shards."""
+        size = np.minimum(self.shard_group.size, self.facts.secondary_shard_size)
+        return replace(self.shard_group, size=size)
+
     def _replicas(self, group: Group) -> Replicas:
         """Return the ranks of ``group`` in as many shard sets as dense weights have."""
         whole = np.minimum(group.size, self.shard_group.size * group.size / self.data_group.size)

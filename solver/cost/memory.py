@@ -42,6 +42,7 @@ from meshwright.solver.schedules.schedule import in_flight, splits_backward
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
+_FP32_GRADIENT_BYTES = 4.0
 _FUSED_LOGIT_BYTES = 4.0
 _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at least stays
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
@@ -122,6 +123,9 @@ def _bytes_of(
     # a framework that stores fp32 shards also keeps 2-byte weights below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
+    # of states that stay where others are offloaded, gradients are kept with them (DeepSpeed 0.19
+    # stage3.py:1287 ``fp32_partitioned_groups_flat[i].grad``)
+    beside = np.where(ctx.offloads_gradients, _FP32_GRADIENT_BYTES, 0.0)
     held = (count - ends) * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
     plain = ends + (trained if ctx.adapts else 0.0)  # adapters come on top of the weights
     held = held + plain * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
@@ -129,7 +133,7 @@ def _bytes_of(
         weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         reduced_gradients=trained * (np.where(ctx.offloads_gradients, 0.0, shard) + own),
-        optimizer=trained * (states + copy) / sharing * (1.0 - ctx.share_offloaded),
+        optimizer=trained * (states + copy + beside) / sharing * (1.0 - ctx.share_offloaded),
     )
 
 
@@ -164,6 +168,7 @@ def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: b
     gathered = np.where(torch, 2.0 * (ctx.sharding.share_gathered if matrices else 1.0), 0.0)
     stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx, read))
     shard = stored / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
+    shard = shard + np.where(ctx.has_secondary_shards, 2.0 / ctx.facts.secondary_shard_size, 0.0)
     return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, read))
 
 
@@ -391,6 +396,11 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 
 
+# Of weights that travel in 8 bits, next to the gathered ones; of gradients in 4 bits as sent and received
+# (DeepSpeed 0.19 ``partition_parameters.py _all_gather_coalesced``, ``all_to_all_quant_reduce``).
+_CAST_WEIGHT_BYTES, _CAST_GRADIENT_BYTES = 1.0, 1.0
+
+
 def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
     """Return workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
 
@@ -406,7 +416,9 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
         gradients = np.minimum(gradients, matrix)
     narrow = largest_layer.dense * (2.0 - ctx.sharding.gathered_bytes) * ctx.facts.gathers_8_bits
     read = _shard_bytes(ctx, _low_precision_bytes(ctx)) - narrow / layer
-    gathered = held * np.where(torch, 2.0, read) + gradients * ctx.facts.gradient_bytes
+    read = read + _CAST_WEIGHT_BYTES * ctx.facts.quantized_gathers
+    sent = ctx.facts.gradient_bytes + _CAST_GRADIENT_BYTES * ctx.facts.quantized_reductions
+    gathered = held * np.where(torch, 2.0, read) + gradients * sent
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 

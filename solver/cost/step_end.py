@@ -57,12 +57,26 @@ class Tail:
 
 def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-gather (or reduce-scatter) of a part's bytes, which travel with other parts' bytes."""
-    return all_gather_s(payload_bytes * ctx.layers_together, group) / ctx.layers_together
+    together = _together(payload_bytes, ctx)
+    return all_gather_s(payload_bytes * together, group) / together
 
 
 def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
     """Return an all-reduce of one part's bytes, which travel with those of other parts."""
-    return all_reduce_s(payload_bytes * ctx.layers_together, group) / ctx.layers_together
+    together = _together(payload_bytes, ctx)
+    return all_reduce_s(payload_bytes * together, group) / together
+
+
+def _together(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
+    """Return how many parts' bytes one collective takes: no more than a bucket has room for.
+
+    Of a part that is larger than a bucket less than one (DeepSpeed 0.19 ``stage_1_and_2.py
+    reduce_independent_p_g_buckets_and_remove_grads``, ``allgather_bucket_size``).
+    """
+    if not ctx.facts.bucket_bytes:
+        return ctx.layers_together
+    fits = ctx.facts.bucket_bytes / np.maximum(payload_bytes, 1.0)
+    return np.where(ctx.columns.zero_stage > 0, np.minimum(ctx.layers_together, fits), ctx.layers_together)
 
 
 def _exchange_s(

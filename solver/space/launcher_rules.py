@@ -51,6 +51,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
+from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
@@ -450,6 +451,8 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     yield from _clash_rules(problem, able)
     yield from _dynamic_rules(problem)
+    if able.launcher in known["secondary_shards"].launchers:
+        yield from _zero_rules(problem, able)
     if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
         yield Rule(
             name=f"{able.launcher} dispatches tokens by DeepEP",
@@ -457,6 +460,57 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=("tensor_parallel_size", "expert_parallel_size"),
             violated=lambda c: c.tensor_parallel_size * c.expert_parallel_size == 1,
         )
+
+
+_AWAY = [code for code, word in enumerate(OFFLOAD) if "parameters" in word]
+_STATES_AWAY = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
+_STATES_ON_DRIVES = [code for code, word in enumerate(OFFLOAD) if "optimizer@nvme" in word]
+
+
+def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield what DeepSpeed 0.19.8 asks of second shards, gradients in 4 bits and a share of the states.
+
+    ``utils/groups.py _create_zero_param_parallel_group``, ``comm/coalesced_collectives.py
+    all_to_all_quant_reduce`` (other sizes travel whole), ``zero/config.py offload_ratio_check``.
+    """
+    options = problem.workload.framework_options
+    near = int(options.get("secondary_shard_size", 1))
+    if near > 1:
+        yield Rule(
+            name=f"{able.launcher} keeps a second set of shards on {near} ranks",
+            reason=f"secondary_shard_size = {near} divides the ranks, and weights stay on GPUs",
+            reads=("zero_stage", "data_parallel_size", "offload"),
+            violated=lambda c: (c.zero_stage == SHARD_WEIGHTS) & (
+                (c.data_parallel_size % np.minimum(near, c.data_parallel_size) != 0)
+                | is_one_of(c.offload, _AWAY)
+            ),
+        )  # fmt: skip
+    if options.get("quantized_reductions"):
+        sizes = _matrix_sizes(problem.model)
+        yield Rule(
+            name=f"{able.launcher} sums gradients in 4 bits",
+            reason="it needs zero_stage 3, and twice the number of ranks divides the size of every matrix",
+            reads=("zero_stage", "data_parallel_size"),
+            violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | np.logical_or.reduce(
+                [size % (2 * c.data_parallel_size) != 0 for size in sizes]
+            ),
+        )  # fmt: skip
+    if options.get("optimizer_offload_fraction", 1.0) != 1.0:
+        yield Rule(
+            name=f"{able.launcher} offloads a share of the optimizer's states",
+            reason="it needs zero_stage 3, and host memory instead of drives",
+            reads=("zero_stage", "offload"),
+            violated=lambda c: is_one_of(c.offload, _STATES_AWAY) & (
+                (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
+            ),
+        )  # fmt: skip
+
+
+def _matrix_sizes(model: ModelSpec) -> list[int]:
+    """Return the elements of the matrices of a dense layer: queries, keys, MLP."""
+    widths = {model.num_attention_heads * model.head_dim, model.ffn_hidden_size}
+    widths |= {count * model.head_dim for count in model.kv_head_counts}
+    return [model.hidden_size * width for width in sorted(widths)]
 
 
 def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
@@ -475,12 +529,11 @@ def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
     if late and able.launcher in switches()["optimizer_offload_fraction"].launchers:
-        held = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
         yield Rule(
             name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
             reason="--fp8-param-gather with --optimizer-cpu-offload asks for delayed scaling",
             reads=("offload",),
-            violated=lambda c: is_one_of(c.offload, held),
+            violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
         )
 
 

@@ -152,7 +152,10 @@ def plans_with(some: Sequence[Setting], launcher: str) -> Iterator[tuple[Problem
 def problems_for(some: Sequence[Setting], launcher: str) -> Iterator[Problem]:
     """A small problem of every model that the launcher trains and that takes all of the settings."""
     able = launcher_capabilities(launcher)
-    for plain in (problem_of(launcher, find_model(name), num_nodes=1, batch=16) for name in SMALL):
+    nodes = 4 if any("secondary_shard_size" in one.options for one in some) else 1  # 16 ranks and more
+    for plain in (
+        problem_of(launcher, find_model(name), num_nodes=nodes, batch=16 * nodes) for name in SMALL
+    ):
         gpu = plain.cluster.groups[0].gpu
         if not any(one.fault(plain.model, gpu) for one in some) and not list(problem_faults(plain, able)):
             yield plain

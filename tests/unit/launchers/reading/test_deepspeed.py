@@ -77,6 +77,47 @@ def test_the_buffer_of_reductions_has_the_size_of_the_file(
     assert read(stage, reduce_bucket_size=size).workload.framework_options == held
 
 
+@pytest.mark.parametrize(
+    ("stage", "keys", "options"),
+    [
+        (3, {"zero_hpz_partition_size": 8}, {"secondary_shard_size": 8.0}),
+        (3, {"zero_hpz_partition_size": 1}, {}),
+        (3, {"zero_quantized_weights": True}, {"quantized_gathers": True}),
+        (3, {"zero_quantized_gradients": True}, {"quantized_reductions": True}),
+        (
+            2,
+            {"zero_quantized_gradients": True, "zero_hpz_partition_size": 8},
+            {},
+        ),  # stage 3 reads them alone
+    ],
+)
+def test_zero_plus_plus_is_read_where_deepspeed_reads_it(
+    stage: int, keys: dict[str, object], options: dict[str, object]
+) -> None:
+    assert read(stage, **keys).workload.framework_options == options
+
+
+@pytest.mark.parametrize(
+    ("group", "share"),
+    [
+        # 70.6 billion weights on 64 ranks are 1.103e9 each: 12 groups, of which int(.7 * 12) = 8 stay: a
+        # third is within a twentieth of what is asked for
+        (100_000_000, 0.3),
+        # two groups, of which int(.7 * 2) = 1 stays; one group, which all goes
+        (1_000_000_000, 1 / 2),
+        (2_000_000_000, None),
+    ],
+)
+def test_a_share_of_the_states_is_that_of_whole_groups(group: int, share: float | None) -> None:
+    found = read(3, sub_group_size=group, offload_optimizer={"device": "cpu", "ratio": 0.3})
+    assert found.workload.framework_options.get("optimizer_offload_fraction") == (
+        share and pytest.approx(share)
+    )
+    assert any(f"CPU updates {share or 1.0:.0%} of its weights" in note for note in found.notes) == (
+        group != 100_000_000
+    )
+
+
 def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_are_refused() -> None:
     usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
     other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e7, stage3_prefetch_bucket_size=1e8)
@@ -90,8 +131,7 @@ def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_ar
 @pytest.mark.parametrize(
     ("stage", "sections", "field", "nearest"),
     [
-        (3, {"zero_quantized_weights": True}, "zero_quantized_weights", None),
-        (2, {"zero_quantized_gradients": True}, "zero_quantized_gradients", None),
+        (3, {"zero_quantized_nontrainable_weights": True}, "zero_quantized_nontrainable_weights", None),
         (3, {"zenflow": {"topk_ratio": 0.1}}, "zenflow.topk_ratio", None),
         (2, {"reduce_bucket_size": 0.5}, "reduce_bucket_size", None),
         (3, {"memory_efficient_linear": False}, "memory_efficient_linear", "true"),
@@ -102,7 +142,8 @@ def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_ar
         (3, {"offload_param": CPU}, "offload_param.device", "none"),
         (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),
         (3, {"offload_optimizer": {"device": "disk"}}, "offload_optimizer.device", None),
-        (3, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio", "1.0"),
+        (2, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio", None),
+        (3, {"offload_optimizer": {"device": "cpu", "ratio": 1.5}}, "offload_optimizer.ratio", "1"),
     ],
 )
 def test_what_deepspeed_ignores_or_refuses_is_named(
