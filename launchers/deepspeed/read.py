@@ -79,9 +79,10 @@ class DeepSpeedReader:
         optimizer = _optimizer(fields, known)
         fields.stop()
         model = known.model()
-        options |= _bucket(fields, model, zero) | _zero_plus_plus(fields, zero)
+        options |= _bucket(fields, model, zero)
         code = _code(fields, known)
         configuration = _configuration(fields, known, model, code, (zero, offload))
+        options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
         options |= _share_offloaded(fields, model, configuration)
         for name in fields.unread(DeepSpeedReader.name):
             if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
@@ -220,7 +221,7 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int 
     )
 
 
-def _zero_plus_plus(fields: Fields, zero: int) -> dict[str, str | int | float | bool]:
+def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> dict[str, str | int | float | bool]:
     """Return the options of ZeRO++ that are on; DeepSpeed reads them under stage 3 alone."""
     size = fields.optional(_NEAR, low=0) or 1
     weights, gradients = (
@@ -231,6 +232,9 @@ def _zero_plus_plus(fields: Fields, zero: int) -> dict[str, str | int | float | 
         return {}
     found: dict[str, str | int | float | bool] = {}
     if size > 1:
+        if ranks % min(size, ranks):  # utils/groups.py _create_zero_param_parallel_group
+            nearest = max(one for one in range(1, size) if ranks % one == 0)
+            fields.fault(_NEAR, f"{size} does not divide {ranks} ranks", nearest=str(nearest))
         found["secondary_shard_size"] = float(size)
     if weights:
         found["quantized_gathers"] = True
