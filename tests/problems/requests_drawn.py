@@ -10,6 +10,7 @@ from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGrou
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import BATCHINGS, SequenceLengths
 from meshwright.profiles.switches import switches
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.check import violations_of_all
@@ -163,11 +164,15 @@ def _just_enough(random: Random, problem: Problem, config: Configuration) -> Pro
 
 
 def an_open_request(random: Random, kind: str) -> Problem:
-    """One of ``OPEN_KINDS``, with few configurations; of those that may, a quarter under any launcher."""
+    """One of ``OPEN_KINDS``, with few configurations; of those that may, a quarter under any launcher.
+
+    On unlike nodes one launcher that may be any places stages, which other tests judge.
+    """
+    under_any = kind == "any" or random.randint(0, 3) == 0
     problem = _unlimited(random)
-    while kind == "fewest" and len(problem.cluster.groups) > 1:
+    while (kind == "fewest" or under_any) and not is_alone(problem):
         problem = _unlimited(random)
-    if kind == "any" or random.randint(0, 3) == 0:
+    if under_any:
         problem = replace(problem, launcher="any")
     return _limited(random, OPEN_KINDS[kind](random, problem))
 
@@ -258,6 +263,27 @@ def _sharing(random: Random, problem: Problem) -> Problem:
     return _with(replace(problem, launcher=launcher, model=model), allow=("weight_shards", "none"))
 
 
+def _trained_otherwise(random: Random, problem: Problem) -> Problem:
+    """8 bits and one or two optimizers are open, next to what the request states."""
+    some = random.sample(["adamw-bf16", "adamw-8bit", "muon", "sgd-momentum"], random.randint(1, 2))
+    allow = random.choice([("fp8",), ("fp8", *some), (*some,)])
+    return _with(problem, allow=(*problem.options.allow, *allow))
+
+
+def _of_documents(random: Random, problem: Problem) -> Problem:
+    """Sequences are made of documents: packed, padded, or padded to the longest of a micro-batch."""
+    seq = problem.workload.seq_length
+    percentiles = random.choice([((50.0, seq // 4), (100.0, seq)), ((10.0, 64), (90.0, 500), (100.0, 512))])
+    batching = random.choice(BATCHINGS)
+    able = [name for name in launcher_names() if batching in launcher_capabilities(name).batchings]
+    launcher = random.choice(["none", *able] if is_alone(problem) else able)
+    if lacking_facts(launcher_capabilities(launcher), problem.model):
+        problem = replace(problem, model=replace(problem.model, moe=None))
+    lengths = SequenceLengths(batching=batching, percentiles=percentiles)
+    work = replace(problem.workload, lengths=lengths)
+    return replace(problem, launcher=launcher, workload=work)
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
@@ -268,13 +294,15 @@ OPEN_KINDS = {
     "standalone": _standing_alone,
     "exchange": _exchanging,
     "weight shards": _sharing,
+    "workloads": _trained_otherwise,
+    "documents": _of_documents,
 }
 
 
 def _unlimited(random: Random) -> Problem:
     """The same without limits on single variables."""
     launcher = random.choice([*launcher_names(), "none", "accelerate", "torchtitan", "megatron-lm"])
-    mixed = launcher != "none" and random.randint(0, 5) == 0
+    mixed = not launcher_capabilities(launcher).places_stages and random.randint(0, 5) == 0
     model, cluster = a_drawn_model(random), a_drawn_cluster(random, mixed=mixed)
     if lacking_facts(launcher_capabilities(launcher), model):
         model = replace(model, moe=None)

@@ -22,10 +22,16 @@ from typing import Any
 
 import yaml
 
-from meshwright.profiles.capabilities import Capabilities, launcher_capabilities, launcher_names
+from meshwright.profiles.capabilities import (
+    Capabilities,
+    lacking_facts,
+    launcher_capabilities,
+    launcher_names,
+)
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Prediction
 from meshwright.solver.check import violations_of_all
@@ -79,10 +85,32 @@ class Limits:
 
 
 def of_each_launcher(problem: Problem) -> list[Problem]:
-    """The request under every launcher and switch that it means: ``any`` is each one with known limits."""
-    names = [name for name in launcher_names() if name != "none"]
+    """The request under every launcher, workload and switch that it means.
+
+    ``any`` is each launcher with known limits that can express the model.
+    """
+    able = (launcher_capabilities(name) for name in launcher_names() if name != "none")
+    names = [one.launcher for one in able if not lacking_facts(one, problem.model)]
     each = [replace(problem, launcher=name) for name in names] if problem.launcher == "any" else [problem]
-    return [one for launched in each for one in of_each_switch(launched)]
+    return [one for launched in each for work in of_each_workload(launched) for one in of_each_switch(work)]
+
+
+def of_each_workload(problem: Problem) -> list[Problem]:
+    """The request in its own precision and optimizer, and in all others that it allows (docs/requests.md).
+
+    8 bits need GPUs and a launcher that have them; where the request names no recipe, it is the launcher's.
+    """
+    work, allow, able = problem.workload, problem.options.allow, launcher_capabilities(problem.launcher)
+    precise = [work]
+    has_fp8 = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
+    if "fp8" in allow and has_fp8 and "fp8" in able.precisions:
+        recipe = {"precision_recipe": able.fp8_recipe} if able.fp8_recipe else {}
+        options = {**work.framework_options, **recipe}
+        precise.append(replace(work, precision="fp8", framework_options=options))
+    optimizers = dict.fromkeys([work.optimizer, *(name for name in OPTIMIZERS if name in allow)])
+    return [
+        replace(problem, workload=replace(one, optimizer=name)) for one in precise for name in optimizers
+    ]
 
 
 def of_each_switch(problem: Problem) -> list[Problem]:
@@ -99,7 +127,8 @@ def of_each_switch(problem: Problem) -> list[Problem]:
     ]
     found = dict[str, Problem]()
     for some in product(*choices):
-        options = {name: value for each in some for name, value in each.items()}
+        own = problem.workload.framework_options
+        options = {**own, **{name: value for each in some for name, value in each.items()}}
         workload = replace(problem.workload, framework_options=options)
         try:
             with_options(framework_facts(framework_of(problem.launcher)), options)
@@ -151,13 +180,24 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
 
 
 def way_of(problem: Problem, changes: Mapping[str, str] | None = None) -> str:
-    """The launcher with what its switches are beside its own facts; ``changes`` as a plan shows them."""
-    facts = framework_facts(framework_of(problem.launcher))
+    """The launcher, its precision and optimizer, and switches that differ from its own facts.
+
+    ``changes`` are those of the workload, as a plan shows them.
+    """
+    facts, work = framework_facts(framework_of(problem.launcher)), problem.workload
+    changed = {"precision": work.precision, "optimizer": work.optimizer, **(changes or {})}
+    kinds = [changed.pop("precision"), changed.pop("optimizer")]
     words = {"true": True, "false": False}
-    stated = {**problem.workload.framework_options}
-    stated |= {name: words.get(value, value) for name, value in (changes or {}).items()}
+    stated = {**work.framework_options}
+    stated |= {name: words.get(value, value) for name, value in changed.items()}
     apart = sorted(f"{name}={value}" for name, value in stated.items() if getattr(facts, name) != value)
-    return " ".join([problem.launcher, *apart])
+    return " ".join([problem.launcher, *kinds, *apart])
+
+
+def work_of(way: str) -> tuple[str, str]:
+    """The precision and the optimizer of ``way_of``, in which layouts are told apart."""
+    _, precision, optimizer, *_ = way.split()
+    return precision, optimizer
 
 
 def numbers_of_gpus(problem: Problem) -> list[int]:
@@ -397,15 +437,14 @@ def slowdown(problem: Problem, num_gpus: int) -> float:
 
 def run_days(problem: Problem, config: Configuration, step_s: float) -> float:
     """Days until all tokens are seen, interruptions counted."""
-    tokens = config.global_batch_size * problem.workload.seq_length
-    steps = ceil((problem.options.total_tokens or 0) / tokens)
+    steps = ceil((problem.options.total_tokens or 0) / problem.tokens_of(config))
     return steps * step_s * slowdown(problem, config.num_gpus) / 86400
 
 
 def objective_value(problem: Problem, profile: Profile, config: Configuration, step_s: float) -> float:
     """What a configuration is ranked by, the smaller the better; rates as their inverse."""
-    name, batch, seq = problem.options.objective, config.global_batch_size, problem.workload.seq_length
-    gpu_s_per_token = step_s * config.num_gpus / (batch * seq)
+    name, batch = problem.options.objective, config.global_batch_size
+    gpu_s_per_token = step_s * config.num_gpus / problem.tokens_of(config)  # padding is no token
     if name == "tokens_per_s_per_gpu":
         return gpu_s_per_token
     if name == "gpu_hours_per_token":

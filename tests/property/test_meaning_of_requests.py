@@ -18,7 +18,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, with_changes
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from tests.draws import draws
@@ -33,6 +33,7 @@ from tests.property.meaning import (
     slowdown,
     tried,
     way_of,
+    work_of,
 )
 from tests.property.unexplained import unexplained
 
@@ -51,6 +52,10 @@ HOW_IT_RUNS: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Precision and optimizer, and what a configuration is but for how it runs.
+Layout = tuple[tuple[str, str], Configuration]
+
+
 def most_of_row(row: list[Tried]) -> Tried:
     """No score of a row is larger than that of its slowest split of least J, which chooses among splits."""
     least = min(one.closed_s for one in row) * (1 + 1e-7)
@@ -58,9 +63,9 @@ def most_of_row(row: list[Tried]) -> Tried:
     return max((one for one in row if one.step_s <= slowest), key=lambda one: one.score)
 
 
-def layout_of(config: Configuration) -> Configuration:
+def layout_of(one: Tried) -> Layout:
     """What tells plans apart."""
-    return replace(config, **HOW_IT_RUNS)
+    return work_of(one.launcher), replace(one.config, **HOW_IT_RUNS)
 
 
 def rows_of(every: list[Tried]) -> list[list[Tried]]:
@@ -192,9 +197,11 @@ def assert_named(problem: Problem, answer: Answer, found: list[Tried]) -> None:
         one = known[launcher_of(problem, plan), plan.config]
         assert plan.prediction.step_time_s == pytest.approx(one.step_s, rel=1e-9)
         if problem.launcher == "any":
-            able = [each.launcher for each in of_each_launcher(problem)
-                    if Judged.of(each, profile_of(each), [plan.config]).fitting]  # fmt: skip
-            assert set(plan.launchers) == set(able)
+            own = with_changes(problem.workload, plan.workload)
+            alike = [each for each in of_each_launcher(problem) if each.workload == own]
+            able = {each.launcher for each in alike
+                    if Judged.of(each, profile_of(each), [plan.config]).fitting}  # fmt: skip
+            assert set(plan.launchers) == able
         if problem.options.total_tokens is not None:
             assert_run(problem, plan, one)
 
@@ -227,17 +234,23 @@ def assert_bounds(problem: Problem, answer: Answer, able: list[Tried]) -> None:
         assert first.score * share <= min(one.score for one in able) * ROUNDING
 
 
-def mesh(config: Configuration) -> tuple[int, ...]:
-    """How the GPUs are laid out."""
+def mesh_of(layout: Layout) -> tuple[Any, ...]:
+    """How the GPUs are laid out, in which precision and with which optimizer."""
     names = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data")
-    return tuple(getattr(config, f"{name}_parallel_size") for name in names)
+    work, config = layout
+    return (*work, *(getattr(config, f"{name}_parallel_size") for name in names))
 
 
-def best_by(some: list[Tried], name: Callable[[Configuration], Any]) -> dict[Any, float]:
+def mesh(one: Tried) -> tuple[Any, ...]:
+    """The mesh of one configuration."""
+    return mesh_of(layout_of(one))
+
+
+def best_by(some: list[Tried], name: Callable[[Tried], Any]) -> dict[Any, float]:
     """The best score of all that has a name in common."""
     best: dict[Any, float] = {}
     for one in some:
-        best[name(one.config)] = min(one.score, best.get(name(one.config), one.score))
+        best[name(one)] = min(one.score, best.get(name(one), one.score))
     return best
 
 
@@ -249,36 +262,34 @@ def best_scores(problem: Problem, some: list[Tried]) -> list[float]:
     top_k, scores = problem.options.top_k, best_by(some, layout_of)
     if not problem.options.diverse:
         return sorted(scores.values())[:top_k]
-    first: dict[tuple[int, ...], float] = {}
+    first: dict[tuple[Any, ...], float] = {}
     others = list[float]()
     for layout, score in sorted(scores.items(), key=lambda one: one[1]):
-        if mesh(layout) in first:
+        if mesh_of(layout) in first:
             others.append(score)
         else:
-            first[mesh(layout)] = score
+            first[mesh_of(layout)] = score
     ahead = sorted(first.values())[:top_k]
     return sorted([*ahead, *others[: top_k - len(ahead)]])
 
 
 def assert_ranking(problem: Problem, plans: tuple[Plan, ...], able: list[Tried], sure: list[Tried]) -> None:
     """The plans are the best, in order, each the best of its layout or mesh, and none is left out."""
-    known = {(one.launcher, one.config): one.score for one in able}
-    scores = [known[launcher_of(problem, plan), plan.config] for plan in plans]
+    known = {(one.launcher, one.config): one for one in able}
+    shown = [known[launcher_of(problem, plan), plan.config] for plan in plans]
+    scores = [one.score for one in shown]
     assert all(one <= other * RANKING for one, other in pairwise(scores))
-    shown = [layout_of(plan.config) for plan in plans]
-    assert len({*shown}) == len(plans)
-    top_k, layouts = problem.options.top_k, {layout_of(one.config) for one in able}
-    assert (
-        min(top_k, len({layout_of(one.config) for one in sure})) <= len(plans) <= min(top_k, len(layouts))
-    )
+    assert len({layout_of(one) for one in shown}) == len(plans)
+    top_k, layouts = problem.options.top_k, {layout_of(one) for one in able}
+    assert min(top_k, len({layout_of(one) for one in sure})) <= len(plans) <= min(top_k, len(layouts))
     surely = best_scores(problem, sure)
     assert all(score <= most * RANKING for score, most in zip(scores, surely, strict=False))
-    meshes = {mesh(plan.config) for plan in plans}
+    meshes = {mesh(one) for one in shown}
     if problem.options.diverse and len(meshes) < len(plans):  # else others would be better worth reading
-        assert {mesh(one.config) for one in sure} <= meshes
+        assert {mesh(one) for one in sure} <= meshes
     name = mesh if problem.options.diverse else layout_of
     best = best_by(sure, name)
-    firsts = {name(plan.config): score for plan, score in zip(plans[::-1], scores[::-1], strict=True)}
+    firsts = {name(one): one.score for one in shown[::-1]}
     assert all(score <= best.get(key, score) * RANKING for key, score in firsts.items())
 
 
