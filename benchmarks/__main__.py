@@ -52,6 +52,9 @@ BENCHMARKS = {
     "published": Benchmark(
         "gains that launchers publish next to ours, docs/comparison-with-peers.md", "benchmarks.published"
     ),
+    "published-models": Benchmark(
+        "figures of this year's models that others publish, next to ours", "benchmarks.published_models"
+    ),
     "recipes": Benchmark("published recipes next to our plans, docs/recipes.md", "benchmarks.recipes"),
     "verify": Benchmark(
         "measured peaks next to priced and traced ones, a minute a run; --every 9: some of them",

@@ -54,7 +54,7 @@ def all_linear_adapts(model: ModelSpec) -> bool:
     weights themselves (peft 0.21, tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``): here, the
     models that have layers with a mixer alone.
     """
-    return MIXER_LAYER not in model.layer_pattern
+    return MIXER_LAYER not in model.layer_pattern and model.paired is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,8 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
         projected = {"k_proj": key} if model.keys_are_values else {"k_proj": key, "v_proj": value}
         keys = {} if model.borrows else projected
         queries += model.gate_width * model.gate_in_queries
-        return {"q_proj": LinearLayer(inputs=h, outputs=queries), **keys, **output}
+        paired = _attention(model.paired) if model.paired else {}
+        return {"q_proj": LinearLayer(inputs=h, outputs=queries), **keys, **output, **paired}
     if mla.q_lora_rank:
         query = {
             "q_a_proj": LinearLayer(inputs=h, outputs=mla.q_lora_rank, split="nothing"),

@@ -314,6 +314,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         **{
             name: model.mixer is not None and model.mixer.kind == kind for kind, name in MIXER_FACTS.items()
         },
+        "mixers next to attention in a layer": model.paired is not None,
         "layers of one block": bool(model.layer_pattern),
         **_state_space_facts(model),
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),

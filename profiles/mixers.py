@@ -83,9 +83,12 @@ class MixerSpec:
     chunk: int = 64  # tokens that are multiplied together
     convolution_bias: bool = False
     projection_bias: bool = False
+    output_bias: bool | None = None  # of the last projection; None: as projection_bias
     time_step_rank: int = 0  # of the product that yields the time steps of all channels (mamba1 alone)
     gate_rank: int = 0  # of the products that yield decays and the gate (kimi_delta_attention alone)
     inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
+    output_norm: bool = True  # trained, of the output (a state-space model may have none)
+    with_attention: bool = False  # every layer has both, which read one norm and are summed (mamba2 alone)
     split_projections: bool = False  # transformers' class has several linear layers; changes adapters alone
     attention_every: int = 0  # 0: none by this rule
     attention_layers: tuple[int, ...] = ()  # counted from 0, where they are not every n-th
@@ -121,6 +124,15 @@ class MixerSpec:
                 raise InvalidProblemError.of(f"/model/mixer/{name}", why)
         if self.inner_norms and self.kind != "mamba1":
             raise InvalidProblemError.of("/model/mixer/inner_norms", "applies to mamba1 only")
+        for name, stated in (
+            ("output_norm", not self.output_norm),
+            ("with_attention", self.with_attention),
+        ):
+            if stated and self.kind != "mamba2":
+                raise InvalidProblemError.of(f"/model/mixer/{name}", "applies to mamba2 only")
+        if self.with_attention and (self.attention_every or self.attention_layers):
+            name = "attention_every" if self.attention_every else "attention_layers"
+            raise InvalidProblemError.of(f"/model/mixer/{name}", "contradicts with_attention")
         if (self.kind == "lightning_attention") != (self.convolution == 0):
             why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
             raise InvalidProblemError.of("/model/mixer/convolution", why)
@@ -248,7 +260,9 @@ class MixerSpec:
 
     def split_norm_parameters(self) -> int:
         """Return the weights of the norm of the output that tensor parallelism splits."""
-        return self.value_width if self.kind in ("mamba2", "lightning_attention") else 0
+        return (
+            self.value_width if self.kind in ("mamba2", "lightning_attention") and self.output_norm else 0
+        )
 
     def norm_parameters(self) -> int:
         """Return the weights of norms that every tensor-parallel rank holds whole.

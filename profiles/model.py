@@ -219,7 +219,8 @@ class ModelSpec:
         mixer = self.mixer
         if self.layer_pattern:
             return tuple(letter == MIXER_LAYER for letter in self.layer_pattern)
-        return tuple(bool(mixer and not mixer.attends(layer)) for layer in range(self.num_layers))
+        mixes = mixer is not None and not mixer.with_attention
+        return tuple(bool(mixes and mixer and not mixer.attends(layer)) for layer in range(self.num_layers))
 
     def shapes(self) -> tuple[LayerShape, ...]:
         """Return the shapes that occur: without experts before those with, smaller before larger."""
@@ -233,7 +234,7 @@ class ModelSpec:
     def attends_alike(self) -> bool:
         """Return whether all layers attend alike."""
         reused = self.chooser is not None and self.chooser.reusing_layers
-        mixing = _mixing(self.mixer).items() if self.mixer else ()
+        mixing = _mixing(self.mixer).items() if self.mixer and not self.mixer.with_attention else ()
         mixed = any(getattr(self, name) != value for name, value in mixing)
         apart = self.local_attention or reused or mixed or len(set(self.layer_pattern)) > 1
         return not apart and self.borrowing_layers in (0, self.num_layers)
@@ -243,7 +244,14 @@ class ModelSpec:
         """Return whether every layer has the mixer, as ``shaped`` views those that do."""
         if self.mixer is None or self.layer_pattern:
             return set(self.layer_pattern) == {MIXER_LAYER}
+        if self.mixer.with_attention:
+            return False
         return not (self.mixer.attention_every or self.mixer.attention_layers)
+
+    @cached_property
+    def paired(self) -> ModelSpec | None:
+        """Return the model as it were with its mixer alone, if layers have it next to attention."""
+        return _paired(self) if self.mixer and self.mixer.with_attention else None
 
     @cached_property
     def mixes_tokens(self) -> bool:
@@ -271,8 +279,9 @@ class ModelSpec:
         return self.indexer if self.indexer and len(self.indexer.reusing_layers) < self.num_layers else None
 
     def attentions(self) -> tuple[ModelSpec, ...]:
-        """Return the model once for each attention that its layers have."""
-        return tuple(dict.fromkeys(map(self.shaped, self.shapes())))
+        """Return the model once for each attention that its layers have, and for a mixer next to it."""
+        paired = (self.paired,) if self.paired else ()
+        return tuple(dict.fromkeys((*map(self.shaped, self.shapes()), *paired)))
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
@@ -354,7 +363,8 @@ class ModelSpec:
         if self.mla is not None:
             return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
         q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
-        return gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
+        paired = self.paired.attention_parameters() if self.paired else 0
+        return paired + gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
 
     @cached_property
     def gate_width(self) -> int:
@@ -444,7 +454,8 @@ class ModelSpec:
 
     def named_norm_parameters(self, kind: LayerKind) -> int:
         """Return the weights of all norms of one layer, those that tensor parallelism splits among them."""
-        split = self.mixer.split_norm_parameters() if self.mixer is not None and self.mixes else 0
+        mixes = self.mixer is not None and (self.mixes or self.mixer.with_attention)
+        split = self.mixer.split_norm_parameters() if self.mixer is not None and mixes else 0
         return self.norm_parameters(kind) + split
 
     def inner_norm_width(self, kind: LayerKind) -> int:
@@ -482,7 +493,7 @@ class ModelSpec:
         mlp = (self.mlp_matrices - 1) * width * int(self.mlp_bias and self.has_mlp)
         gate = self.num_attention_heads * int(self.gate_bias)
         gate += self.gate_width * int(self.gate_in_queries and self.qkv_bias)
-        if self.mixer is not None and self.mixes:
+        if self.mixer is not None and (self.mixes or self.mixer.with_attention):
             gate += self.mixer.vector_parameters()
         return gate + qkv * int(self.qkv_bias and self.mixes_tokens) + mlp
 
@@ -491,8 +502,9 @@ class ModelSpec:
         shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
         mlp = self.has_mlp and ((self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias)
         latent = self.mla.bias_parameters() if self.mla else 0
-        attention = self.attention_output_bias and self.mixes_tokens
-        return self.hidden_size * (int(attention) + int(mlp)) + latent
+        attention = int(self.attention_output_bias and self.mixes_tokens)
+        attention += int(self.paired is not None and self.paired.attention_output_bias)
+        return self.hidden_size * (attention + int(mlp)) + latent
 
     def bias_parameters(self, kind: LayerKind) -> int:
         """Return all biases of one layer, those of routed experts and of the router not included."""
@@ -692,7 +704,8 @@ class ModelSpec:
             return 2.0 * self.mixer.scan_products()
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
         attention = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
-        return attention + self.index_flops_per_token(seq_length)
+        paired = self.paired.score_flops_per_token(seq_length) if self.paired else 0.0
+        return attention + paired + self.index_flops_per_token(seq_length)
 
     def index_flops_per_token(self, seq_length: float | Documents) -> float:
         """Return the forward FLOPs per token of an indexer's scores, which read all earlier tokens."""
@@ -758,6 +771,12 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     return replace(model, **changes)
 
 
+@lru_cache(maxsize=64)
+def _paired(model: ModelSpec) -> ModelSpec:
+    mixer = model.mixer
+    return replace(model, **_mixing(replace(mixer, with_attention=False))) if mixer else model
+
+
 def _letter(shape: LayerShape) -> str:
     """Return the letter of layers of a shape; none of those that have both blocks."""
     if shape.part == "both":
@@ -782,7 +801,7 @@ def _mixing(mixer: MixerSpec) -> dict[str, Any]:
         "gate_bias": False,
         "attention_sinks": False,
         "qkv_bias": False,
-        "attention_output_bias": mixer.projection_bias,
+        "attention_output_bias": mixer.projection_bias if mixer.output_bias is None else mixer.output_bias,
         "sliding_window": None,
         "global_layers": (),
         "sliding_window_every": 1,

@@ -599,6 +599,9 @@ def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec
     """Refuse a mixer that no layer has, listed layers that do not exist, and attention that it excludes."""
     if model.mixer is None:
         return
+    if model.mixer.with_attention and (model.layer_pattern or model.mla or model.moe):
+        name = next(one for one in ("layer_pattern", "mla", "moe") if getattr(model, one))
+        raise InvalidProblemError.of(f"/model/{name}", "is not priced where a mixer is next to attention")
     beyond = [layer for layer in model.mixer.attention_layers if not 0 <= layer < model.num_layers]
     if beyond:
         raise InvalidProblemError.of(
@@ -606,7 +609,7 @@ def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec
             f"{beyond[0]} is not a layer",
             allowed=f"0 to {model.num_layers - 1}",
         )
-    if not any(model.mixing_layers()):
+    if not model.mixer.with_attention and not any(model.mixing_layers()):
         raise InvalidProblemError.of("/model/mixer", "every layer attends: no layer is left for the mixer")
     for name in (name for name in _NOT_WITH_A_MIXER if getattr(model, name)):
         raise InvalidProblemError.of(f"/model/{name}", "is not priced next to a mixer")

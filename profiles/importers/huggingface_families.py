@@ -22,6 +22,7 @@ from meshwright.profiles.importers.huggingface_layers import (
 )
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
+    falcon_h1,
     kimi_delta,
     kimi_linear_config,
     lfm2_config,
@@ -120,6 +121,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     "mixer": {
         "delta_net": delta_net(split_projections=False),
         "delta_net_split": delta_net(split_projections=True),
+        "falcon_h1": falcon_h1,
         "kimi_delta": kimi_delta,
         "lightning": lightning,
         "mamba_1": mamba_1,

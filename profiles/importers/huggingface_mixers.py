@@ -3,7 +3,7 @@
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
 ``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``,
 ``JambaMambaMixer``, ``MambaMixer``, ``FalconMambaMixer``, ``KimiLinearDeltaAttention``,
-``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
+``MiniMaxLightningAttention``, ``Lfm2ShortConv``, ``FalconH1Mixer``.
 """
 
 from __future__ import annotations
@@ -245,6 +245,40 @@ def mamba_2(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec
     }
     reader.finish()
     return _placed(MixerSpec(kind="mamba2", **sizes), attending, num_layers)
+
+
+def falcon_h1(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
+    """Return Falcon-H1's state-space model, which every layer has next to its attention."""
+    heads, expand = (
+        _size(reader, "mamba_n_heads", "num_heads"),
+        _size(reader, "mamba_expand", "convolution"),
+    )
+    inner = _size(reader, "mamba_d_ssm", "num_heads", expand * hidden_size)
+    stated = reader.value("mamba_d_head")
+    width = (
+        max(1, inner // heads)
+        if stated in (None, "auto")
+        else _size(reader, "mamba_d_head", "value_head_dim")
+    )
+    if heads * width != inner:
+        near = str(inner // width) if inner % width == 0 else None
+        why = f"{heads} heads of {width} are not mamba_d_ssm = {inner}"
+        reader.fault("mamba_n_heads", why, **({"nearest": near} if near else {}))
+    read, written = (reader.flag(key, default=False) for key in ("mamba_proj_bias", "projectors_bias"))
+    sizes: dict[str, Any] = {
+        "num_heads": heads,
+        "num_key_heads": _size(reader, "mamba_n_groups", "num_key_heads"),
+        "key_head_dim": _size(reader, "mamba_d_state", "key_head_dim"),
+        "value_head_dim": width,
+        "convolution": _size(reader, "mamba_d_conv", "convolution"),
+        "chunk": _size(reader, "mamba_chunk_size", "chunk"),
+        "convolution_bias": reader.flag("mamba_conv_bias", default=True),
+        "projection_bias": read,
+        "output_bias": None if written == read else written,
+        "output_norm": reader.flag("mamba_rms_norm", default=False),
+    }
+    reader.finish()
+    return MixerSpec(kind="mamba2", with_attention=True, **sizes)
 
 
 _JAMBA = {

@@ -121,7 +121,8 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     if not ctx.model.mixes_tokens:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
     mixer = mixer_of(ctx.model)
-    return (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
+    own = (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
+    return own + context_parallel(ctx.paired, attention) if ctx.paired else own
 
 
 def _head_exchange(ctx: Context) -> PassSeconds:
@@ -581,12 +582,12 @@ class OfLengths:
 
     def mean(self, each: Sequence[FloatArray]) -> FloatArray:
         """Return the mean of seconds at each length, shape (n,) or (n, parts)."""
-        rows = _beside(each[0])
+        rows = _paired(each[0])
         return sum((share[rows] * one for share, one in zip(self.shares, each, strict=True)), np.zeros(1))
 
     def waited(self, each: Sequence[FloatArray]) -> FloatArray:
         """Return how long others wait beyond that mean, in the same shape."""
-        grown = self.grows[_beside(each[0])] * (each[-1] - each[0])
+        grown = self.grows[_paired(each[0])] * (each[-1] - each[0])
         return np.asarray(grown + self.unbalanced * self.mean(each))
 
     def whole(self, each: Sequence[FloatArray]) -> FloatArray:
@@ -594,6 +595,6 @@ class OfLengths:
         return np.asarray(self.mean(each) + self.waited(each))
 
 
-def _beside(seconds: FloatArray) -> tuple[slice | None, ...]:
+def _paired(seconds: FloatArray) -> tuple[slice | None, ...]:
     """Return the index that aligns one value of each row with all of its seconds."""
     return (slice(None),) + (None,) * (seconds.ndim - 1)

@@ -159,7 +159,8 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
         q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
-        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out)]
+        paired = attention_gemms(ctx.paired) if ctx.paired else []
+        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out), *paired]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
     rows = tokens * _latent_share(ctx)  # the down-projections are not split over tp
@@ -318,6 +319,11 @@ def core_attention(ctx: Context) -> PassSeconds:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
     if mixer := mixer_of(ctx.model):
         return scan(ctx, mixer)
+    attention = _attention_of_documents(ctx)
+    return attention + core_attention(ctx.paired) if ctx.paired else attention
+
+
+def _attention_of_documents(ctx: Context) -> PassSeconds:
     filled = ctx.workload.filled
     if filled is None or not ctx.packs:
         return _core_attention(ctx)
@@ -379,6 +385,9 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if mixer := mixer_of(model):
         heads, rotary = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
+    if model.paired and (mixer := model.paired.mixer):
+        heads = heads + mixer.value_width
+        rotary = rotary + tokens * 2.0 * mixer.moved_elements() / ctx.t
     if not model.mixes_tokens:
         heads, rotary = 0.0, np.zeros_like(tokens)
     if model.attention_clip is not None:

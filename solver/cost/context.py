@@ -272,6 +272,16 @@ class Context:
             self._by_model[model] = replace(self, model=model)
         return self._by_model[model]
 
+    @property
+    def paired(self) -> Context | None:
+        """Return the context of the mixer that layers have next to attention; None where they have none."""
+        model = self.model.paired
+        if model is None:
+            return None
+        if model not in self._by_model:
+            self._by_model[model] = replace(self, model=model)
+        return self._by_model[model]
+
     @cached_property
     def _by_model(self) -> dict[ModelSpec, Context]:
         return {}

@@ -79,7 +79,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
     if kind == "dense" or moe is None:
-        more = each * _MIXER if ctx.model.mixes else 0.0
+        paired = _ATTENTION if ctx.model.paired else 0.0
+        more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
         blocks = _ATTENTION * ctx.model.mixes_tokens + _MLP * ctx.model.has_mlp
         floor_s = (own * (blocks / DENSE) + more) * launches_left(facts, "dense")
     else:

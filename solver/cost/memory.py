@@ -210,6 +210,12 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
         return np.zeros_like(tokens)
     if mixer := mixer_of(model):
         return np.asarray(2.0 * tokens * mixer.kept_elements() / t)
+    attention = _attention_bytes(ctx)
+    return attention + _attention_inner_bytes(ctx.paired) if ctx.paired else attention
+
+
+def _attention_bytes(ctx: Context) -> FloatArray:
+    model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
     if model.mla is None:

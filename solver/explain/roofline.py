@@ -120,9 +120,12 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
     for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
         yield read.gemm(name, gemm, precision)
     if ctx.model.mixes_tokens:
-        flops, moved = _attention_work(ctx)
-        seconds = float(core_attention(ctx).forward[0])
-        yield read.point("scan" if ctx.model.mixes else "attention core", flops, moved, seconds, "bf16")
+        scans = float(core_attention(ctx.paired).forward[0]) if ctx.paired else 0.0
+        seconds = float(core_attention(ctx).forward[0]) - scans
+        name = "scan" if ctx.model.mixes else "attention core"
+        yield read.point(name, *_attention_work(ctx), seconds, "bf16")
+        if ctx.paired:
+            yield read.point("scan", *_attention_work(ctx.paired), scans, "bf16")
     grouped = [gemm for gemm in gemms if gemm.grouped]
     if grouped:
         whole = linear_seconds(ctx, kind).forward
@@ -135,7 +138,7 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """Return names of a layer's plain products, in the order of ``layer_gemms``."""
     mixer = mixer_of(ctx.model)
     inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
-    own = [_MIXER[0], *inner, _MIXER[1]] if mixer else list(_ATTENTION)
+    own = [_MIXER[0], *inner, _MIXER[1]] if mixer else [*_ATTENTION, *(_MIXER if ctx.paired else ())]
     names = own if ctx.model.mixes_tokens else []
     if ctx.model.mla is not None and ctx.model.mixes_tokens:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()

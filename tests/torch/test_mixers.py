@@ -9,6 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1DecoderLayer
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.jamba import modeling_jamba
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
@@ -77,6 +78,32 @@ def test_a_layer_of_mamba_2_multiplies_as_much_as_its_class(groups: int, bias: b
     assert model.forward_flops_of(model.shapes()[0], TOKENS) == 2 * (
         mixer.matrix_parameters(512) + mixer.scan_products()
     )
+
+
+def test_a_layer_of_falcon_h1_multiplies_as_much_as_its_class() -> None:
+    sizes = {
+        "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_state": 128,
+        "mamba_n_groups": 1, "mamba_chunk_size": 128,
+    }  # fmt: skip
+    config = CONFIG_MAPPING["falcon_h1"](**sizes, attn_implementation="eager")
+    with torch.device("meta"):
+        module, hidden = FalconH1DecoderLayer(config, layer_idx=0), torch.empty(1, TOKENS, 512)
+        turns = torch.empty(1, TOKENS, 64), torch.empty(1, TOKENS, 64)
+    module.mamba.mup_vector = torch.empty(1, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        module(hidden, position_embeddings=turns)
+    model = model_from_config({"model_type": "falcon_h1", **sizes}, name="x")
+    mixer = model.mixer
+    assert mixer is not None
+    heads, state = mixer.num_heads, mixer.key_head_dim * mixer.value_head_dim
+    padded = 2 * mixer.convolved * mixer.convolution * 3  # as Mamba 2's, as are the next two
+    again = (heads - 1) * mixer.chunk * mixer.key_head_dim
+    sums = 2 * (TOKENS // mixer.chunk + 1) ** 2 * heads * state
+    # The class multiplies the whole square of scores, of which we count the causal half.
+    square = 2 * TOKENS * 2 * 8 * 64 * (TOKENS - (TOKENS + 1) / 2)
+    ours = TOKENS * model.forward_flops_of(model.shapes()[0], TOKENS)
+    assert counter.get_total_flops() == ours + padded + sums + square + 2 * TOKENS * again
 
 
 def _jamba(**changes: object) -> tuple[torch.nn.Module, Any]:

@@ -41,7 +41,7 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "falcon_h1", "nemotron-nas", "rwkv",
+    "bert", "deepseek_v4", "nemotron-nas", "rwkv",
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
@@ -251,7 +251,6 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
     [
         ("nemotron-nas", "layers of mixed kinds", "nemotron"),
         ("deepseek_v4", "hyper-connections", "deepseek_v3"),
-        ("falcon_h1", "layers of mixed kinds", "falcon_mamba"),
         ("llama5", "an unknown type", "llama"),
     ],
 )

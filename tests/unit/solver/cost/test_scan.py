@@ -206,6 +206,32 @@ def test_a_short_convolution_takes_no_scan_and_passes_on_two_tokens() -> None:
     assert SHORT.kept_elements() == 6 * 2048
 
 
+def test_a_mixer_next_to_attention_costs_what_both_cost_alone() -> None:
+    both = replace(PLAIN, mixer=replace(MAMBA, attention_layers=(), with_attention=True))
+    alone = replace(PLAIN, mixer=replace(MAMBA, attention_layers=()))
+    # One MLP and two norms, of whichever layer; attention and mixer each as in a layer of their own.
+    further = 3 * 2048 * 6144 + 2 * 2048
+    assert set(both.parameters_by_layer()) == {
+        PLAIN.parameters_by_layer()[0] + alone.parameters_by_layer()[0] - further
+    }
+    # What torch multiplies in a layer: 2 of each of the MLP's weights in both, once here.
+    flops = [one.model_flops_per_token(8192) / 3 for one in (both, PLAIN, alone)]
+    assert flops[0] == pytest.approx(
+        flops[1] + flops[2] - 8 * 2 * 3 * 2048 * 6144 - both.head_forward_flops_per_token()
+    )
+    contexts = [_context(one) for one in (both, PLAIN, alone)]
+    cores = [core_attention(one).forward[0] for one in contexts]
+    assert cores[0] == pytest.approx(cores[1] + cores[2])
+    assert both.head_counts == (16, 64), "tensor ranks split the heads of both"
+
+
+def test_a_mixer_is_next_to_attention_in_every_layer_and_of_mamba_2_alone() -> None:
+    for mixer, field in ((MAMBA, "attention_layers"), (DELTA, "with_attention")):
+        with pytest.raises(InvalidProblemError) as caught:
+            replace(mixer, with_attention=True)
+        assert caught.value.errors[0].pointer == f"/model/mixer/{field}"
+
+
 @pytest.mark.parametrize(
     ("mixer", "changes", "field"),
     [
