@@ -14,6 +14,7 @@ from meshwright.service.fleets.question import FleetQuestion, read_question
 from meshwright.service.fleets.request import Parse
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import plan_from_json
+from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.fleet.problem import Fleet, NodeChoice, Run
 
 
@@ -29,7 +30,7 @@ def scheduled_again(
         document: its answer.
         parts: problem and plan of each job, by its name.
     """
-    fleet = read_question(request).fleet
+    fleet = read_question(_as_answered(request, document)).fleet
     jobs = tuple(job for job in fleet.fleet.jobs if job.name in parts)
     return ScheduledFleet(
         request=replace(fleet, fleet=Fleet(kinds=fleet.fleet.kinds, jobs=jobs)),
@@ -46,7 +47,7 @@ def question_again(
     Raises:
         InvalidProblemError: with pointers into ``state``; those into the fleet begin with ``/request``.
     """
-    plain = require_plain(state)
+    plain, request = require_plain(state), _as_answered(request, document)
     states = [*request.get("states", ()), {**plain, "jobs": _as_planned(document, plain)}]
     mine = pointer("states", len(states) - 1)
     try:
@@ -59,6 +60,28 @@ def question_again(
             for error in fault.errors
         )
         raise InvalidProblemError(moved) from None
+
+
+def _as_answered(request: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored question with each job's batch of its plan: earlier releases took several sizes."""
+    batches = {
+        job["name"]: configuration_from_json(job["config"]).global_batch_size
+        for job in document.get("jobs", ())
+    }
+
+    def with_batch(job: dict[str, Any]) -> dict[str, Any]:
+        problem = job.get("problem")
+        if job.get("name") not in batches or not isinstance(problem, Mapping):
+            return job
+        workload = {**problem["workload"], "global_batch_size": batches[job["name"]]}
+        return {**job, "problem": {**problem, "workload": workload}}
+
+    states = [
+        {**state, "arrived": [*map(with_batch, state["arrived"])]} if "arrived" in state else state
+        for state in request.get("states", ())
+    ]
+    whole = {**request, "jobs": [*map(with_batch, request["jobs"])]}
+    return {**whole, "states": states} if states else whole
 
 
 def _as_planned(document: Mapping[str, Any], state: Mapping[str, Any]) -> object:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select, update
 
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.solver.problem import Progress
 from meshwright.workers.fleet import FleetWork
@@ -95,6 +97,26 @@ def test_the_files_of_a_fleet_are_those_of_the_command(client: TestClient, worke
         assert {name: archive.read(name).decode() for name in archive.namelist()} == made["files"]
         assert archive.getinfo("start.sh").external_attr >> 16 == 0o755
         assert {name.split("/")[0] for name in archive.namelist()} == {"a", "b", "start.sh"}
+
+
+def test_a_stored_fleet_that_lists_several_batches_counts_in_the_batch_of_its_plans(
+    client: TestClient, database: Database, worker: Runner
+) -> None:
+    """Earlier releases took several sizes; each job was then scheduled with the batch that its plan has."""
+    fleet_id = submit(client, TWO)
+    worker.run_next()
+    made = get(client, f"/v1/fleets/{fleet_id}/export")
+    with database.write() as connection:
+        own = jobs.c.id == fleet_id
+        stored = connection.execute(select(jobs.c.request).where(own)).scalar_one()
+        for one in stored["jobs"]:
+            one["problem"]["workload"]["global_batch_size"] = [32, 64]
+        connection.execute(update(jobs).where(own).values(request=stored))
+    assert get(client, f"/v1/fleets/{fleet_id}/export") == made
+    again = client.post(f"/v1/fleets/{fleet_id}:replan", json={"now_hours": 1.0})
+    assert again.status_code == 202, again.text
+    asked = [one["problem"]["workload"]["global_batch_size"] for one in again.json()["request"]["jobs"]]
+    assert asked == [64, 64]
 
 
 def test_fleets_are_listed_by_state_and_label_and_apart_from_other_jobs(client: TestClient) -> None:
