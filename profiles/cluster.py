@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from math import sqrt
 from typing import Any
@@ -73,10 +74,27 @@ _PAYLOAD_SHARES = {"roce": 4096 / 4178 / _INFINIBAND_PAYLOAD, "ethernet": 1448 /
 SOCKET_BYTES_PER_S = 42e9 / 8
 
 
+_NO_ETHERNET = re.compile(r"infiniband|\bib\b|\befa\b|omni-?path|slingshot")
+_ETHERNET = re.compile(
+    r"ethernet|spectrum-?x|\btcp\b|\bsockets?\b|\bgig-?e\b|\bg(b|ig)?e\b"
+    r"|\d *g(b(it)?(/s|ps)?)? ?(e|eth|base-?\w+)\b"
+)
+_RDMA = re.compile(r"rdma|spectrum-?x")
+
+
+@lru_cache(maxsize=256)
 def transport_of(kind: str) -> str:
-    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind such as "RoCE v2"; empty for all others."""
-    word = kind.strip().casefold()
-    return next((transport for transport in _PAYLOAD_SHARES if word.startswith(transport)), "")
+    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind in anyone's words; empty for all others.
+
+    "RoCE v2" and "Ethernet (RDMA)" are RoCE; "tcp", "100GbE" and "25G Ethernet" are TCP sockets. A text
+    that names InfiniBand next to an Ethernet card is neither.
+    """
+    words = kind.casefold()
+    if "roce" in words:
+        return "roce"
+    if _NO_ETHERNET.search(words) or not _ETHERNET.search(words):
+        return ""
+    return "roce" if _RDMA.search(words) else "ethernet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ def link_from(reader: FieldReader | None, *, network: bool = True) -> LinkSpec |
     kind = reader.text("kind")
     bytes_per_s = _RATE.read(reader)
     inside_s = _PCIE_LATENCY_S if kind == "pcie" else _FAST_LATENCY_S
-    usual_s = _network_latency_s(kind) if network else inside_s
+    usual_s = network_latency_s(kind) if network else inside_s
     latency_s = reader.number("latency_s", low=0, high=MAX_LATENCY_S, default=usual_s)
     source = reader.text("source", default="")
     reader.refuse_unknown()
@@ -164,7 +164,8 @@ def link_from(reader: FieldReader | None, *, network: bool = True) -> LinkSpec |
     return LinkSpec(kind=kind, bytes_per_s=bytes_per_s, latency_s=latency_s, source=source)
 
 
-def _network_latency_s(kind: str) -> float:
+def network_latency_s(kind: str) -> float:
+    """Return the seconds of one hop of a kind of network that states none."""
     return SOCKET_LATENCY_S if transport_of(kind) == "ethernet" else NETWORK_LATENCY_S
 
 

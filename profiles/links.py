@@ -60,6 +60,7 @@ class NodeLinks:
     hosts: tuple[str, ...] = ()  # their names
     bytes_per_s: Matrix = ()  # of one GPU and direction, from row to column; the diagonal is not read
     latency_s: Matrix = ()
+    measured: bool = False  # bytes_per_s is what arrived, without headers, in place of line rates
     asymmetric: bool = False  # both directions of a pair may differ
     levels: tuple[SwitchLevel, ...] = ()  # from the nodes upwards
     rail_only: bool = False  # no spine: GPUs of different local ranks meet inside a node alone
@@ -118,6 +119,7 @@ class NodeLinks:
             "hosts": list(self.hosts),
             "bytes_per_s": [list(row) for row in self.bytes_per_s],
             "latency_s": [list(row) for row in self.latency_s],
+            "measured": self.measured,
             "asymmetric": self.asymmetric,
             "levels": [
                 {"nodes": one.nodes, "oversubscription": one.oversubscription} for one in self.levels
@@ -138,6 +140,7 @@ def links_from(reader: FieldReader | None) -> NodeLinks | None:
         "hosts": _hosts(reader),
         "bytes_per_s": _matrix(reader, "bytes_per_s"),
         "latency_s": _matrix(reader, "latency_s"),
+        "measured": reader.flag("measured", default=False),
         "asymmetric": reader.flag("asymmetric", default=False),
         "levels": levels,
         "rail_only": reader.flag("rail_only", default=False),

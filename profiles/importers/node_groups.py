@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.cluster import GpuSpec, LinkSpec
 from meshwright.profiles.collectives.measured import (
     COLLECTIVES,
     MAX_CURVES,
@@ -17,7 +17,6 @@ from meshwright.profiles.collectives.measured import (
     measured_to_mapping,
 )
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.gpus import NETWORK_LATENCY_S
 from meshwright.profiles.measurements import (
     CollectiveTable,
     CollectiveTables,
@@ -97,7 +96,7 @@ def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
 
 
 _PAIR = 2
-_PAIRS_NAMED = 4  # of those without a run, in the error
+_PAIRS_NAMED = 4  # of those without a run, in the note
 _POINT_TO_POINT = "point_to_point"
 _SMALL_BYTES = 1024  # at 10 GB/s they pass in a tenth of a microsecond
 _OF_PAIRS: Mapping[str, str] = {  # collectives that state the bandwidth of a pair, and their programs
@@ -162,18 +161,18 @@ def fields_of_collectives(
     before: MeasuredLink | None,
     source: str,
     *,
-    hop_s: float = NETWORK_LATENCY_S,
+    network: LinkSpec,
 ) -> GroupFields:
     """Return measured collectives in addition to those of the group; equal ones are replaced.
 
-    Runs of several pairs of nodes are a matrix of links, on a network of so many seconds a hop.
+    Runs of several pairs of nodes are a matrix of links; pairs without a run have the ``network``.
 
     Raises:
-        InvalidProblemError: none of the collectives is one that is priced, or a pair of nodes lacks a run.
+        InvalidProblemError: none of the collectives is one that is priced, or a run states no link.
     """
     pairs = _pairs_of(tables)
     if len(pairs) > 1:
-        return _fields_of_pairs(pairs, source, hop_s)
+        return _fields_of_pairs(pairs, source, network)
     measured = measured_link(tables, source=source)
     both = measured if before is None else before.with_curves(measured.curves, source=source)
     new = {f"{curve.collective} over {curve.num_nodes} nodes" for curve in measured.curves}
@@ -197,33 +196,35 @@ def _pairs_of(tables: CollectiveTables) -> Mapping[Pair, Sequence[CollectiveTabl
 
 
 def _fields_of_pairs(
-    pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str, hop_s: float
+    pairs: Mapping[Pair, Sequence[CollectiveTable]], source: str, network: LinkSpec
 ) -> GroupFields:
-    """Return hosts and bandwidth of every pair, from runs of each.
+    """Return hosts and bandwidth of every pair, from runs of pairs and, where one has none, the network.
 
     The bandwidth is that of a pair's largest payload, of the slower one of several runs with it.
     """
     hosts = sorted({host for pair in pairs for host in pair})
-    missing = [pair for pair in combinations(hosts, _PAIR) if pair not in pairs]
-    if missing:
-        words = ", ".join(f"{shown(one)} with {shown(other)}" for one, other in missing[:_PAIRS_NAMED])
-        more = f" and {len(missing) - _PAIRS_NAMED} more" if len(missing) > _PAIRS_NAMED else ""
-        raise InvalidProblemError.of(
-            "/links/bytes_per_s",
-            f"no run of {words}{more}; {len(missing)} pairs of {len(hosts)} hosts have none",
-            allowed="a run of nccl-tests for every pair of hosts, one after the other in the file",
-        )  # fmt: skip
+    every: Iterable[Pair] = combinations(hosts, 2)
+    missing = [pair for pair in every if pair not in pairs]
     rates = {pair: min(map(_pair_bytes_per_s, _largest(tables))) for pair, tables in pairs.items()}
-    links: dict[str, Json] = {"hosts": list[Json](hosts), "bytes_per_s": _matrix(hosts, rates)}
     low, high = min(rates.values()) / GB, max(rates.values()) / GB
+    usual = network.payload_bytes_per_s
+    links: dict[str, Json] = {
+        "hosts": list[Json](hosts),
+        "bytes_per_s": _matrix(hosts, {**rates, **dict.fromkeys(missing, usual)}),
+        "measured": True,
+    }
     words = f"links of {len(hosts)} nodes: {low:.4g} to {high:.4g} GB/s for one GPU, as measured"
-    late = _latencies_s(pairs, hop_s)
+    late = _latencies_s(pairs, network.latency_s)
     if late:
-        links["latency_s"] = _matrix(hosts, late)
+        links["latency_s"] = _matrix(hosts, {**late, **dict.fromkeys(missing, network.latency_s)})
         words += f", and latencies of {min(late.values()) * 1e6:.3g} to {max(late.values()) * 1e6:.3g} µs"
     links["source"] = source
-    note = f"{words}; plans come with an order of these hosts"
-    return GroupFields(fields={"num_nodes": len(hosts), "links": links}, notes=(note,))
+    notes = [f"{words}; plans come with an order of these hosts"]
+    if missing:
+        some = ", ".join(f"{shown(one)} with {shown(other)}" for one, other in missing[:_PAIRS_NAMED])
+        more = f" and {len(missing) - _PAIRS_NAMED} more" if len(missing) > _PAIRS_NAMED else ""
+        notes.append(f"no run of {some}{more}: assumed the network's {usual / GB:.4g} GB/s")
+    return GroupFields(fields={"num_nodes": len(hosts), "links": links}, notes=tuple(notes))
 
 
 def _largest(tables: Sequence[CollectiveTable]) -> list[CollectiveTable]:

@@ -188,7 +188,7 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
     if isinstance(found, CollectiveTables):
         network = link_from(before.child("inter_node")) or gpu.inter_node
         measured = measured_from(before.child("measured"))
-        return fields_of_collectives(found, measured, source, hop_s=network.latency_s)
+        return fields_of_collectives(found, measured, source, network=network)
     raise InvalidProblemError.of("/file", f"{source}: states no cluster, model or run")
 
 

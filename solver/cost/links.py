@@ -74,8 +74,9 @@ class LinkTable:
         if links is not None and links.bytes_per_s:
             known = min(size, len(links.bytes_per_s))
             rates = links.rates[:known, :known].copy()
-            np.fill_diagonal(rates, network.bytes_per_s)
-            slowness[:known, :known] = network.payload_bytes_per_s / network.payload_of(rates)
+            payload = rates if links.measured else np.asarray(network.payload_of(rates))
+            np.fill_diagonal(payload, network.payload_bytes_per_s)
+            slowness[:known, :known] = network.payload_bytes_per_s / payload
         if links is not None and links.latency_s:
             known = min(size, len(links.latency_s))
             extra_s = np.zeros((size, size))

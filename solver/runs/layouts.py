@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
-from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup, transport_of
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
-from meshwright.profiles.gpus import NETWORK_LATENCY_S
+from meshwright.profiles.gpus import network_latency_s
 from meshwright.profiles.library import find_gpu, gpu_names, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
@@ -31,7 +31,8 @@ READ_COLUMNS = (
     "run_id", "cluster", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
     "num_kv_heads", "head_dim", "vocab_size", "tied_embeddings", "gated_mlp", "num_experts", "moe_top_k",
     "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "seq_length", "gpu", "num_gpus",
-    "gpus_per_node", "network_gbit_per_s_per_gpu", "fast_link_gpus", "framework_family", "precision",
+    "gpus_per_node", "inter_node_link", "network_gbit_per_s_per_gpu", "fast_link_gpus",
+    "framework_family", "precision",
     "precision_recipe", "flash_attention", "attention_kernel", "norm_fused", "loss_fused",
     "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_pipeline_size",
     "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
@@ -66,7 +67,7 @@ _FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 _NAMED_MEMORY = re.compile(r"(\d{1,3})gb")
 _MAX_GPU_NAME, _LIKENESS = 64, 0.55  # of names, as difflib counts it: h100-nvl-94gb is like h100-sxm-80gb
-_NETWORK_WORDS = {"efa": "efa", "omni-path": "omni-path", "roce": "roce", "slingshot": "slingshot"}
+_NETWORK_WORDS = ("efa", "omni-path", "slingshot")
 # Recipes that make a run of mixed precision one of 8-bit products throughout its linear layers.
 _MIXED_IN_8_BITS = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4")
 _LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
@@ -284,7 +285,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     rate = cells.number("network_gbit_per_s_per_gpu")
     if rate:
         kind = _network_kind(cells.text("inter_node_link")) or network.kind
-        latency_s = network.latency_s if kind == network.kind else NETWORK_LATENCY_S
+        latency_s = network.latency_s if kind == network.kind else network_latency_s(kind)
         network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=latency_s)
     group = NodeGroup(
         gpu=gpu,
@@ -301,7 +302,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
 def _network_kind(text: str | None) -> str | None:
     """Return the kind of network that a row names in its own words; None if it names none."""
     words = (text or "").lower()
-    return next((kind for word, kind in _NETWORK_WORDS.items() if word in words), None)
+    return next((word for word in _NETWORK_WORDS if word in words), transport_of(words)) or None
 
 
 def _runs_unfused(cells: Cells, framework: str) -> bool:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup, host_of
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup, host_of, transport_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_gpu
 
@@ -93,3 +93,19 @@ def test_a_network_slowed_by_a_factor_leaves_as_much_less_for_payload() -> None:
     for kind in ("infiniband", "roce", "ethernet"):
         whole = a_network(kind, 100)
         assert whole.slowed(3.0).payload_bytes_per_s == pytest.approx(whole.payload_bytes_per_s / 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "transport"),
+    [
+        *(
+            (kind, "ethernet")
+            for kind in ("ethernet", "100GbE", "25 GbE", "tcp", "100 Gb/s eth", "10GBASE-T")
+        ),
+        *((kind, "roce") for kind in ("RoCE v2", "ROCE2", "Ethernet (RDMA)", "Spectrum-X")),
+        *((kind, "") for kind in ("infiniband", "efa", "slingshot", "pcie", "100GbE InfiniBand")),
+        ("8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", ""),
+    ],
+)
+def test_the_transport_of_a_network_is_read_in_anyones_words(kind: str, transport: str) -> None:
+    assert transport_of(kind) == transport

@@ -59,6 +59,24 @@ def test_a_row_becomes_a_problem_and_a_configuration(tmp_path: Path) -> None:
     assert run.measured.peak_memory_bytes == 40 * GIB
 
 
+@pytest.mark.parametrize(
+    ("words", "kind", "latency_s"),
+    [
+        ("100 Gb/s Ethernet", "ethernet", 34e-6),  # TCP: 14 and 20 microseconds of the kernel
+        ("100GbE, RoCE v2", "roce", 14e-6),
+        ("InfiniBand, 10 GbE for storage", "infiniband", 14e-6),
+    ],
+)
+def test_a_network_has_the_latency_of_its_kind(
+    tmp_path: Path, words: str, kind: str, latency_s: float
+) -> None:
+    run = only(tmp_path, inter_node_link=words, network_gbit_per_s_per_gpu="100")
+    assert run.shape is not None
+    (group,) = run.shape.problem.cluster.groups
+    assert group.inter_node.kind == kind
+    assert group.inter_node.latency_s == pytest.approx(latency_s)
+
+
 def test_layers_per_stage_are_taken_as_printed(tmp_path: Path) -> None:
     run = only(tmp_path, layers_per_stage="17-15")
     assert run.shape is not None

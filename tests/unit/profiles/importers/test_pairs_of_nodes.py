@@ -10,6 +10,7 @@ import yaml
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.service.cli.import_file import ImportRequest, run_import
+from meshwright.solver.cost.links import LinkTable
 
 HOSTS = ("gpu-01", "gpu-02", "gpu-03")
 RATES = {("gpu-01", "gpu-02"): 6.0, ("gpu-01", "gpu-03"): 48.0, ("gpu-02", "gpu-03"): 45.0}
@@ -100,17 +101,42 @@ def test_small_messages_state_how_much_longer_the_latency_of_a_pair_is(tmp_path:
     assert "latency_s" not in group["links"]
 
 
+def test_pairs_without_a_run_have_the_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Disjoint pairs, measured all at once: 2 of 6 have a run, the usual network of an H100 is 50 GB/s."""
+    log = tmp_path / "pairs.log"
+    log.write_text(logs({("gpu-01", "gpu-02"): 40.0, ("gpu-03", "gpu-04"): 6.0}))
+    request = ImportRequest(file=log, out=tmp_path / "cluster.yaml", gpu="h100-sxm-80gb")
+    assert run_import(request) == 0
+    (group,) = yaml.safe_load((tmp_path / "cluster.yaml").read_text())["groups"]
+    assert group["links"]["bytes_per_s"] == [
+        [0, 40e9, 50e9, 50e9], [40e9, 0, 50e9, 50e9], [50e9, 50e9, 0, 6e9], [50e9, 50e9, 6e9, 0],
+    ]  # fmt: skip
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no run of 'gpu-01' with 'gpu-03'" in said
+    assert "assumed the network's 50 GB/s" in said
+
+
+def test_measured_bandwidths_carry_no_headers_any_more(tmp_path: Path) -> None:
+    """On RoCE, a stated line of 40 GB/s leaves 4122 / 4178 of the payload that InfiniBand leaves."""
+    links = imported(tmp_path, logs())
+    network = {"kind": "roce", "bytes_per_s": 50e9}
+    of = {}
+    for measured in (True, False):
+        group = {
+            "gpu": "h100-sxm-80gb", "num_nodes": 3, "inter_node": network,
+            "links": {**links, "measured": measured},
+        }  # fmt: skip
+        (read,) = cluster_from_mapping({"groups": [group]}).groups
+        of[measured] = LinkTable.of(read, 3).slowness
+    share = 4122 / 4178
+    assert of[True][0, 2] == pytest.approx(50 * share / 48)
+    assert of[False][0, 2] == pytest.approx(50 / 48)
+    assert of[True][0, 0] == of[False][0, 0] == 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (
-            logs({pair: RATES[pair] for pair in list(RATES)[:2]}),
-            "no run of 'gpu-02' with 'gpu-03'; 1 pairs of 3",
-        ),
-        (
-            logs({("gpu-01", "gpu-02"): 40.0, ("gpu-03", "gpu-04"): 40.0}),
-            "'gpu-02' with 'gpu-03', 'gpu-02' with 'gpu-04'; 4 pairs of 4",
-        ),
         (logs(program="alltoall", ranks=8), "'gpu-01' with 'gpu-02': all_to_all of 16 ranks"),
         (logs(dict.fromkeys(RATES, 0.002)), "largest payload is printed as 0"),
     ],
