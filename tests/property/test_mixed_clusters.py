@@ -19,6 +19,7 @@ from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit
 from meshwright.solver.search.mixed.model import solve
 from meshwright.solver.search.mixed.patterns import patterns_of
+from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import least_split_s, shares_of, solve_split, split_bound_s
 from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.search.search import search
@@ -87,9 +88,16 @@ def test_no_placement_of_a_row_is_below_its_bounds_or_below_what_cp_sat_proves(
         assert bounds.step_s[row] <= one.classes[0].step_s() * ROUNDING
         assert slowest_s <= max(stage.time_s for stage in one.stages) * one.classes[0].straggler
     if able:
+        every_pattern = patterns_of(rows, row, np.inf)
+        relaxation = Relaxation(rows, row, every_pattern, rows.legal_stages(row))
+        for one in able:  # what its stages do not take together is at least what the slowest does
+            sum_s = sum(stage.time_s for stage in one.stages) * one.classes[0].straggler
+            relaxed = relaxation.within((one.objective_s - sum_s) * 1e6 * ROUNDING + 1.0)
+            assert relaxed.sum_us <= sum_s * 1e6 * ROUNDING
         for in_order in (False, True):
             patterns = patterns_of(rows, row, least_s * 2e6)
-            proved = solve(rows, row, patterns, most_s=least_s * 1.5, slowest_s=slowest_s, effort=4.0,
+            floor_us = int(slowest_s * (rows.num_microbatches[row] - 1) * 1e6)
+            proved = solve(rows, [row], patterns, most_s=least_s * 1.5, least_us=floor_us, effort=4.0,
                            seed=0, in_order=in_order)  # fmt: skip
             assert proved.bound_s <= least_s * ROUNDING
 

@@ -1,10 +1,12 @@
 """Best first over the rows of a mixed cluster: bounds, a first plan, CP-SAT, and what is proved.
 
-A row waits under the bound of ``bounds``. A first plan comes from whole groups, split exactly. Then the
-row of least bound is given to CP-SAT (``model``), for at most what the best plan leaves and with ever
-more effort; its stages are put in lines, split exactly, priced and checked. A row is settled when its
-bound is within GAP of the best plan, so that a finished search proves: no plan's closed form is less by
-more than GAP. Plans are ranked by their simulated step among all that were priced.
+A row waits under the bound of ``bounds``. A first plan comes from whole groups, split exactly. Then what
+has the least bound is taken: a row gets the bound of its linear relaxation (``relaxation``), and times of
+its slowest stage are bisected under that, down to bands of 2 %. A band is given to CP-SAT (``model``)
+without the patterns that the relaxation proves to take too long, at first for closed forms of little more
+than its bound; the stages are put in lines, split exactly, priced and checked. A row is settled when the
+bounds of all its bands are within GAP of the best plan, so that a finished search proves: no plan's closed
+form is less by more than GAP. Plans are ranked by their simulated step among all that were priced.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 
@@ -34,9 +36,10 @@ from meshwright.solver.search.mixed.lines import (
     lines_of,
     whole_groups,
 )
-from meshwright.solver.search.mixed.model import Solved, solve
+from meshwright.solver.search.mixed.model import Solved, fixed_s_of, solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
-from meshwright.solver.search.mixed.patterns import Patterns, patterns_of, patterns_of_any
+from meshwright.solver.search.mixed.patterns import US, Patterns, patterns_of, patterns_of_any, take
+from meshwright.solver.search.mixed.relaxation import Relaxation, Relaxed
 from meshwright.solver.search.mixed.rows import (
     RANGES,
     MixedRows,
@@ -48,19 +51,22 @@ from meshwright.solver.search.mixed.rows import (
 )
 from meshwright.solver.space.request_rules import group_constraints
 
-_LATER = 1.03  # rows of many patterns wait for quickly solved ones of about their bound
 GAP = 0.01  # relative, of the closed form: what the search proves
 _FIRST_ROWS = 48  # rows whose whole groups are tried for a first plan
 _ENOUGH_FIRST = 6  # of them with a plan
-_BANDS = (1.04, 1.1, 1.2, 1.4, 2.0)  # of the slowest stage, over its least, until there is a plan
+_BAND, _PART = 0.1, 0.02  # of a closed form: slowest stages are so near in CP-SAT's models, and in parts
+_FEW, _MANY = 150, 500  # patterns of a probe; patterns with which a band is halved once more
+_FAR = 0.9  # of the best plan: rows of smaller bounds are probed for a better one
 _EFFORT, _MORE = 0.3, 3.0  # CP-SAT's deterministic time for a row, and how it grows
 _MOST_EFFORT = 3.0
 _SHARED = 4  # the first sizes of a row (cp, dp, ep, micro-batch), equal in rows solved together
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
+_WORSE = 1.03  # over the best plan: closed forms that are not priced
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
 _MOST_NEIGHBOURS = 256  # of plans, priced in one search
 _MOST_SPLITS = 8  # of one line
+_SAFETY = 1.0 - 1e-9
 _TOGETHER = 32  # configurations priced between two looks at the clock
 _ALONE = 4  # configurations of one stage that are priced of every option, at least
 Layout = tuple[object, ...]
@@ -86,26 +92,22 @@ class MixedPlan:
 
 @dataclass(slots=True, order=True)
 class _Waiting:
-    """A row to be given to CP-SAT, under the bound that is known of it."""
+    """Slowest stages of a row, or of alike rows together, under the bound that is known of them."""
 
-    rank_s: float  # the bound, and more where stages choose how many layers they recompute
     bound_s: float
-    row: int
-    effort: float = _EFFORT
-    tried: int = 0  # bands of the slowest stage
+    rows: tuple[int, ...]
     range_at: int = 0
     in_order: bool = False
-    by_levels: bool = False  # numbers of recomputed layers, at first
-    alike: tuple[_Waiting, ...] = field(default=(), compare=False)  # several rows, asked about together
+    low_us: int = 0  # of the slowest stage, with all its micro-batches
+    high_us: float = np.inf
+    effort: float = _EFFORT
+    probed: bool = False  # a plan was sought among few patterns
+    relaxed: Relaxed | None = field(default=None, compare=False)  # for times up to ``high_us``
 
     @property
-    def rows(self) -> list[int]:
-        """Return every row that is asked about."""
-        return [one.row for one in self.alike] or [self.row]
-
-    def bounded(self, bound_s: float) -> _Waiting:
-        """Return the row under a new bound."""
-        return replace(self, rank_s=self.rank_s * bound_s / self.bound_s, bound_s=bound_s)
+    def spread(self) -> float:
+        """Return how far apart the slowest stages are, of the closed form."""
+        return (self.high_us - self.low_us) / (self.bound_s * US)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class MixedFrontier:
     open_s: float = np.inf  # least bound of what CP-SAT left open
     finished: bool = False
     is_over: Callable[[], bool] = field(default_factory=running)  # stops CP-SAT while it works on a row
+    _joined: bool = False  # rows that are alike wait together
+    _relaxations: dict[tuple[tuple[int, ...], int], Relaxation] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)  # rows that CP-SAT left open
     _heap: list[_Waiting] = field(default_factory=list)
     _tried: dict[tuple[int, Line, Split | None], float] = field(default_factory=dict)  # the closed form
@@ -138,13 +142,10 @@ class MixedFrontier:
         rows = limited(rows)
         bounds = bounds_of(rows)
         heap = [
-            _Waiting(
-                rank_s=float(bound) * (_LATER if rows.by_stage[row] else 1.0), bound_s=float(bound),
-                row=row, by_levels=bool(rows.by_stage[row]),
-            )
+            _Waiting(float(bound), (row,))
             for row, bound in enumerate(bounds.objective_s)
             if np.isfinite(bound)
-        ]  # fmt: skip
+        ]
         heapq.heapify(heap)
         meshes = problem.options.diverse
         return cls(rows=rows, problem=problem, profile=profile, bounds=bounds, meshes=meshes, _heap=heap)
@@ -157,17 +158,21 @@ class MixedFrontier:
     @property
     def bound_s(self) -> float:
         """Return what no plan's closed form is below; +inf where no row has a plan."""
-        return min(self.open_s, self.alone_s, self._waiting_s, self.known_s * (1.0 - GAP))
+        return min(self.open_s, self.alone_s, self._waiting_s, self._most_s)
+
+    @property
+    def _most_s(self) -> float:
+        """Return the closed form that a plan has to be below to be sought."""
+        return self.known_s * (1.0 - GAP)
 
     @property
     def _waiting_s(self) -> float:
-        return min((one.bound_s for one in self._heap), default=np.inf)
+        return self._heap[0].bound_s if self._heap else np.inf
 
     @property
     def settled(self) -> int:
         """Return the rows that cannot change what is proved."""
-        most_s = self.known_s * (1.0 - GAP)
-        waiting = {row for one in self._heap if one.bound_s < most_s for row in one.rows}
+        waiting = {row for one in self._heap if one.bound_s < self._most_s for row in one.rows}
         return len(self.rows) - len(waiting | self._open)
 
     def adopt(self, plans: Mapping[Configuration, MixedPlan]) -> None:
@@ -184,24 +189,22 @@ class MixedFrontier:
         for one in heapq.nsmallest(_FIRST_ROWS, self._heap):
             if interrupted(self) or having >= _ENOUGH_FIRST:
                 return
-            having += self._try_lines(one.row, dict.fromkeys(whole_groups(self.rows, one.row)))
+            [row] = one.rows
+            lines = dict.fromkeys(whole_groups(self.rows, row))
+            having += self._try_lines([row], lines, most_s=np.inf)
 
     def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
-        if not self.calls:
-            self._join_alike()
         try:
             while not interrupted(self):
-                if self._waiting_s >= self.known_s * (1.0 - GAP):
-                    left_s = min(self.open_s, self.alone_s)
-                    proved = left_s >= self.known_s * (1.0 - GAP)
+                self._join_alike()
+                if self._waiting_s >= self._most_s:
+                    proved = min(self.open_s, self.alone_s) >= self._most_s
                     self.finished = self.rows.whole and self.knows_alone and proved
                     return
                 one = heapq.heappop(self._heap)
-                if one.bound_s >= self.known_s * (1.0 - GAP):
-                    continue
                 try:
-                    (self._solve_alike if one.alike else self._solve)(one)
+                    self._advance(one)
                 except OutOfTime:
                     heapq.heappush(self._heap, one)
                     raise
@@ -219,7 +222,7 @@ class MixedFrontier:
                 beyond = full and self.bounds.objective_s[row] > ranked[-1].objective_s
                 if beyond or (full and lines is chosen_groups) or interrupted(self):
                     break
-                self._try_lines(row, dict.fromkeys(lines(self.rows, row)))
+                self._try_lines([row], dict.fromkeys(lines(self.rows, row)), most_s=np.inf)
 
     def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit."""
@@ -246,103 +249,165 @@ class MixedFrontier:
     # ----------------------------------------------------------------------------------------------
     # One row at a time.
 
-    def _solve(self, one: _Waiting) -> None:
-        """Give a row to CP-SAT, and put back what it leaves open."""
-        look()
-        rows, known_s = self.rows, self.known_s
-        slowest_s, m = float(self.bounds.slowest_s[one.row]), int(rows.num_microbatches[one.row])
-        most_s = known_s * (1.0 - GAP)
-        narrow = not np.isfinite(known_s) and one.tried < len(_BANDS)
-        most_us = (most_s - float(self.bounds.others_s[one.row])) * 1e6
-        if narrow:
-            most_us = min(most_us, slowest_s * _BANDS[one.tried] * max(m - 1, 1) * 1e6 + 1e5)
-        patterns = patterns_of(rows, one.row, most_us, one.range_at, by_levels=one.by_levels)
-        found = solve(
-            rows, one.row, patterns, most_s=most_s, slowest_s=slowest_s, effort=one.effort,
-            seed=self.problem.options.seed, range_at=one.range_at,
-            in_order=one.in_order, is_over=self.is_over,
-        )  # fmt: skip
-        self.calls += 1
-        least_s = np.inf
-        if found.stages:
-            least_s = self._least_of(one.row, self._lines_of(patterns, found))
-        if narrow:
-            heapq.heappush(self._heap, replace(one, tried=one.tried + 1))
+    def _advance(self, one: _Waiting) -> None:
+        """Bound what waits more closely, or give it to CP-SAT."""
+        if one.relaxed is None:
+            numbers = tuple(row for row in one.rows if self.bounds.objective_s[row] < self._most_s)
+            self._wait(replace(one, rows=numbers))
+        elif one.bound_s < self._most_s * _FAR and not one.probed:
+            self._probe(one, one.relaxed)
+        elif one.spread <= _BAND:
+            self._solve(one)
         else:
-            self._put_back(one, found, least_s)
+            self._halve(one)
 
-    def _join_alike(self) -> None:
-        """Let rows that differ only in ZeRO stage and recomputation wait together."""
-        rows, most_s = self.rows, self.known_s * (1.0 - GAP)
-        if not np.isfinite(most_s) or rows.always_recomputes or group_constraints(self.problem):
+    def _halve(self, one: _Waiting) -> None:
+        """Let the quicker and the slower half wait by themselves."""
+        middle, following = self._middle_of(one)
+        self._wait(replace(one, low_us=following))
+        self._wait(replace(one, high_us=float(middle), relaxed=None, probed=False))
+
+    def _middle_of(self, one: _Waiting) -> tuple[int, int]:
+        """Return the time of a pattern in the middle of those that wait, and the next one."""
+        values = self._relaxation_of(one).slowest_us
+        at = int(np.searchsorted(values, np.sqrt(float(one.low_us) * one.high_us), side="right"))
+        return int(values[at - 1]), int(values[at])
+
+    def _probe(self, one: _Waiting, relaxed: Relaxed) -> None:
+        """Seek a plan of the patterns that the relaxation takes, and of a few others."""
+        few = np.argsort(relaxed.more_us, kind="stable")[:_FEW]
+        patterns = take(self._relaxation_of(one).patterns, np.sort(few[np.isfinite(relaxed.more_us[few])]))
+        self._asked(replace(one, in_order=True), patterns, any_plan=True)
+        self._wait(replace(one, probed=True))
+
+    def _wait(self, one: _Waiting) -> None:
+        """Let slowest stages wait under the bound of the relaxation, unless it proves them too slow."""
+        relaxation, numbers, rows = self._relaxation_of(one), list(one.rows), self.rows
+        budget_us = (self._most_s - self._fixed_s(one)) * US
+        least_s = float((self.bounds.slowest_s[numbers] * (rows.num_microbatches[numbers] - 1)).min())
+        low_us, high_us = max(one.low_us, int(least_s * US * _SAFETY)), min(one.high_us, budget_us)
+        relaxed = one.relaxed or relaxation.within(high_us)
+        high_us = min(high_us, budget_us - relaxed.sum_us)
+        values = relaxation.slowest_us
+        values = values[(values >= low_us) & (values <= high_us)]
+        if not len(values):
             return
-        alike = dict[tuple[bytes, ...], list[_Waiting]]()
-        waiting = [one for joined in self._heap for one in joined.alike or (joined,)]
-        for one in sorted(waiting):
-            if one.bound_s < most_s:
-                sizes, room = rows.sizes[one.row, :_SHARED], rows.room[:, one.row]
-                key = (sizes.tobytes(), room.tobytes(), rows.allowed[one.row].tobytes())
-                alike.setdefault(key, []).append(one)
-        self._heap = [
-            replace(own[0], bound_s=min(one.bound_s for one in own), alike=tuple(own) if own[1:] else ())
-            for own in alike.values()
-        ] + [one for one in waiting if one.bound_s >= most_s]
-        heapq.heapify(self._heap)
+        low_us, high_us = int(values[0]), float(values[-1])
+        bound_s = max(one.bound_s, (low_us + relaxed.sum_us) / US + self._fixed_s(one))
+        if bound_s < self._most_s:
+            waiting = replace(one, bound_s=bound_s, low_us=low_us, high_us=high_us, relaxed=relaxed)
+            heapq.heappush(self._heap, waiting)
 
-    def _solve_alike(self, together: _Waiting) -> None:
-        """Give rows to CP-SAT as if each stage chose among them; rows that stay open wait alone."""
-        look()
-        rows, most_s = self.rows, self.known_s * (1.0 - GAP)
-        own = [one for one in together.alike if one.bound_s < most_s]
-        numbers = [one.row for one in own]
-        patterns = patterns_of_any(
-            [
+    def _fixed_s(self, one: _Waiting) -> float:
+        return fixed_s_of(self.rows, one.rows)
+
+    def _relaxation_of(self, one: _Waiting) -> Relaxation:
+        """Return the relaxation of rows with all patterns that a better plan may have."""
+        known = self._relaxations.get((one.rows, one.range_at))
+        if known is None:
+            parts = [
                 patterns_of(
-                    rows, one.row, (most_s - float(self.bounds.others_s[one.row])) * 1e6,
-                    by_levels=one.by_levels,
+                    self.rows, row, (self._most_s - float(self.bounds.others_s[row])) * US, one.range_at
                 )
-                for one in own
+                for row in one.rows
             ]
-        )  # fmt: skip
+            patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
+            legal = self.rows.legal_stages(one.rows[0], one.range_at)
+            known = Relaxation(self.rows, one.rows[0], patterns, legal)
+            self._relaxations[one.rows, one.range_at] = known
+        return known
+
+    def _solve(self, one: _Waiting) -> None:
+        """Give slowest stages of about one time to CP-SAT, and put back what it leaves open."""
+        patterns, low_us = self._able(one)
+        if len(patterns) > _MANY and one.spread > _PART:
+            self._halve(one)
+        elif len(patterns):
+            one = replace(one, low_us=max(one.low_us, low_us))
+            found = self._asked(one, patterns)
+            self._put_back(one, found)
+
+    def _able(self, one: _Waiting) -> tuple[Patterns, int]:
+        """Return the patterns that a better plan may have, and what its slowest stage takes at least."""
+        relaxation, every = self._relaxation_of(one), self._relaxation_of(one).patterns
+        budget_us = (self._most_s - self._fixed_s(one)) * US
+        able, low_us = np.zeros(len(every), dtype=np.bool_), 1 << 62
+        part_us = one.low_us
+        while part_us <= one.high_us:
+            end_us = min(part_us + one.bound_s * US * _PART, one.high_us)
+            relaxed = relaxation.within(end_us)
+            spare_us = budget_us - part_us - relaxed.sum_us
+            if spare_us >= 0.0:
+                able |= relaxed.more_us <= spare_us
+                low_us = min(low_us, part_us)
+            part_us = int(end_us) + 1
+        return take(every, np.flatnonzero(able)), low_us
+
+    def _asked(self, one: _Waiting, patterns: Patterns, *, any_plan: bool = False) -> Solved:
+        """Ask CP-SAT for stages of some patterns, and try them in lines."""
+        look()
         found = solve(
-            rows, numbers[0], patterns, most_s=most_s,
-            slowest_s=float(self.bounds.slowest_s[numbers].min()),
-            effort=_EFFORT * _MORE, seed=self.problem.options.seed, alike=numbers, is_over=self.is_over,
+            self.rows, one.rows, patterns, most_s=self._most_s, least_us=one.low_us, effort=one.effort,
+            seed=self.problem.options.seed, range_at=one.range_at, in_order=one.in_order,
+            any_plan=any_plan, is_over=self.is_over,
         )  # fmt: skip
         self.calls += 1
         if found.stages:
             lines = self._lines_of(patterns, found)
-            for row in numbers:
-                self._try_lines(row, lines)
-        if found.status == "infeasible":
-            return
-        for one in own:
-            left = one.bounded(max(one.bound_s, found.bound_s))
-            if left.bound_s < self.known_s * (1.0 - GAP):
-                heapq.heappush(self._heap, left)
+            self._try_lines(one.rows, lines)
+            found = replace(found, plan_s=min(self._least_of(row, lines) for row in one.rows))
+        return found
 
-    def _put_back(self, one: _Waiting, found: Solved, least_s: float) -> None:
-        """Let what is left of a row wait again under its new bound, or count it as open.
-
-        ``least_s``: the closed form of the best plan that its stages make.
-        """
-        bound_s = max(one.bound_s, found.bound_s)
-        if found.status == "infeasible" or bound_s >= self.known_s * (1.0 - GAP):
+    def _join_alike(self) -> None:
+        """Let rows that differ only in ZeRO stage and recomputation wait together, once there is a plan."""
+        rows, most_s = self.rows, self._most_s
+        if self._joined or not np.isfinite(most_s):
             return
-        left = one.bounded(bound_s)
-        alternate = bool(found.stages) and least_s > found.objective_s * _NEAR  # groups, for their memory
-        if one.by_levels and found.status != "unknown":
-            heapq.heappush(self._heap, replace(left, by_levels=False, effort=_EFFORT * _MORE))
+        self._joined = True
+        if rows.always_recomputes or group_constraints(self.problem):
+            return
+        alike, others = dict[tuple[bytes, ...], list[_Waiting]](), list[_Waiting]()
+        for one in sorted(self._heap):
+            if one.relaxed or one.bound_s >= most_s:
+                others.append(one)
+                continue
+            [row] = one.rows
+            sizes, room = rows.sizes[row, :_SHARED], rows.room[:, row]
+            key = (sizes.tobytes(), room.tobytes(), rows.allowed[row].tobytes())
+            alike.setdefault(key, []).append(one)
+        self._heap = others + [
+            replace(own[0], rows=tuple(row for one in own for row in one.rows)) for own in alike.values()
+        ]
+        heapq.heapify(self._heap)
+
+    def _put_back(self, one: _Waiting, found: Solved) -> None:
+        """Let what CP-SAT leaves wait again under its new bound, or count it as open."""
+        left = replace(one, bound_s=max(one.bound_s, found.bound_s))
+        if left.bound_s >= self._most_s:
+            return
+        alternate = bool(found.stages) and found.plan_s > found.objective_s * _NEAR  # groups, for memory
+        again: list[_Waiting] = []
+        if found.status in ("feasible", "unknown") and one.spread > _PART:
+            self._halve(left)
+        elif len(one.rows) > 1:
+            again = [self._alone_in(left, row) for row in one.rows]
         elif alternate and not one.in_order:
-            heapq.heappush(self._heap, replace(left, in_order=True))
+            again = [replace(left, in_order=True)]
         elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
-            heapq.heappush(self._heap, replace(left, effort=one.effort * _MORE))
+            again = [replace(left, effort=one.effort * _MORE)]
         elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
-            for at in range(1, len(RANGES) + 1):
-                heapq.heappush(self._heap, replace(left, range_at=at, effort=_EFFORT))
+            fresh = replace(left, relaxed=None, effort=_EFFORT)
+            again = [replace(fresh, range_at=at) for at in range(1, len(RANGES) + 1)]
         else:
-            self.open_s = min(self.open_s, bound_s)
-            self._open.add(one.row)
+            self.open_s = min(self.open_s, left.bound_s)
+            self._open.update(one.rows)
+        for waiting in again:
+            heapq.heappush(self._heap, waiting)
+
+    def _alone_in(self, one: _Waiting, row: int) -> _Waiting:
+        """Return one of several rows that waited together."""
+        bound_s = max(one.bound_s, float(self.bounds.objective_s[row]))
+        return replace(one, bound_s=bound_s, rows=(row,), relaxed=None)
 
     def _lines_of(self, patterns: Patterns, found: Solved) -> Mapping[Line, Split | None]:
         """Return lines of the stages that CP-SAT chose, with its layers where a request counts them."""
@@ -350,29 +415,31 @@ class MixedFrontier:
         return lines if count_layers(self.problem) else dict.fromkeys(lines)
 
     def _least_of(self, row: int, lines: Mapping[Line, Split | None]) -> float:
-        """Try lines of a row; return the least closed form of their plans, +inf where there is none.
-
-        ``lines``: with a split that is tried next to the best one.
-        """
-        self._try_lines(row, lines)
+        """Return the least closed form of the plans of lines that were tried, +inf where there is none."""
         return min((self._tried.get((row, *one), np.inf) for one in lines.items()), default=np.inf)
 
-    def _try_lines(self, row: int, lines: Mapping[Line, Split | None]) -> bool:
-        """Split, price and check lines of a row that were not tried yet; return whether one is a plan."""
-        configs = dict[Configuration, tuple[Line, Split | None]]()
-        for line, own in lines.items():
+    def _try_lines(
+        self, rows: Sequence[int], lines: Mapping[Line, Split | None], most_s: float | None = None
+    ) -> bool:
+        """Split, price and check lines of rows that were not tried yet; return whether one is a plan.
+
+        ``most_s``: those of larger closed forms are not priced; without it, those far behind the best plan.
+        """
+        most_s = self.known_s * _WORSE if most_s is None else most_s
+        configs = dict[Configuration, tuple[int, Line, Split | None]]()
+        for row, (line, own) in product(rows, lines.items()):
             look()
             if (row, line, own) in self._tried or not self.rows.allowed[row, len(line)]:
                 continue
             if not self.rows.are_alike(line):
                 continue
-            self._tried[row, line, own] = np.inf
             table = LineSplit(self.rows, row, line)
-            found = self._configurations(row, line, table, (table.best(), own))
-            configs |= dict.fromkeys(found, (line, own))
+            splits = [one for one in (table.best(), own) if one is not None]
+            able = [one for one in splits if table.closed_form_s(one) <= most_s]
+            self._tried[row, line, own] = np.inf
+            configs |= dict.fromkeys(self._configurations(row, line, table, able), (row, line, own))
         for config, value in self.price(list(configs)).items():
-            one = (row, *configs[config])
-            self._tried[one] = min(self._tried[one], value)
+            self._tried[configs[config]] = min(self._tried[configs[config]], value)
         return any(config in self.found for config in configs)
 
     def _neighbours(self, plan: MixedPlan) -> Iterator[Configuration]:

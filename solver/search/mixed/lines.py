@@ -254,6 +254,12 @@ class LineSplit:
         found = self._least_sum(np.inf)
         return None if found is None else found[1]
 
+    def closed_form_s(self, split: Split) -> float:
+        """Return the closed form of a split without fixed time."""
+        ends = np.cumsum(split)
+        cells = (np.arange(len(split)), ends - np.array(split), ends)
+        return float(self.time_s[cells].sum() + self.slowest_s[cells].max())
+
     def holds(self, split: Split) -> bool:
         """Return whether a split fits in memory, and keeps a prescribed one."""
         ends = np.cumsum(split)

@@ -41,8 +41,8 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
 from meshwright.solver.search.cp_sat import without_pandas
 from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
-from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns
-from meshwright.solver.search.mixed.rows import RANGES, MixedRows
+from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns, most_of
+from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.space.request_rules import group_constraints
 
 _MOST_LEVELS = 400
@@ -59,39 +59,45 @@ class Solved:
     order: tuple[int, ...] = ()  # of the groups, from the first stage to the last, where (7) was asked for
     objective_s: float = np.inf
     bound_s: float = 0.0  # no plan within the asked time is below
+    plan_s: float = np.inf  # the least closed form of the plans that were made of the stages
+
+
+def fixed_s_of(rows: MixedRows, numbers: Sequence[int]) -> float:
+    """Return the least fixed time that a plan of some rows has."""
+    some = list(numbers)
+    return float(np.where(rows.room[:, some] > 0, rows.fixed_s[:, some], np.inf).min())
 
 
 def solve(
     rows: MixedRows,
-    row: int,
+    numbers: Sequence[int],
     patterns: Patterns,
     *,
     most_s: float,
-    slowest_s: float,
+    least_us: int,
     effort: float,
     seed: int,
-    alike: Sequence[int] = (),
     range_at: int = 0,
     in_order: bool = False,
+    any_plan: bool = False,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Solved:
     """Find the stages of least closed form of one row, or of rows that have the same places for stages.
 
     Args:
         rows: the priced rows.
-        row: the one that is asked about.
-        patterns: its patterns.
+        numbers: the one that is asked about, or several with the same sizes, room and numbers of stages.
+        patterns: those of any of them.
         most_s: plans whose closed form is larger are not sought; +inf: any.
-        slowest_s: no slowest stage of this row is quicker.
+        least_us: no plan that is sought has a quicker slowest stage, with all its micro-batches.
         effort: CP-SAT's deterministic time.
         seed: of its random choices.
-        alike: rows with the same sizes, room and numbers of stages; the patterns are those of any of them.
         range_at: 0, or one of ``RANGES`` counted from 1, for which the patterns are priced.
         in_order: with (7).
+        any_plan: the first one will do, and its slowest stage counts as ``least_us``.
         is_over: whether to stop; asked several times a second.
     """
-    every = list(alike) or [row]
-    fixed_s = float(np.where(rows.room[:, every] > 0, rows.fixed_s[:, every], np.inf).min())
+    row, fixed_s = numbers[0], fixed_s_of(rows, numbers)
     if not len(patterns):
         return Solved(status="infeasible", bound_s=np.inf)
     api = without_pandas()
@@ -100,7 +106,7 @@ def solve(
     model.stand_on_groups()
     model.have_ends(range_at)
     model.fit_in_memory()
-    goal = model.sum_of_times() + model.slowest(int(slowest_s * (rows.num_microbatches[row] - 1) * US))
+    goal = model.sum_of_times() + (least_us if any_plan else model.slowest(least_us))
     if in_order:
         model.stand_in_order()
     model.keep_the_split()
@@ -115,6 +121,7 @@ def solve(
     parameters.num_workers, parameters.random_seed = 1, seed
     parameters.max_deterministic_time = effort
     parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
+    parameters.stop_after_first_solution = any_plan
     parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time
     status = {
         api.OPTIMAL: "optimal", api.FEASIBLE: "feasible", api.INFEASIBLE: "infeasible",
@@ -161,8 +168,7 @@ class _Model:
         self.api, self.rows, self.row, self.patterns = api, rows, row, patterns
         self.group = rows.group_of[patterns.option]
         self.layers = patterns.counts.sum(axis=1)
-        most = np.minimum(rows.room[patterns.option, row], rows.layout.num_layers // self.layers)
-        self.most = np.where(patterns.role == ROLES.index("middle"), np.maximum(most, 1), 1)
+        self.most = most_of(rows, row, patterns)
         self.count = [self.of.new_int_var(0, int(each), "") for each in self.most]
         self.used = [int(at) for at in np.unique(self.group)]
         self.place = dict[int, Expression]()  # of each group by (7), the last nearest to the end
@@ -202,10 +208,7 @@ class _Model:
         """(3)."""
         self.of.add(self._sum(self.patterns.has_role("first")) == 1)
         self.of.add(self._sum(self.patterns.has_role(*ENDS)) == 1)
-        legal = self.rows.legal_stages(self.row)
-        if range_at:
-            low, high = RANGES[range_at - 1]
-            legal = legal[(legal >= low) & (legal <= high)]
+        legal = self.rows.legal_stages(self.row, range_at)
         domain = self.api.Domain.from_values(legal.tolist())
         self.of.add_linear_expression_in_domain(sum(self.count), domain)
 

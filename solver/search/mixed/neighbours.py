@@ -38,7 +38,8 @@ def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[L
     for at, option in _further(rows, row, line, [len(run) for run in runs]):
         wider = (*split[:at], 1, *split[at:])
         splits = [_added(wider, to, -1) for to in range(len(wider)) if wider[to] > 1]
-        found.setdefault((*line[:at], option, *line[at:]), []).extend(splits)
+        if splits:
+            found.setdefault((*line[:at], option, *line[at:]), []).extend(splits)
     return found
 
 

@@ -11,7 +11,7 @@ any smaller one make a pattern.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -29,8 +29,6 @@ ROLES: tuple[Role, ...] = ("middle", "entry", "last", "last entry", "first")
 ENTERS: tuple[Role, ...] = ("entry", "last entry")
 ENDS: tuple[Role, ...] = ("last", "last entry")
 _ROUNDING = 1.0 + 1e-9
-# Places from the end that numbers of recomputed layers are distinguished by: an eighth apart, or less.
-_PLACES = np.unique(np.round(1.15 ** np.arange(50)).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +46,6 @@ class Patterns:
     def __len__(self) -> int:
         """Return the number of patterns."""
         return len(self.option)
-
-    def to_levels(self) -> Patterns:
-        """Return the patterns as if each fitted at every place before the next of ``_PLACES``."""
-        after = np.searchsorted(_PLACES, self.deepest, side="right")
-        level = np.append(_PLACES, ANYWHERE + 1)[after] - 1
-        return replace(self, deepest=np.where(self.deepest > 0, level, 0))
 
     def has_role(self, *roles: Role) -> IntArray:
         """Return the patterns of some roles."""
@@ -74,9 +66,7 @@ def windows_of(layout: LayerLayout) -> IntArray:
     return _windows(sums.tobytes(), layout.num_layers, layout.num_kinds)
 
 
-def patterns_of(
-    rows: MixedRows, row: int, most_us: float, range_at: int = 0, *, by_levels: bool = False
-) -> Patterns:
+def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) -> Patterns:
     """Return the patterns of a row that end within a time.
 
     Args:
@@ -84,7 +74,6 @@ def patterns_of(
         row: one of them.
         most_us: of ``slowest_us``.
         range_at: 0: priced for any number of stages; else for those of ``RANGES[range_at - 1]``.
-        by_levels: with fewer numbers of recomputed layers, each as if it fitted at some further places.
     """
     sums, found = rows.layout.cumulative, list[Patterns]()
     transfers = rows.transfers_of(row, range_at)
@@ -101,10 +90,8 @@ def patterns_of(
                 one = _of(rows, at, role, transfers, again)
             kept = (one.deepest > 0) & (one.slowest_us <= most_us)
             most = 1 if role in ENDS else min(int(rows.most_stages[row]), int(rows.num_microbatches[row]))
-            if by_levels:
-                one = one.to_levels()
             kept &= again.go_deeper(one.deepest, most, rows.always_recomputes)
-            found.append(_take(one, np.flatnonzero(kept)))
+            found.append(take(one, np.flatnonzero(kept)))
     return _joined(found)
 
 
@@ -120,7 +107,14 @@ def patterns_of_any(parts: list[Patterns]) -> Patterns:
         if not (costs[same] <= costs[at]).all(axis=1).any():
             same.append(at)
             kept.append(at)
-    return _take(every, np.array(sorted(kept), dtype=np.int64))
+    return take(every, np.array(sorted(kept), dtype=np.int64))
+
+
+def most_of(rows: MixedRows, row: int, patterns: Patterns) -> IntArray:
+    """Return how many stages of each pattern there may be in a row, (N,)."""
+    held = patterns.counts.sum(axis=1)
+    most = np.minimum(rows.room[patterns.option, row], rows.layout.num_layers // held)
+    return np.where(patterns.role == ROLES.index("middle"), np.maximum(most, 1), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +207,8 @@ def _of(
     )
 
 
-def _take(one: Patterns, index: IntArray) -> Patterns:
+def take(one: Patterns, index: IntArray) -> Patterns:
+    """Return some of the patterns."""
     return Patterns(**{name: getattr(one, name)[index] for name in Patterns.__slots__})
 
 

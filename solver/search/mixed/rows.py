@@ -425,9 +425,15 @@ class MixedRows:
             )
         return self.transfers_by_range[row, range_at]
 
-    def legal_stages(self, row: int) -> IntArray:
-        """Return the legal numbers of stages of a row, from two on, that there are GPUs for."""
+    def legal_stages(self, row: int, range_at: int = 0) -> IntArray:
+        """Return the legal numbers of stages of a row, from two on, that there are GPUs for.
+
+        ``range_at``: of any number, or of ``RANGES[range_at - 1]``.
+        """
         legal = np.flatnonzero(self.allowed[row])
+        if range_at:
+            low, high = RANGES[range_at - 1]
+            legal = legal[(legal >= low) & (legal <= high)]
         return np.asarray(legal[(legal > 1) & (legal <= self.most_stages[row])])
 
     def layers_in_memory(self, row: int) -> FloatArray:

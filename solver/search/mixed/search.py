@@ -53,7 +53,7 @@ _FURTHER = 16  # sets of groups that share the batch, solved for places behind t
 _NOT_SHARED = (
     f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
 )
-_NEAR, _FIRST_CALLS = 0.8, 2  # bound over best plan, or calls of CP-SAT, before replicas on sets of groups
+_NEAR, _FIRST_CALLS = 0.95, 8  # bound over best plan, or calls of CP-SAT, before replicas on sets of groups
 _FEW_ROWS = 512  # of more a first plan is sought among the lightest
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
