@@ -80,6 +80,7 @@ class Capabilities:
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
+    diffusion: bool = False  # where "any": the script may train a class of diffusers
     # Model types with a vision tower that it trains, each with its source; or "any"
     towers: tuple[str, ...] = ()
     # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
@@ -239,6 +240,7 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         raise ProfileError(f"catalog/frameworks/capabilities.yaml, {launcher}: {error}") from error
 
 
+DIFFUSION = "diffusion over latent tokens"
 TOWER = "vision tower"
 
 
@@ -247,7 +249,8 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     known = (model.tower.model_type, "any") if model.tower else ()
     lacks_tower = model.tower is not None and not set(known) & set(able.towers)
     if "any" in able.model_facts:
-        return (TOWER,) if lacks_tower else ()
+        lacks = (DIFFUSION,) if model.diffusion and not able.diffusion else ()
+        return (*lacks, TOWER) if lacks_tower else lacks
     own = model_facts(model)
     own = own if lacks_tower else own - {TOWER}
     families = able.model_families or (able.model_facts,)
@@ -315,6 +318,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
             name: model.mixer is not None and model.mixer.kind == kind for kind, name in MIXER_FACTS.items()
         },
         "mixers next to attention in a layer": model.paired is not None,
+        DIFFUSION: model.diffusion is not None,
         "layers of one block": bool(model.layer_pattern),
         **_state_space_facts(model),
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),

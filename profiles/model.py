@@ -19,6 +19,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
+    DiffusionSpec,
     IndexerSpec,
     LocalAttention,
     MlaSpec,
@@ -64,6 +65,7 @@ class LayerShape(NamedTuple):
     reuses: bool = False  # reads what an earlier layer's indexer has chosen
     mixes: bool = False  # has the model's ``mixer`` instead of attention
     part: LayerPart = "both"  # the blocks that it has
+    two_streams: bool = False  # has weights of its own for text among the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class ModelSpec:
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     mixer: MixerSpec | None = None  # what some layers have instead of attention
     tower: TowerSpec | None = None  # of images; their tokens precede the first layer
+    diffusion: DiffusionSpec | None = None  # of latents that a time step modulates; no logits
     layer_pattern: str = ""  # layers of one block each: M mixer, * attention, - MLP, E experts
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
@@ -212,7 +215,10 @@ class ModelSpec:
         listed = self.indexer.reusing_layers if self.indexer and self.chooser else ()
         reuse = (layer in listed for layer in range(self.num_layers))
         parts = [_PARTS[letter] for letter in self.layer_pattern] or ["both"] * self.num_layers
-        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts))
+        double = self.diffusion.two_stream_layers if self.diffusion else 0
+        streams = (layer < double for layer in range(self.num_layers))
+        each = (self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams)
+        return tuple(map(LayerShape, *each))
 
     def mixing_layers(self) -> tuple[bool, ...]:
         """Return whether each of the ``num_layers`` layers has the mixer instead of attention."""
@@ -237,6 +243,8 @@ class ModelSpec:
         mixing = _mixing(self.mixer).items() if self.mixer and not self.mixer.with_attention else ()
         mixed = any(getattr(self, name) != value for name, value in mixing)
         apart = self.local_attention or reused or mixed or len(set(self.layer_pattern)) > 1
+        if self.diffusion and 0 < self.diffusion.two_stream_layers < self.num_layers:
+            return False
         return not apart and self.borrowing_layers in (0, self.num_layers)
 
     @cached_property
@@ -266,7 +274,22 @@ class ModelSpec:
     @cached_property
     def num_blocks(self) -> int:
         """Return how many blocks a layer has, each with its residual sum."""
-        return 1 if self.layer_pattern else 2
+        return 1 if self.layer_pattern else 2 + int(self.crossing is not None)
+
+    @cached_property
+    def crossing(self) -> ModelSpec | None:
+        """Return the model as it were if its layers read a context alone; None if they read none."""
+        return _crossing(self) if self.diffusion and self.diffusion.context_tokens else None
+
+    @cached_property
+    def two_streams(self) -> bool:
+        """Return whether every layer has weights of its own for text, as ``shaped`` views it."""
+        return self.diffusion is not None and self.diffusion.two_stream_layers == self.num_layers
+
+    @cached_property
+    def weight_sets(self) -> int:
+        """Return the sets of attention and MLP weights of a layer, of which a token passes one."""
+        return 2 if self.two_streams else 1
 
     @cached_property
     def borrows(self) -> bool:
@@ -363,8 +386,10 @@ class ModelSpec:
         if self.mla is not None:
             return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
         q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
-        paired = self.paired.attention_parameters() if self.paired else 0
-        return paired + gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
+        further = self.paired.attention_parameters() if self.paired else 0
+        own = gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
+        further += own if self.crossing else 0
+        return further + own * self.weight_sets
 
     @cached_property
     def gate_width(self) -> int:
@@ -379,7 +404,8 @@ class ModelSpec:
 
     def dense_mlp_parameters(self) -> int:
         """Return the weights of one dense MLP."""
-        return int(self.has_mlp) * self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
+        one = int(self.has_mlp) * self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
+        return one * self.weight_sets
 
     def expert_parameters(self) -> int:
         """Return the weights of one routed expert (0 for a dense model)."""
@@ -436,14 +462,14 @@ class ModelSpec:
             return self.mixer.norm_parameters()
         if self.mla is not None:
             return self.mla.norm_parameters() * int(self.mixes_tokens)
-        if self.query_key_norm == "per_head" and self.mixes_tokens:
-            return (1 if self.borrows else 2) * self.norm_weights(self.head_dim)
         heads = (self.num_attention_heads + self.own_kv_heads) * int(self.mixes_tokens)
-        if self.query_key_norm == "each_head":  # without bias, whatever the other norms have
-            return heads * self.head_dim
-        if self.query_key_norm == "all_heads":
-            return self.norm_weights(heads * self.head_dim)
-        return 0
+        whole = self.norm_weights(heads * self.head_dim)
+        single = (1 if self.borrows else 2) * self.norm_weights(self.head_dim) * int(self.mixes_tokens)
+        if self.diffusion:  # whatever the other norms have
+            single = 2 * self.head_dim * self.weight_sets
+        # Norms of each head's own have no bias, whatever the other norms have.
+        each = heads * self.head_dim * (2 if self.crossing else 1)
+        return {"per_head": single, "each_head": each, "all_heads": whole}.get(self.query_key_norm, 0)
 
     def norm_parameters(self, kind: LayerKind) -> int:
         """Return the weights of all norms of one layer that every tensor-parallel rank holds whole."""
@@ -484,6 +510,9 @@ class ModelSpec:
         weighing = 4 * self.head_dim * int(self.differential_attention)
         vectors = weighing + _TRAINED_SCALARS.get(self.mlp_activation, 0)
         streams = self.streams.layer_parameters(self.hidden_size) if self.streams else 0
+        if self.diffusion:
+            double = self.diffusion.two_stream_weights if self.two_streams else self.diffusion.layer_weights
+            streams += double
         return vectors + streams + self.indexer_parameters() + self.layer_embedding_parameters()
 
     def split_bias_parameters(self, kind: LayerKind) -> int:
@@ -495,7 +524,8 @@ class ModelSpec:
         gate += self.gate_width * int(self.gate_in_queries and self.qkv_bias)
         if self.mixer is not None and (self.mixes or self.mixer.with_attention):
             gate += self.mixer.vector_parameters()
-        return gate + qkv * int(self.qkv_bias and self.mixes_tokens) + mlp
+        attentions = 2 if self.crossing else self.weight_sets
+        return gate + qkv * int(self.qkv_bias and self.mixes_tokens) * attentions + mlp * self.weight_sets
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
         """Return the biases of one layer that are added to what tensor-parallel ranks have summed."""
@@ -504,7 +534,8 @@ class ModelSpec:
         latent = self.mla.bias_parameters() if self.mla else 0
         attention = int(self.attention_output_bias and self.mixes_tokens)
         attention += int(self.paired is not None and self.paired.attention_output_bias)
-        return self.hidden_size * (attention + int(mlp)) + latent
+        attention *= 2 if self.crossing else self.weight_sets
+        return self.hidden_size * (attention + int(mlp) * self.weight_sets) + latent
 
     def bias_parameters(self, kind: LayerKind) -> int:
         """Return all biases of one layer, those of routed experts and of the router not included."""
@@ -533,6 +564,7 @@ class ModelSpec:
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
         norm = self.norm_weights() * int(self.embedding_norm)
         tokens = self.vocab_size * self.embedding_width + self.projection_parameters
+        tokens += self.diffusion.end_weights if self.diffusion else 0
         return tokens + learned + norm + self.layer_tables_parameters()
 
     def head_parameters(self) -> int:
@@ -687,8 +719,20 @@ class ModelSpec:
             active += self.moe.top_k * self.expert_parameters()
             active += self.shared_expert_parameters() + self.router_parameters()
             active += 2 * self.hidden_size * self.moe.latent_size
+        if self.diffusion:  # of two sets a token passes one; keys and values are those of the context
+            active //= self.weight_sets
+            active -= self._context_products(seq_length)
         active += self.streams.layer_products(self.hidden_size) if self.streams else 0
         return 2 * active + self.score_flops_per_token(seq_length)
+
+    def _context_products(self, seq_length: int | Documents) -> int:
+        """Return the weights of a context's keys and values less those that a latent token pays for."""
+        if self.crossing is None or self.diffusion is None:
+            return 0
+        weights = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
+        lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
+        tokens = sum(share * length for length, share in lengths)
+        return round(weights * (1 - self.diffusion.context_tokens / tokens))
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
         """Return the forward FLOPs of one layer's scores and weighted values per token, without weights.
@@ -705,6 +749,8 @@ class ModelSpec:
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
         attention = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
         paired = self.paired.score_flops_per_token(seq_length) if self.paired else 0.0
+        if self.crossing and self.diffusion:
+            paired += 2 * self.num_attention_heads * qk_and_v * self.diffusion.context_tokens
         return attention + paired + self.index_flops_per_token(seq_length)
 
     def index_flops_per_token(self, seq_length: float | Documents) -> float:
@@ -759,6 +805,9 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
     if model.mixer is not None:
         changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
+    if model.diffusion is not None:
+        double = model.num_layers if shape.two_streams else 0
+        changes["diffusion"] = replace(model.diffusion, two_stream_layers=double)
     if model.layer_pattern:
         changes |= {"layer_pattern": _letter(shape) * model.num_layers}
         changes |= {} if shape.kind == "moe" else {"moe": None}
@@ -775,6 +824,13 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
 def _paired(model: ModelSpec) -> ModelSpec:
     mixer = model.mixer
     return replace(model, **_mixing(replace(mixer, with_attention=False))) if mixer else model
+
+
+@lru_cache(maxsize=64)
+def _crossing(model: ModelSpec) -> ModelSpec:
+    """Return a model with queries that read a window as long as the context, and no keys of their own."""
+    tokens = model.diffusion.context_tokens if model.diffusion else 1
+    return replace(model, diffusion=None, sliding_window=tokens, borrowing_layers=model.num_layers)
 
 
 def _letter(shape: LayerShape) -> str:

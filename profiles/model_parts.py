@@ -81,6 +81,13 @@ STREAMS_LIMITS: Limits = {
     "low_rank": (1, 2**20),
     "sparse_layers": (0, 10_000),
 }
+DIFFUSION_LIMITS: Limits = {
+    "context_tokens": (0, 2**24),
+    "two_stream_layers": (0, 10_000),
+    "layer_weights": (-(2**40), 2**40),
+    "two_stream_weights": (0, 2**40),
+    "end_weights": (-(2**40), 2**40),
+}
 LOCAL_ATTENTION_LIMITS: Limits = {
     name: MODEL_LIMITS[name]
     for name in ("num_attention_heads", "num_kv_heads", "head_dim", "value_head_dim")
@@ -326,6 +333,38 @@ class StreamsSpec:
         return hidden_size * (2 * self.count + 3) + self.low_rank
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionSpec:
+    """A diffusion transformer: layers over latent tokens, modulated by a time step, and no logits.
+
+    Tokens are patches of latents, which the model's embedding and head project: a vocabulary is as many
+    rows as the outputs of a patch. Each block's norm is scaled and shifted, and what it adds is scaled, by
+    vectors of the sample (Peebles and Xie 2022, DiT, arXiv:2212.09748, section 3.2). Text reaches them by
+    cross-attention in every layer (Wan, arXiv:2503.20314, section 4.2.1), or is part of the sequence, with
+    weights of its own in the first layers (Esser et al. 2024, arXiv:2403.03206, section 4). Text encoder
+    and autoencoder are frozen, and what they yield is read, not computed.
+    """
+
+    context_tokens: int = 0  # of a text, which latent tokens attend to in every layer; 0: no such attention
+    two_stream_layers: int = 0  # leading ones with attention and MLP weights for text of their own
+    layer_weights: int = 0  # of a layer next to its attentions and MLP, applied once a sample: modulation
+    two_stream_weights: int = 0  # the same of a layer with two streams
+    end_weights: int = 0  # of time step, text and output modulation, and of biases at both ends
+
+    def __post_init__(self) -> None:
+        """Refuse sizes out of range, and text that is both read and part of the sequence.
+
+        Raises:
+            InvalidProblemError: a size is out of range, or two contradict each other.
+        """
+        refuse_out_of_range(self, "/model/diffusion", DIFFUSION_LIMITS)
+        if self.context_tokens and self.two_stream_layers:
+            why = "text is read by cross-attention (context_tokens) or part of the sequence, not both"
+            raise InvalidProblemError.of(
+                "/model/diffusion/two_stream_layers", why, allowed="0", nearest="0"
+            )
+
+
 def num_streams(streams: StreamsSpec | None) -> int:
     """Return the number of hidden states of a token that layers pass on."""
     return streams.count if streams else 1
@@ -448,6 +487,7 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     _refuse_keys_of_no_layer(model)
     _refuse_choices_of_no_layer(model)
     _refuse_mixer_of_no_layer(model)
+    _refuse_parts_of_language_models(model)
     if model.shared_norm and not (model.parallel_residual and model.norm_position == "before"):
         raise InvalidProblemError.of(
             "/model/shared_norm", "needs parallel_residual, and norm_position before"
@@ -460,6 +500,24 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     for name in (name for name, there in latent if model.mla and there):
         raise InvalidProblemError.of(
             f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
+        )
+
+
+_NOT_IN_DIFFUSION = ("moe", "mla", "mixer", "tower", "layer_pattern", "sliding_window", "borrowing_layers",
+                     "streams", "indexer", "num_mtp_layers", "causal")  # fmt: skip
+
+
+def _refuse_parts_of_language_models(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """Refuse parts that no diffusion transformer has, and more layers of two streams than layers."""
+    if model.diffusion is None:
+        return
+    for name in (name for name in _NOT_IN_DIFFUSION if getattr(model, name)):
+        raise InvalidProblemError.of(f"/model/{name}", "is not priced in a diffusion transformer")
+    if model.diffusion.two_stream_layers > model.num_layers:
+        why = f"{model.diffusion.two_stream_layers} is more than num_layers = {model.num_layers}"
+        most = str(model.num_layers)
+        raise InvalidProblemError.of(
+            "/model/diffusion/two_stream_layers", why, allowed=f"0 to {most}", nearest=most
         )
 
 

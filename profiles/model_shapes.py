@@ -12,6 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
+    DIFFUSION_LIMITS,
     INDEXER_LIMITS,
     LOCAL_ATTENTION_LIMITS,
     MLA_LIMITS,
@@ -19,6 +20,7 @@ from meshwright.profiles.model_parts import (
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
     STREAMS_LIMITS,
+    DiffusionSpec,
     IndexerSpec,
     Limits,
     LocalAttention,
@@ -41,6 +43,7 @@ _PARTS: Mapping[type, Limits] = {
     LocalAttention: LOCAL_ATTENTION_LIMITS,
     MixerSpec: MIXER_LIMITS,
     TowerSpec: TOWER_LIMITS,
+    DiffusionSpec: DIFFUSION_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _MAY_BE_EMPTY = ("source", "display_name", "layer_pattern", "model_type")

@@ -9,6 +9,7 @@ from meshwright.profiles.capabilities import (
     launcher_capabilities,
     launchers_of,
 )
+from meshwright.profiles.importers.diffusers import CLASS, diffusion_classes
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
@@ -57,7 +58,7 @@ def models_page() -> str:
         model = model_from_config({"model_type": model_type, **STATED.get(model_type, {})}, name=model_type)
         cells = [_cell(able, model_type, model) for able in launchers]
         lines.append(f"| `{model_type}` | " + " | ".join(cells) + " |")
-    return _HEAD + "\n".join(lines) + "\n\n" + _towers() + _refused()
+    return _HEAD + "\n".join(lines) + "\n\n" + _diffusers() + _towers() + _refused()
 
 
 def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
@@ -66,6 +67,32 @@ def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
     if lacking:
         return "; ".join(lacking)
     return "**exact**" if model_type in exact_types(able.launcher) else "priced"
+
+
+_DIFFUSION = """\
+## Classes of diffusers
+
+The config of such a class has its name as `_class_name` ([diffusion transformers](../howto/own-model.md)).
+
+"""
+
+
+def _diffusers() -> str:
+    """Classes of diffusers, and what each launcher makes of them."""
+    launchers = [launcher_capabilities(name) for name in launchers_of("any")]
+    head = (
+        "| class | "
+        + " | ".join(able.launcher for able in launchers)
+        + " |\n|---|"
+        + "---|" * len(launchers)
+    )
+    rows = [
+        f"| `{name}` | "
+        + " | ".join(_cell(able, name, model_from_config({CLASS: name}, name=name)) for able in launchers)
+        + " |"
+        for name in diffusion_classes()
+    ]
+    return _DIFFUSION + "\n".join([head, *rows]) + "\n\n"
 
 
 _TOWERS = """\

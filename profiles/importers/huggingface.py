@@ -12,6 +12,7 @@ from math import log
 from typing import Any, cast
 
 from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.importers.diffusers import CLASS, model_from_diffusers
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import (
     ModelTypeKeys,
@@ -61,17 +62,24 @@ _ROUNDING = 1e-4  # of a factor that is written down
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
     """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
-    return bool({"model_type", "architectures", "transformers_version", "num_hidden_layers"} & set(raw))
+    names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS}
+    return bool(names & set(raw))
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:
-    """Return the architecture that a Hugging Face config describes.
+    """Return the architecture that a Hugging Face config describes, of transformers or of diffusers.
 
     Raises:
         UnsupportedModelError: a model type that is not planned, a feature that cannot be expressed, or a
             key that nothing here reads.
         InvalidProblemError: a field is missing, garbled or out of range.
     """
+    if isinstance(config, Mapping) and CLASS in config:
+        return model_from_diffusers(cast("Mapping[str, object]", config), name=name)
+    return _model_of_transformers(config, name=name)
+
+
+def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     reader = FieldReader(config, "/model")
     model_type = type_of(reader)
     reader.finish()

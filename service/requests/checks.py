@@ -121,6 +121,7 @@ def check_limits(problem: Problem) -> None:
         _framework_options,
         _lengths,
         _images,
+        _diffusion,
         _switches,
         _ranks,
         _unlike_links,
@@ -144,6 +145,21 @@ def _lengths(problem: Problem) -> Iterator[FieldError]:
     if positions is not None and positions < workload.seq_length:
         what = f"the {positions} positions of {problem.model.title}"
         yield from beyond(workload.lengths, positions, what, at)
+
+
+def _diffusion(problem: Problem) -> Iterator[FieldError]:
+    """Check that a diffusion transformer has no adapters and no documents: neither is priced for it."""
+    model, work = problem.model, problem.workload
+    if model.diffusion is None:
+        return
+    if work.lora_rank:
+        message = f"adapters of {model.title} are not priced: its layers have other names"
+        yield FieldError(
+            pointer=pointer("workload", "lora_rank"), message=message, allowed="0", nearest="0"
+        )
+    if work.lengths is not None:
+        message = f"{model.title} has latents of one size in place of documents"
+        yield FieldError(pointer=pointer("workload", "lengths"), message=message, allowed="none")
 
 
 def _images(problem: Problem) -> Iterator[FieldError]:

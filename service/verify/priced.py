@@ -186,6 +186,8 @@ def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
         return 2.0 * _first(ctx.tokens) * mixer.scan_products() / config.tensor_parallel_size
     heads = model.num_attention_heads / config.tensor_parallel_size
     core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)
+    if model.crossing and model.diffusion:
+        core *= 1.0 + model.diffusion.context_tokens / keys
     paired = _core_flops(ctx.paired, config, keys) if ctx.paired else 0.0
     return core / max(1, config.context_parallel_size) + paired
 

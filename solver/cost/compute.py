@@ -121,6 +121,7 @@ _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
+_MODULATED_BYTES = 16.0  # of two blocks: a norm scaled and shifted, what is added scaled; read and written
 _RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
 # one, joins and casts (``experts.py _apply_bias``, 28 and 40 an element); it splits, clamps and joins a
@@ -159,8 +160,8 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
         q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
-        paired = attention_gemms(ctx.paired) if ctx.paired else []
-        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out), *paired]
+        further = attention_gemms(ctx.paired) if ctx.paired else _context_gemms(ctx)
+        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out), *further]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
     rows = tokens * _latent_share(ctx)  # the down-projections are not split over tp
@@ -176,6 +177,16 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         *_indexer_gemms(ctx, mla.q_lora_rank),
         Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
     ]
+
+
+def _context_gemms(ctx: Context) -> list[Gemm]:
+    """Return the products of an attention that reads a context: queries, keys and values, the output."""
+    model, diffusion = ctx.model, ctx.model.diffusion
+    if model.crossing is None or diffusion is None:
+        return []
+    h, width = model.hidden_size, model.num_attention_heads * model.head_dim / ctx.t
+    read = Gemm(m=ctx.micro_batch * diffusion.context_tokens, n=2.0 * width, k=h)
+    return [Gemm(m=ctx.tokens, n=width, k=h), read, Gemm(m=ctx.tokens, n=h, k=width)]
 
 
 def _latent_share(ctx: Context) -> FloatArray | float:
@@ -320,6 +331,8 @@ def core_attention(ctx: Context) -> PassSeconds:
     if mixer := mixer_of(ctx.model):
         return scan(ctx, mixer)
     attention = _attention_of_documents(ctx)
+    if ctx.crossing:
+        return attention + core_attention(ctx.crossing)
     return attention + core_attention(ctx.paired) if ctx.paired else attention
 
 
@@ -375,7 +388,9 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
-    rows = tokens * ctx.row_share * h * (_RESIDUAL_BYTES * model.num_blocks + each * model.norms_of(kind))
+    modulated = _MODULATED_BYTES if model.diffusion else 0.0
+    per_row = _RESIDUAL_BYTES * model.num_blocks + each * model.norms_of(kind) + modulated
+    rows = tokens * ctx.row_share * h * per_row
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)

@@ -273,9 +273,16 @@ class Context:
         return self._by_model[model]
 
     @property
+    def crossing(self) -> Context | None:
+        """Return the context of the attention that reads a context of text; None where layers have none."""
+        return self._viewed(self.model.crossing)
+
+    @property
     def paired(self) -> Context | None:
         """Return the context of the mixer that layers have next to attention; None where they have none."""
-        model = self.model.paired
+        return self._viewed(self.model.paired)
+
+    def _viewed(self, model: ModelSpec | None) -> Context | None:
         if model is None:
             return None
         if model not in self._by_model:

@@ -29,6 +29,9 @@ _LATENT, _HEAD_NORMS = 10.0, 2.0
 # five or six kernels of its scan and a gated norm where attention has two rotations and a kernel
 # (Megatron-LM ``ssm/gated_delta_net.py``).
 _MIXER = 12.0
+# A diffusion transformer's block scales and shifts a norm and scales what it adds; both of two blocks, and
+# the vectors of the sample are added to a table and taken apart (diffusers 0.42 ``transformer_wan.py``).
+_MODULATION = 8.0
 # A router casts, multiplies and adds up its losses; its scores become a map of tokens and their weights, in
 # one kernel where it is fused (``moe_utils.py topk_routing_with_score_function``, ``group_limited_topk``).
 _ROUTED, _ROUTED_FUSED = 16.0, 7.0  # norm in front and sum behind, product, casts, losses; losses fused
@@ -81,6 +84,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     if kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
+        if ctx.model.diffusion:  # norms scaled and shifted, sums scaled, and an attention to a context
+            more = each * (_MODULATION + _ATTENTION * bool(ctx.model.crossing))
         blocks = _ATTENTION * ctx.model.mixes_tokens + _MLP * ctx.model.has_mlp
         floor_s = (own * (blocks / DENSE) + more) * launches_left(facts, "dense")
     else:

@@ -99,7 +99,8 @@ def _quantised_output_bytes(ctx: Context) -> float:
 
 
 def _norm_output_bytes(ctx: Context) -> float:
-    attention = _input_bytes(ctx, *ATTENTION_INPUT) * ctx.model.mixes_tokens
+    attentions = 2 if ctx.model.crossing else int(ctx.model.mixes_tokens)
+    attention = _input_bytes(ctx, *ATTENTION_INPUT) * attentions
     return attention + _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
 
 
@@ -211,6 +212,10 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     if mixer := mixer_of(model):
         return np.asarray(2.0 * tokens * mixer.kept_elements() / t)
     attention = _attention_bytes(ctx)
+    if ctx.crossing and model.diffusion:
+        width = 2.0 * model.num_attention_heads / t * (model.head_dim + model.v_head_dim)
+        read = ctx.micro_batch * model.diffusion.context_tokens * width
+        return attention + _attention_bytes(ctx.crossing) + read
     return attention + _attention_inner_bytes(ctx.paired) if ctx.paired else attention
 
 
@@ -300,6 +305,10 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         inner = inner + ctx.tokens * (model.num_attention_heads / ctx.t + keys) * model.head_dim * each
     if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
         inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
+    if (
+        model.diffusion
+    ):  # of two blocks: what the norm yields before it is scaled, what is added before it is
+        inner = inner + ctx.tokens * 2.0 * (2.0 + 2.0) * model.hidden_size * ctx.row_share
     if model.streams:  # one of the norms again, and the gate before it is cut
         cut = model.ffn_hidden_size * model.streams.sparse_layers / model.num_layers / ctx.t
         further = 2.0 * (model.streams.kept_elements(model.hidden_size) + cut) + each * model.hidden_size

@@ -34,6 +34,7 @@ _LATENT = (
 )  # fmt: skip
 _EMBEDDINGS = ("gate of the layer's embeddings", "projection of the layer's embeddings")
 _LOW_RANK = ("low rank down", "low rank up")
+_CONTEXT = ("queries of the context", "context in (KV)", "context out")
 _DENSE = ("MLP up", "MLP down")
 _EXPERTS = "routed experts"
 _EXPERT_LATENTS = ("to the experts' latent", "from the experts' latent")
@@ -120,10 +121,15 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
     for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
         yield read.gemm(name, gemm, precision)
     if ctx.model.mixes_tokens:
-        scans = float(core_attention(ctx.paired).forward[0]) if ctx.paired else 0.0
+        second = ctx.paired or ctx.crossing
+        scans = float(core_attention(second).forward[0]) if second else 0.0
         seconds = float(core_attention(ctx).forward[0]) - scans
         name = "scan" if ctx.model.mixes else "attention core"
         yield read.point(name, *_attention_work(ctx), seconds, "bf16")
+        if ctx.crossing:
+            flops, moved = _attention_work(ctx.crossing)
+            seconds = float(core_attention(ctx.crossing).forward[0])
+            yield read.point("attention core (context)", flops, moved, seconds, "bf16")
         if ctx.paired:
             yield read.point("scan", *_attention_work(ctx.paired), scans, "bf16")
     grouped = [gemm for gemm in gemms if gemm.grouped]
@@ -139,6 +145,7 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     mixer = mixer_of(ctx.model)
     inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
     own = [_MIXER[0], *inner, _MIXER[1]] if mixer else [*_ATTENTION, *(_MIXER if ctx.paired else ())]
+    own += _CONTEXT if ctx.crossing else ()
     names = own if ctx.model.mixes_tokens else []
     if ctx.model.mla is not None and ctx.model.mixes_tokens:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()

@@ -1,0 +1,61 @@
+"""Diffusion transformers: our counts and FLOPs next to those of diffusers' classes on meta tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from diffusers.models.transformers.transformer_wan import WanTransformerBlock
+from torch.utils.flop_counter import FlopCounterMode
+
+from meshwright.profiles.importers.huggingface import model_from_config
+
+FIXTURES = Path(__file__).parents[1] / "unit" / "profiles" / "fixtures"
+DRAWN = json.loads((FIXTURES / "drawn-diffusers.json").read_text())
+HIDDEN, TOKENS, TEXT = 512, 1024, 512
+SIZES = {"num_attention_heads": 8, "attention_head_dim": 64}
+
+
+def _flops(module: torch.nn.Module, *inputs: Any) -> int:  # noqa: ANN401 - torch's tensors
+    with FlopCounterMode(display=False) as counter:
+        module(*inputs)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("one", DRAWN)
+def test_a_drawn_config_has_as_many_parameters_as_the_model_that_diffusers_builds(
+    one: dict[str, Any],
+) -> None:
+    sizes = dict(one["config"])
+    with torch.device("meta"):
+        model = getattr(diffusers, sizes.pop("_class_name"))(**sizes)
+    assert sum(each.numel() for each in model.parameters()) == one["parameters"]
+
+
+def test_a_layer_of_wan_multiplies_as_much_as_its_class() -> None:
+    with torch.device("meta"):
+        module = WanTransformerBlock(HIDDEN, 1536, 8, cross_attn_norm=True)
+        hidden, text, time = (torch.empty(1, size, HIDDEN) for size in (TOKENS, TEXT, 6))
+        turns = torch.empty(1, TOKENS, 1, 64), torch.empty(1, TOKENS, 1, 64)
+    config = {"_class_name": "WanTransformer3DModel", **SIZES, "ffn_dim": 1536, "num_layers": 2}
+    model = model_from_config(config, name="x")
+    ours = TOKENS * model.forward_flops_of(model.shapes()[0], TOKENS)
+    assert _flops(module, hidden, text, time, turns) == ours
+
+
+def test_layers_of_flux_multiply_as_much_as_their_classes() -> None:
+    with torch.device("meta"):
+        single, double = FluxSingleTransformerBlock(HIDDEN, 8, 64), FluxTransformerBlock(HIDDEN, 8, 64)
+        image, text = torch.empty(1, TOKENS, HIDDEN), torch.empty(1, TEXT, HIDDEN)
+        time, turns = torch.empty(1, HIDDEN), (torch.empty(TOKENS + TEXT, 64),) * 2
+    config = {"_class_name": "FluxTransformer2DModel", **SIZES, "num_layers": 1, "num_single_layers": 1}
+    model = model_from_config(config, name="x")
+    for module, shape, vectors in zip((single, double), model.shapes(), (3, 12), strict=True):
+        modulated = 2 * vectors * HIDDEN**2  # of one token a sample
+        ours = (TOKENS + TEXT) * model.forward_flops_of(shape, TOKENS + TEXT) + modulated
+        assert _flops(module, image, text, time, turns) == ours

@@ -1,0 +1,66 @@
+"""Diffusion transformers from the configs of diffusers' classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.importers.huggingface import looks_like_config, model_from_config
+from meshwright.profiles.model_parts import DiffusionSpec
+from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
+
+DRAWN = json.loads((Path(__file__).parents[1] / "fixtures" / "drawn-diffusers.json").read_text())
+FLUX, WAN = {"_class_name": "FluxTransformer2DModel"}, {"_class_name": "WanTransformer3DModel"}
+
+
+def test_every_drawn_config_has_the_parameters_that_diffusers_builds() -> None:
+    for one in DRAWN:
+        assert looks_like_config(one["config"])
+        model = model_from_config(one["config"], name="x")
+        assert model.num_parameters() == one["parameters"], one["config"]
+        assert model_from_shape(model_to_mapping(model)) == model
+
+
+def test_wan_2_1_and_flux_1_have_their_published_sizes() -> None:
+    assert model_from_config(WAN, name="x").num_parameters() == 14_288_491_584
+    guided = model_from_config({**FLUX, "guidance_embeds": True}, name="x")
+    assert guided.num_parameters() == 11_901_408_320
+    assert [shape.two_streams for shape in guided.layer_shapes()].count(True) == 19
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"_class_name": "UNet2DConditionModel"}, "planned: FluxTransformer2DModel, WanTransformer3DModel"),
+        ({**FLUX, "attn_bias": True}, "attn_bias .no part of FluxTransformer2DModel reads this key"),
+        ({**WAN, "qk_norm": None}, "qk_norm .planned: rms_norm_across_heads"),
+        ({**WAN, "patch_size": 2}, "patch_size: must be three whole numbers"),
+        ({**FLUX, "num_layers": 0, "num_single_layers": 0}, "no layer is left"),
+        ({**FLUX, "num_attention_heads": 0}, "num_attention_heads"),
+    ],
+)
+def test_what_is_not_planned_is_refused_with_the_key(config: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidProblemError, match=words):
+        model_from_config(config, name="x")
+
+
+def test_a_key_that_the_class_reads_and_that_changes_no_size_is_accepted() -> None:
+    known = {"_diffusers_version": "0.42.1", "rope_max_seq_len": 512, "eps": 1e-5}
+    assert model_from_config({**WAN, **known}, name="x") == model_from_config(WAN, name="x")
+
+
+def test_text_is_read_or_part_of_the_sequence_not_both() -> None:
+    with pytest.raises(InvalidProblemError, match="two_stream_layers"):
+        DiffusionSpec(context_tokens=512, two_stream_layers=1)
+
+
+def test_parts_of_language_models_are_refused_in_a_diffusion_transformer() -> None:
+    shape = model_to_mapping(model_from_config(FLUX, name="x"))
+    for part in ({"num_mtp_layers": 1}, {"sliding_window": 512}, {"causal": True}):
+        with pytest.raises(InvalidProblemError, match="is not priced in a diffusion transformer"):
+            model_from_shape({**shape, **part})
+    with pytest.raises(UnsupportedModelError):
+        model_from_config({**FLUX, "model_type": "llama"}, name="x")
