@@ -325,8 +325,11 @@ def _require_alive(
 
 
 def keep_private(path: Path) -> None:
-    """Take a SQLite file and its journals from other users; SQLite gives new journals the file's mode."""
-    for suffix in ("", "-wal", "-shm"):
+    """Take a SQLite file, its journals and its lock from other users, who could hold that as well.
+
+    SQLite gives new journals the file's mode.
+    """
+    for suffix in ("", "-wal", "-shm", ".lock"):
         file = path.with_name(path.name + suffix)
         with suppress(FileNotFoundError):
             if stat.S_IMODE(file.stat().st_mode) & ~PRIVATE:

@@ -369,7 +369,7 @@ class Jobs:
         used_s, left_s = used_today(connection, tenant, submission.owner)
         if used_s >= most_s:
             detail = (
-                f"the searches of this key have used {used_s:.0f} of {most_s:.0f} CPU seconds today (UTC)"
+                f"the searches of this key have used {used_s:.4g} of {most_s:.10g} CPU seconds today (UTC)"
             )
             raise TooManyRequestsError(detail, retry_after_s=left_s)
 

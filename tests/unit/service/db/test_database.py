@@ -125,6 +125,7 @@ def test_a_sqlite_file_its_journals_and_its_copies_are_for_their_owner_alone(tmp
         assert found == dict.fromkeys(("jobs.db", "jobs.db-wal", "jobs.db-shm", "copy.db"), 0o600)
         file.chmod(0o644)  # of an older release
         with owned(file):
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            for one in (file, tmp_path / "jobs.db.lock"):
+                assert stat.S_IMODE(one.stat().st_mode) == 0o600
     finally:
         os.umask(before)
