@@ -97,7 +97,7 @@ def read_fleet(
     begin = _begin(reader)
     prices = _prices(reader, cluster)
     jobs = reader.children("jobs", high=MAX_JOBS)
-    if not jobs:
+    if not jobs and not reader.faults:
         reader.fault("jobs", "must be a list of jobs", allowed=f"1 to {MAX_JOBS}")
     reader.refuse_unknown()
     reader.finish()
@@ -113,7 +113,7 @@ def read_fleet(
         problems={job.name: planned for job, planned in read if planned is not None},
     )  # fmt: skip
     for job, errors in faults_of(fleet, request.at).items():
-        faults[job] = tuple(dict.fromkeys((*faults.get(job, ()), *errors)))
+        faults.setdefault(job, errors)  # what follows from a field at fault misleads
     if faults and not skip_impossible:
         raise InvalidProblemError(dict.fromkeys(error for errors in faults.values() for error in errors))
     return request.without(faults) if faults else request
@@ -264,9 +264,8 @@ def _problem(
     raw = reader.value("problem")
     at = f"{reader.pointer}/problem"
     if not isinstance(raw, Mapping):
-        faults.append(
-            FieldError(pointer=at, message="is required", allowed="a problem without its cluster")
-        )
+        message = "is required" if raw is None else "must be an object"
+        faults.append(FieldError(pointer=at, message=message, allowed="a problem without its cluster"))
         return None
     faults += _other_questions(raw, at)
     search = raw.get("search")

@@ -175,7 +175,7 @@ def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> I
         message = f"released after {job.release_min / 60:g} h, due after {job.due_min / 60:g} h"
         allowed = f"below {job.due_min / 60:g}"
         yield FieldError(pointer=at(job.name, "release_hours"), message=message, allowed=allowed)
-    if job.least_nodes > largest:
+    if job.least_nodes > largest > 0:
         message = f"{job.least_nodes} nodes are more than the cluster has"
         yield FieldError(
             pointer=at(job.name, job.least_nodes_field),

@@ -34,6 +34,25 @@ def errors_of(raw: dict[str, Any]) -> dict[str, str]:
     return {one.pointer: one.sentence() for one in fault.value.errors}
 
 
+@pytest.mark.parametrize(
+    ("one", "only"),
+    [
+        (job("a", due_hours=-1), "/jobs/0/due_hours"),  # 0 h in place of it is before its release
+        (job("a", kinds=["mi300x"]), "/jobs/0/kinds"),  # no nodes of it, so none are enough
+        (job("a") | {"problem": [1]}, "/jobs/0/problem"),
+    ],
+)
+def test_a_field_at_fault_is_one_error(one: dict[str, Any], only: str) -> None:
+    assert list(errors_of(fleet(one, job("b")))) == [only]
+
+
+def test_jobs_that_are_no_list_are_one_error() -> None:
+    for jobs in ({"a": 1}, [], [job(f"j{number}") for number in range(201)]):
+        with pytest.raises(InvalidProblemError) as fault:
+            read_fleet({**fleet(), "jobs": jobs})
+        assert [one.pointer for one in fault.value.errors] == ["/jobs"]
+
+
 def test_hours_become_minutes_and_dates_stay_on_the_safe_side() -> None:
     """A release is rounded up, a due date down: .99 h are 59.4 min."""
     (read,) = read_fleet(fleet(job("a", release_hours=0.99, due_hours=1.99))).fleet.jobs
