@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.fit.accuracy_tables import table
-from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from meshwright.profiles.library import find_gpu, find_model
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup, clock_share
+from meshwright.profiles.library import find_cluster, find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
@@ -100,8 +100,89 @@ def zero_plus_plus() -> Iterator[Row]:
             yield Row(f"{words}: gain of ZeRO++", after / before, own[1] / own[0])
 
 
+# --------------------------------------------------------------------------------------------------
+# Zeus (NSDI 2023): seconds of an epoch of ResNet-50 on ImageNet, 128 images a batch, by power limit
+# (ml-energy/zeus a17ec338, examples/research_reproducibility/zeus_nsdi23/trace/summary_power_v100.csv,
+# summary_power_a40.csv). Its work is taken as products alone.
+
+_EPOCHS = {
+    ("V100 PCIe", 250): {250: 3603.6, 225: 3684.6, 200: 3799.4, 175: 3945.8, 150: 4243.3},
+    ("A40", 300): {300: 3739.5, 275: 3777.3, 250: 3804.2, 225: 3862.4, 200: 3992.4},
+}
+
+
+def power_limits() -> Iterator[Row]:
+    """Return how much longer an epoch takes under a power limit."""
+    for (name, own_w), epochs_s in _EPOCHS.items():
+        gpu = replace(find_gpu("v100-pcie-32gb"), power_watts=float(own_w))
+        for limit_w, epoch_s in epochs_s.items():
+            if limit_w < own_w:
+                longer = epoch_s / epochs_s[own_w]
+                yield Row(
+                    f"{name} at {limit_w} of {own_w} W: time", longer, 1.0 / clock_share(gpu, limit_w)
+                )
+
+
+# --------------------------------------------------------------------------------------------------
+# ZeRO-Infinity (arXiv:2104.07857): a model of 10^12 weights, 128 layers of 25,600, on 512 V100 32 GB at
+# more than 25 petaflops in all, 49 TFLOP/s a GPU; drives of 25 GB/s a node. Slices of 4 GPUs and 5
+# sequences of 1,024 a GPU are taken. The source sends checkpoints of activations to the host as well, which
+# is not priced next to drives: the time alone is compared.
+
+
+def zero_infinity() -> Iterator[Row]:
+    """Return the rate of a GPU with optimizer states and weights on drives."""
+    model = replace(_gpt(128, 25600), num_attention_heads=160, num_kv_heads=160, head_dim=160)
+    node = replace(
+        _dgx_2(8).groups[0], num_nodes=32, host_memory_bytes=int(1.5e12), nvme_bytes=int(28e12),
+        nvme_read_bytes_per_s=25e9, nvme_write_bytes_per_s=25e9, host_link_bytes_per_s=3e9,
+    )  # fmt: skip
+    cluster = ClusterSpec(name="DGX-2", groups=(node,))
+    sliced, replicas, micro = 4, 128, 20
+    workload = Workload(global_batch_size=replicas * micro, seq_length=1024, precision="fp16")
+    problem = Problem(model=model, cluster=cluster, workload=workload, launcher="deepspeed")
+    config = Configuration(
+        tensor_parallel_size=sliced, data_parallel_size=replicas, zero_stage=3, zero_shard_size=replicas,
+        micro_batch_size=micro, recompute_granularity="full", recompute_layers=128, stage_layers=(128,),
+        offload="optimizer@nvme+parameters@nvme",
+    )  # fmt: skip
+    found = predict(problem, default_profile(cluster, "deepspeed"), config)
+    yield Row("1T on 512 V100: TFLOP/s a GPU", 49.0, found.hfu * found.peak_flops_per_gpu / 1e12)
+
+
+# --------------------------------------------------------------------------------------------------
+# Shapes (Anthony et al. 2024, arXiv:2401.14489): GPT-Neo's 2.7B has 32 heads of 80; other heads make it up
+# to 18 % faster for equal parameters. There are as many score matrices as heads, so that most of it is in
+# attention without a flash kernel, which moves them through memory; with one little is left.
+
+
+def shapes() -> Iterator[Row]:
+    """Return the gain of fewer, wider heads by attention kernel on A100, 4 sequences of 2,048 a GPU."""
+    (group,) = find_cluster("dgx-a100").groups
+    cluster = ClusterSpec(name="DGX A100", groups=(replace(group, num_nodes=1),))
+    config = Configuration(
+        data_parallel_size=8, micro_batch_size=4, num_microbatches=2, zero_stage=1, zero_shard_size=8,
+        stage_layers=(32,),
+    )  # fmt: skip
+    for kernel, words in (("torch", "torch's softmax, as the source"), ("flash2", "FlashAttention 2")):
+        steps = []
+        for heads in (32, 20):
+            model = replace(
+                _gpt(32, 2560), num_attention_heads=heads, num_kv_heads=heads, head_dim=2560 // heads
+            )
+            workload = Workload(
+                global_batch_size=64, seq_length=2048, framework_options={"attention_kernel": kernel}
+            )
+            problem = Problem(model=model, cluster=cluster, workload=workload, launcher="megatron-lm")
+            steps.append(predict(problem, default_profile(cluster, "megatron-lm"), config).step_time_s)
+        yield Row(f"GPT-Neo 2.7B, 20 heads for 32, {words}: speed", 1.18, steps[0] / steps[1])
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "zero++": ("ZeRO++ on 384 V100 (DeepSpeed's blog, figures 6 and 7)", zero_plus_plus),
+    "power": ("Power limits (Zeus)", power_limits),
+    "zero-infinity": ("ZeRO-Infinity", zero_infinity),
+    "shapes": ("Shapes of GPT-Neo", shapes),
 }
 
 

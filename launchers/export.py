@@ -30,7 +30,9 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"
     if not target.problem.cluster.is_homogeneous:
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
-    options = set(target.workload.framework_options) - {*written}
+    options = set(target.workload.framework_options) - {*written, "power_limit_w"}
+    if limit_w := target.problem.power_limit_w:
+        yield f"no file sets power_limit_w: on every node, sudo nvidia-smi -pl {limit_w:g} before the start"
     if options:
         names = ", ".join(sorted(options))[:200]
         yield f"the prediction assumes framework options that no file here sets: {names}"

@@ -450,15 +450,43 @@ class Power:
     waiting_w: float
 
 
-def power_of(gpu: GpuSpec) -> Power:
-    """Return the power of a GPU type from the limit in its data sheet.
+def power_of(gpu: GpuSpec, limit_w: float = 0.0) -> Power:
+    """Return the power of a GPU type from the limit in its data sheet, or a lower one; 0: its own.
 
     Raises:
         InvalidProblemError: its power limit is not known.
     """
     if not gpu.power_watts:
         raise InvalidProblemError.of("/cluster", f"{gpu.slug} states no power_watts")
-    return Power(busy_w=BUSY_SHARE * gpu.power_watts, waiting_w=WAITING_SHARE * gpu.power_watts)
+    busy_w = BUSY_SHARE * gpu.power_watts
+    return Power(
+        busy_w=min(busy_w, limit_w) if limit_w else busy_w, waiting_w=WAITING_SHARE * gpu.power_watts
+    )
+
+
+# The lowest limit that is priced, over the data sheet's. Below it the voltage falls no further, so that the
+# clock falls with the power: on V100 and A40 a step at half the power takes 1.4 to 1.6 times as long (Zeus,
+# NSDI 2023, ml-energy/zeus a17ec338, zeus_nsdi23/trace/summary_power_*.csv).
+LEAST_POWER_SHARE = 0.6
+_LEAST_LEFT = 1e-3  # of the power beyond waiting, so that a limit which no request may state has a clock
+
+
+def clock_share(gpu: GpuSpec, limit_w: float) -> float:
+    """Return the clock of products under a power limit, over the clock without one.
+
+    What a GPU draws beyond a waiting one grows with clock and squared voltage, and the voltage with the
+    clock, so with the clock's cube (Mei et al. 2017, "A survey and measurement study of GPU DVFS",
+    arXiv:1610.01784, section 2); memory has a clock of its own. A limit above what the GPU draws changes
+    nothing.
+
+    Raises:
+        InvalidProblemError: its own power limit is not known.
+    """
+    if not limit_w:
+        return 1.0
+    free = power_of(gpu)
+    left = (limit_w - free.waiting_w) / (free.busy_w - free.waiting_w)
+    return float(min(max(left, _LEAST_LEFT), 1.0) ** (1.0 / 3.0))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),
     "secondary_shard_size": (1.0, 1024.0),
+    "power_limit_w": (0.0, 1e5),
 }
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -168,6 +169,7 @@ class FrameworkFacts:
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     adds_gradients_on_host: bool  # and the CPU adds them up there; else they are fetched for every addition
+    power_limit_w: float  # watts that each GPU may draw (nvidia-smi -pl); 0: as many as its type
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step

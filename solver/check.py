@@ -254,7 +254,10 @@ def _power_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     most_kw = problem.options.max_power_kw
     if most_kw is None:
         return
-    busy_w = {name: power_of(group.gpu).busy_w for name, group in problem.cluster.group_named.items()}
+    busy_w = {
+        name: power_of(group.gpu, problem.power_limit_w).busy_w
+        for name, group in problem.cluster.group_named.items()
+    }
     stages = [stage for one in (config.replicas or (config,)) for stage in one.stage_groups]
     drawn_w = sum(stage.num_gpus * busy_w[stage.group] for stage in stages)
     if not stages:

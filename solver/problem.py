@@ -240,6 +240,11 @@ class Problem:
         """Return whether stages are placed on unlike node groups."""
         return not self.unplaced
 
+    @property
+    def power_limit_w(self) -> float:
+        """Return the watts that each GPU may draw; 0: as many as its type."""
+        return float(self.workload.framework_options.get("power_limit_w", 0.0))
+
     @cached_property
     def priced_as(self) -> str:
         """Return the framework, or the launcher with its framework, that sets the price."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
+from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.switches import NO_SWITCH
@@ -314,15 +314,33 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
             nearest="step_time",
         )  # fmt: skip
     powered = (options.grid_co2_g_per_kwh, options.max_power_kw)
+    yield from _limit_faults(problem)
     if options.objective == "energy_per_token" or any(value is not None for value in powered):
         yield from _power_faults(problem)
+
+
+def _limit_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse a power limit that a GPU of the cluster does not take."""
+    limit_w, name = problem.power_limit_w, "power_limit_w"
+    for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values() if limit_w else ():
+        most = gpu.power_watts
+        least = LEAST_POWER_SHARE * (most or 0.0)
+        if most is None or not least <= limit_w <= most:
+            allowed = (
+                "0" if most is None else f"{least:g} to {most:g} W, which is priced, or 0 for no limit"
+            )
+            lacks = " states no power_watts" if most is None else f": {limit_w:g} W is out of its range"
+            yield FieldError(
+                pointer=pointer("workload", "framework_options", name), message=gpu.slug + lacks,
+                allowed=allowed, nearest="0" if most is None else f"{min(max(limit_w, least), most):g}",
+            )  # fmt: skip
 
 
 def _power_faults(problem: Problem) -> Iterator[FieldError]:
     draws_kw = list[float]()
     for group in problem.cluster.groups:
         try:
-            draws_kw.append(power_of(group.gpu).busy_w / 1e3)
+            draws_kw.append(power_of(group.gpu, problem.power_limit_w).busy_w / 1e3)
         except InvalidProblemError as fault:
             yield from fault.errors
     most_kw, least_kw = problem.options.max_power_kw, min(draws_kw, default=0.0)

@@ -38,7 +38,7 @@ Allowed = Literal[
     "galore-8bit-bf16-layerwise", "muon", "sgd-momentum", "switches", "none", "moe_dispatcher",
     "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype", "overlap_tensor",
     "optimizer_offload_fraction", "dynamic_context_parallel", "secondary_shards", "quantized_weights",
-    "quantized_gradients", "reduce_bucket",
+    "quantized_gradients", "reduce_bucket", "power_limit_w",
 ]  # fmt: skip
 Optimizer = Literal[
     "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",

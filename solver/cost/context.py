@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.profiles.adapters import TRAINED_MODULES
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
-from meshwright.profiles.cluster import GpuSpec, Host, host_of
+from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
@@ -584,6 +584,14 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     return changed, own
 
 
+def _at_limit(gpu: GpuSpec, limit_w: float) -> GpuSpec:
+    """Return the GPU with the peaks of the clock that it has under a power limit."""
+    clock = clock_share(gpu, limit_w)
+    if clock == 1.0:
+        return gpu
+    return replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
+
+
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """Return everything that the formulas read.
 
@@ -598,7 +606,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         precision = "bf16"
     precision = precision or linear_precision(problem, facts, profile.group.gpu)
     low_precision = precision in ("fp8", "fp4")
-    gpu = profile.group.gpu
+    gpu = _at_limit(profile.group.gpu, facts.power_limit_w)
     tensor, context, expert, data, stages = profile.fabrics
     able = launcher_capabilities(problem.launcher)
     optimizer = optimizer_named(workload.optimizer)

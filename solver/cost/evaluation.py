@@ -185,7 +185,7 @@ class Evaluation:
                 gpu = stage.on.profile.group.gpu
                 if not gpu.power_watts:
                     return None
-                power = power_of(gpu)
+                power = power_of(gpu, stage.on.problem.power_limit_w)
                 busy_s = pipeline.config.num_microbatches * stage.computing_s
                 joules += gpus * (power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy_s)
         return joules

@@ -125,9 +125,12 @@ def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighin
     if name == "gpu_hours_per_token":
         scale = scale * _slowdowns(problem, count) / slowdown(problem, usable_gpus(problem))
     if name == "energy_per_token":
-        power = power_of(profile.group.gpu)
-        offset = scale * (1.0 - power.waiting_w / power.busy_w) * busy_s(problem, profile, columns)
-        scale = scale * power.waiting_w / power.busy_w
+        power, free_w = (
+            power_of(profile.group.gpu, problem.power_limit_w),
+            power_of(profile.group.gpu).busy_w,
+        )
+        offset = scale * (power.busy_w - power.waiting_w) / free_w * busy_s(problem, profile, columns)
+        scale = scale * power.waiting_w / free_w
     return Weighing(scale=scale, offset=offset, most_s=_most_s(problem, columns, sequences * each))
 
 

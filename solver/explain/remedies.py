@@ -101,7 +101,7 @@ def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     most_kw, group = problem.options.max_power_kw, problem.cluster.groups[0]
     if most_kw is None or not problem.cluster.is_homogeneous:
         return
-    each_kw, usable = power_of(group.gpu).busy_w / 1e3, usable_gpus(problem)
+    each_kw, usable = power_of(group.gpu, problem.power_limit_w).busy_w / 1e3, usable_gpus(problem)
     counts = (1 << power for power in range(int(most_kw / each_kw).bit_length(), usable.bit_length()))
     for gpus in counts:
         kw = ceil(gpus * each_kw * 10) / 10  # never rounded down

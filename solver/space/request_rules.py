@@ -139,7 +139,10 @@ def _power_texts(problem: Problem) -> tuple[str, ...]:
     if kw is None or problem.among_unlike:
         return ()
     named = problem.cluster.group_named
-    draws_mw = {name: round(power_of(group.gpu).busy_w * 1e3) for name, group in named.items()}
+    draws_mw = {
+        name: round(power_of(group.gpu, problem.power_limit_w).busy_w * 1e3)
+        for name, group in named.items()
+    }
     most_mw = round(kw * 1e6)
     if not problem.places_stages:
         return (f"num_gpus <= {most_mw // max(draws_mw.values())}",)
@@ -390,10 +393,11 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
             violated=partial(broken_by, constraint_of(text), num_layers=layers),
             of_request=True,
         )
+    limited = f", each at most {problem.power_limit_w:g} W" if problem.power_limit_w else ""
     for text in _power_texts(problem):
         yield Rule(
             name=f"max_power_kw = {options.max_power_kw:g}",
-            reason="the request asks for it: GPUs that compute, hosts not counted",
+            reason="the request asks for it: GPUs that compute, hosts not counted" + limited,
             reads=columns_named(names_in(constraint_of(text))),
             violated=partial(broken_by, constraint_of(text), num_layers=layers),
             of_request=True,

@@ -131,8 +131,8 @@ PAIRS = [
     for switch in switches().values()
     for setting in switch.settings
     for launcher in sorted(setting.launchers)
-    if switch.name
-    != "dynamic_context_parallel"  # read with lengths: unit/solver/cost/test_dynamic_context.py
+    # read with lengths: unit/solver/cost/test_dynamic_context.py; set by no file
+    if switch.name not in ("dynamic_context_parallel", "power_limit_w")
 ]
 
 
