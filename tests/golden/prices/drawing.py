@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, framework_names
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.problem import Problem
@@ -31,12 +32,17 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"model_type": "nemotron_h"},
     {"model_type": "granitemoehybrid"},
     {"model_type": "bamba"},
+    {"model_type": "minimax"},
     *(
-        json.loads((ROOT / "examples" / name).read_text())["model"]
-        for name in (*["qwen3-vl-8b-8xh100.json"] * 3, "jamba-v0.1-32xh100.json", "mamba2-7b-8xh100.json")
+        json.loads((ROOT / "examples" / f"{name}.json").read_text())["model"]
+        for name in (
+            "qwen3-vl-8b-8xh100", "qwen3-vl-8b-8xh100", "qwen3-vl-8b-8xh100", "jamba-v0.1-32xh100",
+            "mamba2-7b-8xh100", "falcon-h1-34b-64xh100", "flux.1-dev-8xh100", "wan2.1-14b-32xh100",
+            "kimi-linear-48b-64xh100",
+        )
     ),
-)
-REQUESTS, EACH = 120, 3
+)  # fmt: skip
+REQUESTS, EACH = 180, 2
 
 
 def drawn() -> list[dict[str, Any]]:
@@ -55,7 +61,7 @@ def drawn() -> list[dict[str, Any]]:
 def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | None:
     """A request for ``model`` with legal configurations of it; None: it has none."""
     request = a_combined_request(seed) | {"model": model}
-    options = {name: value for _ in range(3) for name, value in framework_option(random).items()}
+    options = dict(_option(random) for _ in range(4))
     request["workload"] |= {"framework_options": options, "seq_length": random.choice((1024, 8192))}
     if random.random() < 0.2:
         base = random.choice(("bf16", "nf4", "int8"))
@@ -63,7 +69,7 @@ def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | 
         request["launcher"] = random.choice(("trl", "none"))
     if "vision_config" in model:
         request["workload"] |= {"images_per_sample": 2.0, "image_tokens": 256}
-    request["search"] = {"allow": random.sample(ALLOWED, 2)}
+    request["search"] = {"allow": random.sample((*ALLOWED, "weight_shards", "offload"), 3)}
     try:
         problem = parse_problem(accepted(request))
     except (AssertionError, KeyError):  # what is refused cannot be left out
@@ -81,6 +87,22 @@ def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | 
         "configurations": [asdict(one) for one in configs],
     }
     return {**case, "prices": priced(case)}
+
+
+def _option(random: Random) -> tuple[str, object]:
+    """A fact of the framework in other words, parts or numbers, or the other way."""
+    if random.random() < 0.4:
+        [(name, value)] = framework_option(random).items()
+        return name, value
+    if random.random() < 0.4:
+        name = random.choice(tuple(OPTION_PARTS))
+        parts, alone = OPTION_PARTS[name]
+        return name, random.choice(
+            (*alone, *parts, "+".join(sorted(random.sample(parts, 2), key=parts.index)))
+        )
+    facts = framework_facts(random.choice(framework_names()))
+    flags = [name for name, value in asdict(facts).items() if isinstance(value, bool)]
+    return random.choice(flags), random.random() < 0.5
 
 
 def _row(problem: Problem, rows: Columns, at: int) -> Configuration:
