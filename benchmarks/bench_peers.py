@@ -1,6 +1,7 @@
 """Meshwright beside other planners and cost models, in one run.
 
-    python -m benchmarks.bench_peers [--only NAME] [--calculon PATH] [--sailor PATH] [--limit S] [--write]
+    python -m benchmarks.bench_peers [--only NAME] [--calculon PATH] [--sailor PATH]
+        [--simumax PATH] [--limit S] [--write]
 
 Each peer runs in an environment of its own (``.venv-peers/NAME``, made on first use, left in place) or from
 a checkout, on one core, each search in a process whose CPU time counts from its start to its end. A peer
@@ -15,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.against import aiconfigurator, calculon, galvatron, llm_analysis, sailor
+from benchmarks.against import aiconfigurator, calculon, galvatron, llm_analysis, sailor, simumax
 from benchmarks.against.process import ROOT, Budget, UnavailableError
 from benchmarks.against.row import Comparison
 from benchmarks.cost import processor
@@ -26,6 +27,7 @@ PEERS: Mapping[str, Callable[[Budget, Path | None], Comparison]] = {
     "galvatron": galvatron.compare,
     "calculon": calculon.compare,
     "sailor": sailor.compare,
+    "simumax": simumax.compare,
     "llm-analysis": llm_analysis.compare,
     "aiconfigurator": aiconfigurator.compare,
 }
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PEERS, help="compare with this peer alone")
     parser.add_argument("--calculon", type=Path, metavar="PATH", help="a checkout of calculon-ai/calculon")
     parser.add_argument("--sailor", type=Path, metavar="PATH", help="a checkout of eth-easl/sailor")
+    parser.add_argument("--simumax", type=Path, metavar="PATH", help="a checkout of MooreThreads/SimuMax")
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for all together")
     parser.add_argument("--write", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     chosen = parser.parse_args()

@@ -14,6 +14,7 @@ from benchmarks.against.ours import judged, profile_of, searched
 from benchmarks.against.process import SCRIPTS, Budget, Run, UnavailableError, ask
 from benchmarks.against.row import Comparison, Row, counted, ratio_remark, seconds
 from benchmarks.bench_peers import BEGIN, DOCUMENT, END, PEERS, compared, written
+from benchmarks.peers import simumax_search
 from meshwright.profiles.units import GB
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.check import violations
@@ -89,7 +90,35 @@ def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path
 def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: Path) -> None:
     assert "give --calculon PATH" in "\n".join(compared("calculon", Budget(limit_s=1.0), None))
     assert "has no bin/calculon" in "\n".join(compared("calculon", Budget(limit_s=1.0), tmp_path))
-    assert set(PEERS) == {"galvatron", "calculon", "sailor", "llm-analysis", "aiconfigurator"}
+    assert set(PEERS) == {"galvatron", "calculon", "sailor", "simumax", "llm-analysis", "aiconfigurator"}
+
+
+def test_simumax_without_a_checkout_is_a_line() -> None:
+    assert "--simumax PATH" in "\n".join(compared("simumax", Budget(limit_s=1.0), None))
+
+
+def test_simumax_states_stages_that_are_alike_but_for_the_ends() -> None:
+    request = {"seq_length": 4096, "gpus": 64}
+    config = configuration_of({"tensor": 2, "pipeline": 4, "data": 8, "micro_batch": 1, "batch": 64,
+                               "recompute": "full", "zero": 1}, 80)  # fmt: skip
+    even = simumax_search.stated(request, config)
+    assert even is not None
+    # all 20 layers of a stage; 64 sequences / 8 replicas = 8 micro-batches
+    assert (even["recompute_layer_num"], even["micro_batch_num"]) == (20, 8)
+    uneven = simumax_search.stated(request, {**config, "stage_layers": [19, 21, 21, 19]})
+    assert uneven is not None
+    assert uneven["num_layers_in_first_pipeline_stage"] == 19
+    assert simumax_search.stated(request, {**config, "stage_layers": [20, 21, 20, 19]}) is None
+    assert simumax_search.stated(request, {**config, "context_parallel_size": 2}) is None
+
+
+def test_the_strategy_that_simumax_found_is_read_from_its_words() -> None:
+    best = {"parallelism": "bf16.dense0.seq4096.mbs2.mbc32.gbs256 tp4.sp4.cp1.ep1.pp8.dp2.etp1.edp8",
+            "recompute_status": "No Recompute"}  # fmt: skip
+    layout = simumax_search.layout_of(best, 256)
+    assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch"]) == (4, 8, 2, 2)
+    assert layout["recompute"] == "none"
+    assert [simumax_search.seconds_of(text) for text in ("10.9 s", "250", "7 us")] == [10.9, 0.25, 7e-6]
 
 
 def test_a_table_holds_medians_and_the_page_keeps_what_stands_around_it() -> None:
