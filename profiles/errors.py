@@ -83,8 +83,7 @@ class UnknownNameError(InvalidProblemError):
         if close:
             hint = f"Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
         elif len(names) > _MANY:
-            far = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.0)
-            hint = f"The nearest of {len(names)} names: {', '.join(far)}"
+            hint = f"None of {len(names)} known names is near it"
         else:
             hint = f"Known: {', '.join(names)}"
         shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."

@@ -98,7 +98,7 @@ class FieldReader:
         if value is None:
             return self._missing(name, default, low)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fault(name, f"{shown(value)} is not a whole number")
+            self.fault(name, f"{shown(value)} is not a whole number", allowed=f"{low} to {high}")
             return low
         if not low <= value <= high:
             nearest = str(min(max(value, low), high))
@@ -116,7 +116,7 @@ class FieldReader:
         if value is None:
             return self._missing(name, default, low)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-            self.fault(name, f"{shown(value)} is not a finite number")
+            self.fault(name, f"{shown(value)} is not a finite number", allowed=f"{low:g} to {high:g}")
             return low
         if not low <= value <= high:
             nearest = f"{min(max(value, low), high):g}"

@@ -7,8 +7,9 @@ those that cost time are noted; unknown flags are listed, never guessed.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from meshwright.launchers.megatron_core.names import FROM_CHECKPOINT, flag_kinds
+from meshwright.launchers.megatron_core.names import FROM_CHECKPOINT, flag_kinds, spelled, table
 from meshwright.launchers.megatron_lm.read_forks import require_known, translate
 from meshwright.launchers.megatron_lm.read_model import model_of
 from meshwright.launchers.megatron_lm.read_run import (
@@ -33,6 +34,7 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.given import MAX_LISTED, Given, Value, given_flags
 from meshwright.launchers.reading.known import named_model
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import Script
@@ -164,7 +166,10 @@ def launch_file(
     _override(given, overrides)
     _take_default_batch(given, gpus)
     named = overrides.model or _of_checkpoint(given)
-    shape = named or model_of(given, name[:64] or "launch file", include)
+    try:
+        shape = named or model_of(given, name[:64] or "launch file", include)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(_in_file(given, one) for one in fault.errors) from None
     if named is not None:
         _agree(given, named)
     if launcher in ("megatron-lm", "flagscale"):
@@ -189,6 +194,17 @@ def launch_file(
             "vocab_size": given.place("vocab-size"),
         },
     )
+
+
+def _in_file(given: Given, fault: FieldError) -> FieldError:
+    """Return a fault of the model's size at the flag that sets it, with its line."""
+    field = fault.pointer.strip("/").replace("/", ".")
+    flags = (spelled(name) for name, row in table().items() if row.sets == field)
+    flag = next((one for one in flags if one in given.values), None) if fault.pointer[:1] == "/" else None
+    if flag is None:
+        return fault
+    called, line = given.place(flag.removeprefix("--"))
+    return replace(fault, pointer=called, message=f"line {line}: {fault.message}")
 
 
 def _of_checkpoint(given: Given) -> ModelSpec | None:

@@ -69,8 +69,14 @@ def _virtual(given: Given, whole: int, pp: int) -> int:
         if not each or whole % (pp * each):
             given.fault(layers, f"{each} layers a chunk do not divide {whole} layers over {pp} stages")
             return 1
-        return whole // pp // each
-    return max(given.integer(direct, 1), 1)
+        chunks = whole // pp // each
+    else:
+        chunks = max(given.integer(direct, 1), 1)
+    if chunks > 1 and pp == 1:
+        name = layers if given.has(layers) else direct
+        allowed = "--pipeline-model-parallel-size 2 and more"
+        given.fault(name, f"makes {chunks} chunks of one stage, which Megatron-LM refuses", allowed=allowed)
+    return chunks
 
 
 def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
@@ -272,7 +278,7 @@ def _step(word: str) -> tuple[int, int] | None:
 
 def _precision(given: Given) -> tuple[str, str]:
     if given.has("bf16") and given.has("fp16"):
-        given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
+        given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them", allowed="no --fp16")
     if not (given.has("bf16") or given.has("fp16")):
         given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not priced")
     if given.has("fp8-format"):
@@ -555,8 +561,10 @@ def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
         )
         return 1
     if world % model_gpus:
+        sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
+        wrong = next((name for name in sizes if world % given.integer(name, 1)), sizes[0])
         given.fault(
-            "tensor-model-parallel-size",
+            wrong,
             f"tp × pp × cp = {model_gpus} does not divide the {world} GPUs that start",
             allowed=f"tp × pp × cp that divides {world}",
             nearest=near_divisors(model_gpus, world),

@@ -114,7 +114,7 @@ def _overlapped_experts(given: Given, model: ModelSpec) -> None:
 def _recomputation(given: Given, _: ModelSpec) -> None:
     """Require a method and a number of layers for full recomputation, and neither for selective."""
     if given.has("recompute-method") and not given.has("recompute-num-layers"):
-        given.fault("recompute-method", "needs --recompute-num-layers")
+        given.fault("recompute-method", "needs --recompute-num-layers", allowed="--recompute-num-layers 1")
     if given.word("recompute-granularity") == "selective":
         for name in ("recompute-method", "recompute-num-layers"):
             if given.has(name):

@@ -76,7 +76,7 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, LocatedValue], tuple[str,
     try:
         flat = dict(_flat(read(text.replace(UNKNOWN, _SHIELD), lines), ""))
     except InvalidProblemError as fault:
-        return _unknown(text) or _placed(fault.errors[0], lines)
+        return _unknown(text) or _open_place(suffix, text) or _placed(fault.errors[0], lines)
     said = (
         f"line {lines[name]}: {shown(name)} is given again, after line {', '.join(map(str, earlier))}"
         for name, earlier in repeated.items()
@@ -104,6 +104,18 @@ def _unknown(text: str) -> str:
         return ""
     why, allowed = why_unknown(rest.partition(UNKNOWN)[0])
     return f"line {before.count(chr(10)) + 1}: {why} (allowed: {allowed})"
+
+
+def _open_place(suffix: str, text: str) -> str:
+    """Return the first place of a JSON template that a script fills in, with its line, or empty text."""
+    found = _OPEN_PLACE.search(text) if suffix == ".json" else None
+    if found is None:
+        return ""
+    line = text.count("\n", 0, found.start(1)) + 1
+    return f"line {line}: {shown(found[1])} is a placeholder (allowed: the script that fills it in)"
+
+
+_OPEN_PLACE = re.compile(r":\s*(\$?\{?[A-Z][A-Z_]{2,}\w*\}?)\s*[,}\n]")
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:

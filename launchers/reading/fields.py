@@ -18,7 +18,7 @@ from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.values import unknown_fault, unknown_in
 
 # --------------------------------------------------------------------------------------------------
@@ -198,6 +198,14 @@ _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
+def near_word(value: object, allowed: str | None) -> str | None:
+    """Return the word of a list of allowed ones that a value is near to; None if no word is."""
+    words = (allowed or "").split(", ")
+    if not isinstance(value, str) or any(" " in word for word in words):
+        return None
+    return next(iter(difflib.get_close_matches(value.lower(), words, n=1)), None)
+
+
 def is_placeholder(text: str) -> bool:
     """Return whether a value of a document stands for another one: ``${SIZE}``, ``{{ size }}``."""
     return _PLACEHOLDER.search(text) is not None
@@ -351,8 +359,7 @@ class Fields:
             return default
         same = next((word for word in words if word.lower() == value.lower()), None)
         if words and same is None:
-            nearest = UnknownNameError.among("", value, list(words)).errors[0].nearest
-            self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words), nearest=nearest)
+            self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words))
             return default
         return same or value
 
@@ -374,6 +381,7 @@ class Fields:
         """Record a fault of a value; its file and line become part of the message."""
         found = self._found(name)
         where = f"line {found.line}: " if found and found.line else ""
+        nearest = nearest or near_word(found.value if found else None, allowed)
         fault = FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
         if len(self.faults) < _FAULTS and fault not in self.faults:
             self.faults.append(fault)

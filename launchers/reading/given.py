@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.launchers.flags import Flag, flag_names, is_off, plain_name
 from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, spelled, table
 from meshwright.launchers.reading.base import Overrides, Place
-from meshwright.launchers.reading.fields import affected, meant, passing, undecided
+from meshwright.launchers.reading.fields import affected, meant, near_word, passing, undecided
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.values import (
     UNKNOWN,
@@ -116,7 +116,8 @@ class Given:
         where = f"line {value.line}: " if value and value.line else ""
         called = self.called.get(f"--{name}", f"--{name}")
         if len(self.faults) < MAX_LISTED:
-            near = None if nearest is None else str(nearest)
+            word = self.word(name)
+            near = near_word(word, allowed) if nearest is None else str(nearest)
             self.faults.append(
                 FieldError(pointer=called, message=where + message, allowed=allowed, nearest=near)
             )

@@ -226,11 +226,12 @@ class Known:
                     f"{where}{shown(named.text)} names a model of yours that the file does not define",
                     allowed="--model with a catalog name or the model's config.json",
                 ) from fault
-            nearest = fault.errors[0].message.partition('". ')[2]
+            hint = fault.errors[0].message.partition('". ')[2]
+            near = f". {hint}" if hint.startswith("Did you") else ""
             raise InvalidProblemError.of(
                 "/model",
                 f"{where}{shown(named.text)} is not in the catalog",
-                allowed=f"--model with a catalog name or the model's config.json. {nearest}",
+                allowed=f"--model with a catalog name or the model's config.json{near}",
             ) from fault
 
 

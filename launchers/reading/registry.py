@@ -60,6 +60,7 @@ from meshwright.shell.values import (
     Word,
     unknown_fault,
     unknown_value,
+    why_unknown,
 )
 
 # In the order of trial: names that only one launcher has go first. A reader is loaded when it is tried.
@@ -198,18 +199,24 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     if named:
         raise InvalidProblemError([*missing, *named])
     names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
-    message = f"{shown(source.name)}: {names} are in it{_of_its_own(source)}"
-    nobody = FieldError(pointer=WHOLE_FILE, message=message, allowed=_KINDS)
+    own, allowed = _of_its_own(source)
+    message = f"{shown(source.name)}: {names} are in it{own}"
+    nobody = FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
     raise InvalidProblemError(missing or [nobody])
 
 
-def _of_its_own(source: Source) -> str:
+def _of_its_own(source: Source) -> tuple[str, str]:
+    """Return which program a script starts, and what is allowed instead."""
     commands = commands_of(readable_script(source))
     first = next((one for one in commands if one.program and one.before), None)
     if first is None:
-        return ""
-    program = shown(first.program.rpartition("/")[2])
-    return f": line {first.before[0].line} starts {program}, which has arguments of its own"
+        return "", _KINDS
+    program = f": line {first.before[0].line} starts {shown(first.program.rpartition('/')[2])}"
+    unknown = next((word.unknown for word in first.words if word.unknown is not None), None)
+    if unknown is None:
+        return f"{program}, which has arguments of its own", _KINDS
+    why, allowed = why_unknown(unknown)
+    return f"{program}; {why}", allowed
 
 
 def _scripts(source: Source) -> Iterator[tuple[str, Script]]:

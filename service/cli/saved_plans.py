@@ -174,7 +174,7 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if not found:
         message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
         ids = list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
-        near = get_close_matches(plan_id[:_ID_LENGTH], ids, n=_MOST_NAMED, cutoff=0.0)
+        near = get_close_matches(plan_id[:_ID_LENGTH], ids, n=_MOST_NAMED)
         raise InvalidProblemError.of("plan_id", message, nearest=", ".join(near) or None)
     if len(found) > 1:
         some, more = list(found)[-_MOST_NAMED:], len(found) - _MOST_NAMED

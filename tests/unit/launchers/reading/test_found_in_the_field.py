@@ -625,3 +625,37 @@ def test_a_variable_that_nothing_sets_is_empty_behind_a_switch_or_a_whole_value(
             f"python pretrain_gpt.py {SIZES} --vocab-size 1024 --micro-batch-size $MBS",
             Overrides(num_gpus=8),
         )
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (
+            "--num-experts 8 --moe-router-topk 16",
+            "--moe-router-topk: line 1: 16 is more than num_experts = 8",
+        ),
+        (
+            "--pipeline-model-parallel-size 3",
+            "--pipeline-model-parallel-size: line 1: tp × pp × cp = 3 does",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2",
+            "makes 2 chunks of one stage, which Megatron-LM refuses",
+        ),
+        ("--recompute-method uniform", r"needs --recompute-num-layers. Allowed: --recompute-num-layers 1"),
+        ("--fp16", r"contradicts --bf16: .* Allowed: no --fp16"),
+        ("--fp8-format hybrid --fp8-recipe delayd", "Nearest: delayed"),
+    ],
+)
+def test_a_fault_names_the_flag_its_line_and_what_is_allowed(own: str, said: str) -> None:
+    with pytest.raises(InvalidProblemError, match=said):
+        read(f"python pretrain_gpt.py {SIZES} --vocab-size 1024 {own}", Overrides(num_gpus=8))
+
+
+def test_arguments_in_a_variable_that_nothing_sets_are_named() -> None:
+    with pytest.raises(
+        InvalidProblemError, match=r"line 1 starts pretrain_gpt.py; .*\$PARAMS.*--var PARAMS="
+    ):
+        read("python pretrain_gpt.py ${PARAMS}")
+    with pytest.raises(InvalidProblemError, match="line 2: GLOBAL_BATCH is a placeholder"):
+        read('{"zero_optimization": {"stage": 1},\n"train_batch_size": GLOBAL_BATCH}', name="ds.json")
