@@ -89,6 +89,7 @@ class MixerSpec:
     inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
     output_norm: bool = True  # trained, of the output (a state-space model may have none)
     with_attention: bool = False  # every layer has both, which read one norm and are summed (mamba2 alone)
+    single_projections: bool = False  # it has one for each of six widths; changes adapters alone
     split_projections: bool = False  # transformers' class has several linear layers; changes adapters alone
     attention_every: int = 0  # 0: none by this rule
     attention_layers: tuple[int, ...] = ()  # counted from 0, where they are not every n-th
@@ -226,6 +227,9 @@ class MixerSpec:
             return {"qkv_proj": self.convolved, "output_gate": values}
         if self.kind != "gated_delta_net":
             return {"in_proj": self.projected}
+        if self.single_projections:
+            return {"q_proj": keys, "k_proj": keys, "v_proj": values, "a_proj": heads, "b_proj": heads,
+                    "g_proj": values}  # fmt: skip
         if self.split_projections:
             return {"in_proj_qkv": self.convolved, "in_proj_z": values, "in_proj_b": heads,
                     "in_proj_a": heads}  # fmt: skip

@@ -22,6 +22,7 @@ from meshwright.profiles.importers.huggingface_layers import (
 )
 from meshwright.profiles.importers.huggingface_mixers import (
     delta_net,
+    delta_net_of_olmo,
     falcon_h1,
     kimi_delta,
     kimi_linear_config,
@@ -34,6 +35,7 @@ from meshwright.profiles.importers.huggingface_mixers import (
     minimax_config,
     mixers_alone,
     nemotron_h_config,
+    olmo_hybrid_config,
     selective_scans_alone,
     short_convolution,
     single_blocks,
@@ -100,6 +102,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "mamba_2_config": mamba_2_config,
         "minimax_config": minimax_config,
         "nemotron_h_config": nemotron_h_config,
+        "olmo_hybrid_config": olmo_hybrid_config,
         "step_config": step_config,
     },
     "follows": {
@@ -120,6 +123,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
     },
     "mixer": {
         "delta_net": delta_net(split_projections=False),
+        "delta_net_of_olmo": delta_net_of_olmo,
         "delta_net_split": delta_net(split_projections=True),
         "falcon_h1": falcon_h1,
         "kimi_delta": kimi_delta,

@@ -3,7 +3,7 @@
 The classes are those of ``transformers`` 5.23: ``Qwen3NextGatedDeltaNet``, ``Qwen3_5GatedDeltaNet``,
 ``GraniteMoeHybridMambaLayer``, ``BambaMixer``, ``NemotronHMamba2Mixer``, ``Mamba2Mixer``,
 ``JambaMambaMixer``, ``MambaMixer``, ``FalconMambaMixer``, ``KimiLinearDeltaAttention``,
-``MiniMaxLightningAttention``, ``Lfm2ShortConv``, ``FalconH1Mixer``.
+``MiniMaxLightningAttention``, ``Lfm2ShortConv``, ``FalconH1Mixer``, ``OlmoHybridGatedDeltaNet``.
 """
 
 from __future__ import annotations
@@ -80,6 +80,30 @@ def delta_net(*, split_projections: bool) -> MixerRule:
         return _placed(mixer, attending, num_layers)
 
     return rule
+
+
+def olmo_hybrid_config(config: dict[str, object]) -> dict[str, object]:
+    """Return OLMo Hybrid's config with the layers and sizes of delta nets that its class derives."""
+    found: dict[str, Any] = dict(config)
+    layers, heads = found.get("num_hidden_layers"), found.get("num_attention_heads")
+    if found.get("layer_types") is None and type(layers) is int:
+        kinds = [_ATTENDS if layer % 4 == 3 else _MIXES for layer in range(layers)]  # noqa: PLR2004
+        found["layer_types"] = kinds if _ATTENDS in kinds else [*kinds[:-1], _ATTENDS]
+    for key in ("linear_num_key_heads", "linear_num_value_heads"):
+        found[key] = heads if found.get(key) is None else found[key]
+    keys, hidden = found["linear_num_key_heads"], found.get("hidden_size")
+    if found.get("linear_key_head_dim") is None and type(keys) is int and type(hidden) is int and keys > 0:
+        found["linear_key_head_dim"] = int(0.75 * hidden / keys)
+    size = found.get("linear_key_head_dim")
+    if found.get("linear_value_head_dim") is None and type(size) is int:
+        found["linear_value_head_dim"] = 2 * size
+    return found
+
+
+def delta_net_of_olmo(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
+    """Return OLMo Hybrid's gated delta nets, with a linear layer for each width."""
+    mixer = delta_net(split_projections=False)(reader, num_layers, hidden_size)
+    return replace(mixer, single_projections=True) if mixer else None
 
 
 def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:

@@ -323,7 +323,108 @@ def _llama4(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> Tower
     )  # fmt: skip
 
 
+def _llava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of LLaVA, of the class that ``vision_config.model_type`` names, and its projector.
+
+    All layers are built and run, whichever of them the projector reads. LLaVA-NeXT has one vector more.
+    """
+    kind = str(reader.value("model_type"))
+    if kind not in _LLAVA_TOWERS:
+        raise _at(reader, "model_type", f"{shown(kind)} is not planned", allowed=", ".join(_LLAVA_TOWERS))
+    strategy = whole.value("vision_feature_select_strategy")
+    if kind != "clip_vision_model" and strategy == "default":
+        raise _at(whole, "vision_feature_select_strategy", "default: it would drop a patch", allowed="full")
+    layer = whole.value("vision_feature_layer")
+    if type(layer) is not int:
+        raise _at(whole, "vision_feature_layer", f"{shown(layer)} is not one layer", allowed="-2, -1")
+    out, bias = model.hidden_size, whole.flag("multimodal_projector_bias", default=True)
+    tower = _LLAVA_TOWERS[kind](reader)
+    hidden = tower["hidden_size"]
+    newline = out * (whole.value("image_grid_pinpoints") is not None)
+    return TowerSpec(
+        **tower, merged_patches=1, projector_matrices=hidden * out + out * out,
+        projector_vectors=2 * out * bias + newline,
+    )  # fmt: skip
+
+
+def _clip(reader: FieldReader) -> dict[str, Any]:
+    """Return CLIP's vision model: a token of its own, and norms before and behind its layers."""
+    sizes, patches = _plain_blocks(reader)
+    return sizes | {
+        "tile_patches": patches, "further_tokens": 1, "position_rows": patches + 1,
+        "further_parameters": 5 * sizes["hidden_size"],
+    }  # fmt: skip
+
+
+def _siglip_alone(reader: FieldReader) -> dict[str, Any]:
+    """Return SigLIP's vision model with a bias of its patches and a norm behind its layers."""
+    sizes, patches = _plain_blocks(reader)
+    hidden, width = sizes["hidden_size"], sizes["ffn_hidden_size"]
+    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width  # SiglipMultiheadAttentionPoolingHead
+    return sizes | {
+        "tile_patches": patches, "position_rows": patches,
+        "further_parameters": 3 * hidden + head * reader.flag("vision_use_head", default=True),
+    }  # fmt: skip
+
+
+def _pixtral(reader: FieldReader) -> dict[str, Any]:
+    """Return Pixtral's vision model: images of any size, and layers as Llama's."""
+    sizes, _patches = _plain_blocks(reader)
+    return sizes | {
+        "further_parameters": sizes["hidden_size"], "gated_mlp": True, "normalization": "rmsnorm",
+        "rotary": True, "qkv_bias": False, "attention_output_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+_LLAVA_TOWERS: Mapping[str, Callable[[FieldReader], dict[str, Any]]] = {
+    "clip_vision_model": _clip, "siglip_vision_model": _siglip_alone, "pixtral": _pixtral,
+}  # fmt: skip
+
+
+def _cohere(*, norm: bool) -> TowerRule:
+    """Return the rule of Aya Vision, with a norm before its projector, and of Command A Vision."""
+
+    def rule(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+        tower, merged = _siglip_alone(reader), _size(whole, "downsample_factor", "merged_patches") ** 2
+        own = whole.has("alignment_intermediate_size") or not norm
+        width = _size(whole, "alignment_intermediate_size", "ffn_hidden_size") if own else model.hidden_size
+        whole.value("alignment_intermediate_size")
+        wide, out = tower["hidden_size"] * merged, model.hidden_size
+        return TowerSpec(
+            **tower, merged_patches=merged, projector_matrices=wide * width + width // 2 * out,
+            projector_vectors=2 * wide * norm + width + out,
+        )  # fmt: skip
+
+    return rule
+
+
+def _mistral3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    tower, side = _pixtral(reader), _size(whole, "spatial_merge_size", "merged_patches")
+    hidden, out = tower["hidden_size"], model.hidden_size
+    bias = whole.flag("multimodal_projector_bias", default=False)
+    return TowerSpec(
+        **tower, merged_patches=side**2,
+        projector_matrices=hidden * side**2 * hidden + hidden * out + out * out,
+        projector_vectors=hidden + 2 * out * bias,
+    )  # fmt: skip
+
+
+def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    sizes, patches = _plain_blocks(reader)
+    merged = _size(whole, "scale_factor", "merged_patches") ** 2
+    return TowerSpec(
+        **sizes, merged_patches=merged, tile_patches=patches, position_rows=patches,
+        further_parameters=3 * sizes["hidden_size"],
+        projector_matrices=sizes["hidden_size"] * merged * model.hidden_size,
+    )  # fmt: skip
+
+
 _RULES: Mapping[str, TowerRule] = {
+    "aya_vision": _cohere(norm=True),
+    "cohere2_vision": _cohere(norm=False),
+    "idefics3": _idefics3,
+    "llava": _llava,
+    "mistral3": _mistral3,
     "glm4v": _glm4v,
     "internvl": _internvl,
     "llama4": _llama4,

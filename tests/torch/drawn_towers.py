@@ -37,7 +37,11 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "use_absolute_position_embeddings": (False,), "window_size": (56,), "in_channels": (1,),
 }  # fmt: skip
 # Without these a class's own defaults make no model that runs.
-NEEDED: dict[str, Config] = {"gemma3": {"image_size": 896, "patch_size": 14}, "qwen2_vl": {}}
+NEEDED: dict[str, Config] = {
+    "aya_vision": {"num_attention_heads": 16},
+    "gemma3": {"image_size": 896, "patch_size": 14},
+    "qwen2_vl": {},
+}
 
 
 def whole(model_type: str) -> Config:

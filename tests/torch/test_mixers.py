@@ -17,6 +17,7 @@ from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -27,14 +28,19 @@ TOKENS = 512  # eight chunks
 
 @pytest.mark.parametrize(
     ("model_type", "layer"),
-    [("qwen3_next", Qwen3NextGatedDeltaNet), ("qwen3_5_text", Qwen3_5GatedDeltaNet)],
+    [
+        ("qwen3_next", Qwen3NextGatedDeltaNet),
+        ("qwen3_5_text", Qwen3_5GatedDeltaNet),
+        ("olmo_hybrid", OlmoHybridGatedDeltaNet),
+    ],
 )
 @pytest.mark.parametrize(("heads", "size"), [(32, 128), (16, 64)])
 def test_a_gated_delta_net_multiplies_as_much_as_its_class(
     model_type: str, layer: type[torch.nn.Module], heads: int, size: int
 ) -> None:
     sizes = {
-        "hidden_size": 512, "num_hidden_layers": 4, "linear_num_value_heads": heads,
+        "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "linear_num_value_heads": heads,
         "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": size,
     }  # fmt: skip
     config = CONFIG_MAPPING[model_type](**sizes)
