@@ -136,7 +136,8 @@ class MixerSpec:
             raise InvalidProblemError.of(f"/model/mixer/{name}", "contradicts with_attention")
         if (self.kind == "lightning_attention") != (self.convolution == 0):
             why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
-            raise InvalidProblemError.of("/model/mixer/convolution", why)
+            near = ("0", "0") if self.kind == "lightning_attention" else ("1 to 1024", "4")
+            raise InvalidProblemError.of("/model/mixer/convolution", why, allowed=near[0], nearest=near[1])
         for name, value, why in self._sizes_of_kind():
             if getattr(self, name) != value:
                 raise InvalidProblemError.of(

@@ -46,7 +46,7 @@ NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
     "latent attention": lambda model: model.mla is not None,
     "no latent attention": lambda model: model.mla is None,
-    "self-attention alone": lambda model: model.tower is None and not any(model.mixing_layers()),
+    "self-attention alone": lambda model: not (model.tower or model.mixer or model.diffusion),
 }
 
 

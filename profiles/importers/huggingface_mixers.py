@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
 from meshwright.profiles.model_parts import spaced
@@ -120,8 +121,9 @@ def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:
         found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
     found |= {own: found.pop(key) for key, own in _KIMI.items() if key in found}
     attending, mixing = (found.pop(f"{_OF_KIMI}.{key}", None) for key in ("full_attn_layers", "kda_layers"))
-    if found.get("layer_types") is None and isinstance(attending, list) and isinstance(mixing, list):
-        if sorted(map(str, attending + mixing)) != sorted(map(str, range(1, layers + 1))):
+    if found.get("layer_types") is None and (attending is not None or mixing is not None):
+        attending, others = (one if isinstance(one, list) else [] for one in (attending, mixing))
+        if sorted(map(str, (*attending, *others))) != sorted(map(str, range(1, layers + 1))):
             why = f"full_attn_layers and kda_layers must name each layer once, counted from 1 to {layers}"
             raise InvalidProblemError.of(f"/model/{_OF_KIMI}", why)
         found["layer_types"] = [_ATTENDS if one + 1 in attending else _MIXES for one in range(layers)]
@@ -153,10 +155,17 @@ def minimax_config(config: dict[str, object]) -> dict[str, object]:
     """Return MiniMax's config with its layers as a list of kinds; published ones list ones and zeros."""
     found: dict[str, Any] = dict(config)
     layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
-    listed = found.pop("attn_type_list", None)
+    listed, whole = found.pop("attn_type_list", None), range(layers)
+    if listed is not None and not (
+        isinstance(listed, list) and len(listed) == layers and all(one in (0, 1) for one in listed)
+    ):
+        many = f"{len(listed)} kinds" if isinstance(listed, list) else shown(str(listed))
+        why = f"{many}: must be a list of num_hidden_layers = {layers} kinds"
+        allowed = "1 (attention), 0 (lightning attention)"
+        raise InvalidProblemError.of("/model/attn_type_list", why, allowed=allowed)
     if found.get("layer_types") is None:
-        kinds = listed if isinstance(listed, list) else [int(layer % 2 == 0) for layer in range(layers)]
-        found["layer_types"] = [{1: _ATTENDS, 0: _MIXES}.get(one, one) for one in kinds]
+        kinds = [int(layer % 2 == 0) for layer in whole] if listed is None else listed
+        found["layer_types"] = [_ATTENDS if one else _MIXES for one in kinds]
     return found
 
 
@@ -190,8 +199,13 @@ def lfm2_config(config: dict[str, object]) -> dict[str, object]:
             width = -(-int(factor * width) // cast("int", multiple)) * cast("int", multiple)
         found["intermediate_size"] = width
     listed = found.pop("full_attn_idxs", None)
+    if listed is not None and not (
+        isinstance(listed, list) and all(type(one) is int and 0 <= one < layers for one in listed)
+    ):
+        why = f"{shown(str(listed))} is not a list of layers"
+        raise InvalidProblemError.of("/model/full_attn_idxs", why, allowed=f"0 to {layers - 1}")
     if found.get("layer_types") is None:
-        attending = listed if isinstance(listed, list) else range(layers)
+        attending = range(layers) if listed is None else listed
         found["layer_types"] = [_ATTENDS if layer in attending else "conv" for layer in range(layers)]
     return found
 

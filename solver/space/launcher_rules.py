@@ -32,7 +32,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.profiles.switches import clashes, switch_faults, switches
+from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
@@ -416,15 +416,17 @@ def _dynamic_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
-    """Refuse dynamic context parallelism where no lengths of packed documents are stated."""
+    """Refuse dynamic context parallelism without packed documents, or where a layer does not attend."""
     name, lengths = "dynamic_context_parallel", problem.workload.lengths
+    option = f"/workload/framework_options/{name}"
+    stated = problem.workload.framework_options.get(name)
+    if stated and problem.launcher == "none" and not NEEDS["self-attention alone"](problem.model):
+        message = "true: it needs a model with self-attention alone"
+        yield FieldError(pointer=option, message=message, allowed="false", nearest="false")
     if lengths is not None and lengths.batching == "packing":
         return
     found = "none are stated" if lengths is None else f"batching is {lengths.batching}"
-    asked = {
-        f"/workload/framework_options/{name}": problem.workload.framework_options.get(name),
-        "/search/allow": name in problem.options.allow,
-    }
+    asked = {option: stated, "/search/allow": name in problem.options.allow}
     for pointer in (where for where, is_asked in asked.items() if is_asked):
         yield FieldError(
             pointer=pointer,

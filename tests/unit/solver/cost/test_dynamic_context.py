@@ -10,6 +10,7 @@ from meshwright.launchers.reading.base import Source
 from meshwright.launchers.registry import export
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
@@ -25,6 +26,7 @@ from tests.unit.solver.planner.test_variants import answered
 (GROUP,) = find_cluster("dgx-h100").groups
 CLUSTER = replace(find_cluster("dgx-h100"), groups=(replace(GROUP, num_nodes=1),))
 SEQ = 32768
+HYBRID = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # attention next to Mamba 2
 LONG = SequenceLengths(percentiles=((0.0, 4000), (50.0, 6000), (100.0, SEQ)))
 ROW = Configuration(
     context_parallel_size=4, data_parallel_size=2, num_microbatches=8, zero_stage=1, zero_shard_size=8,
@@ -93,6 +95,8 @@ def test_what_megatron_lm_excludes_is_illegal_by_rule_and_by_check(change: dict[
         (asked(replace(LONG, batching="padding")), "documents, and batching is padding"),
         (replace(asked(), launcher="megatron-bridge"), "true, but training/initialize.py:802"),
         (replace(asked(), model=find_model("deepseek-v3")), "it needs a model with no latent attention"),
+        (replace(asked(), model=HYBRID, launcher="none"), "it needs a model with self-attention alone"),
+        (replace(asked(), model=HYBRID), "it needs a model with self-attention alone"),
     ],
 )  # fmt: skip
 def test_where_it_cannot_run_it_is_refused_by_name(problem: Problem, says: str) -> None:
