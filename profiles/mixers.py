@@ -9,7 +9,7 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
 - ``mamba2``: the state-space duality (Dao and Gu 2024, arXiv:2405.21060, section 6); its ``B`` and ``C``
   are keys and queries, its groups are key heads, and its state size is a key's.
 - ``kimi_delta_attention``: the delta rule with a decay of each channel of a key (Kimi Linear,
-  arXiv:2510.26692, section 3); products of low rank yield decays and the output's gate.
+  arXiv:2510.26692, section 3); products, there of low rank, yield decays and the output's gate.
 - ``lightning_attention``: linear attention with a fixed decay of each head (Qin et al. 2024,
   arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, section 2.2), without a convolution.
 - ``short_convolution``: a convolution of a few tokens between two gates, and no scan (LFM2,
@@ -85,7 +85,8 @@ class MixerSpec:
     projection_bias: bool = False
     output_bias: bool | None = None  # of the last projection; None: as projection_bias
     time_step_rank: int = 0  # of the product that yields the time steps of all channels (mamba1 alone)
-    gate_rank: int = 0  # of the products that yield decays and the gate (kimi_delta_attention alone)
+    # Of the products that yield decays and the gate (kimi_delta_attention alone); 0: of full rank
+    gate_rank: int = 0
     inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
     output_norm: bool = True  # trained, of the output (a state-space model may have none)
     with_attention: bool = False  # every layer has both, which read one norm and are summed (mamba2 alone)
@@ -112,17 +113,12 @@ class MixerSpec:
             raise InvalidProblemError.of("/model/mixer/attention_layers", "contradicts attention_every")
 
     def _refuse_sizes_of_other_kinds(self) -> None:
-        for name, kind, what in (
-            ("time_step_rank", "mamba1", "its time steps"),
-            ("gate_rank", "kimi_delta_attention", "its decays"),
-        ):
-            if (self.kind == kind) != bool(getattr(self, name)):
-                why = (
-                    f"is required: {kind} projects {what}"
-                    if self.kind == kind
-                    else f"applies to {kind} only"
-                )
-                raise InvalidProblemError.of(f"/model/mixer/{name}", why)
+        selective = self.kind == "mamba1"
+        if selective != bool(self.time_step_rank):
+            why = "is required: mamba1 projects its time steps" if selective else "applies to mamba1 only"
+            raise InvalidProblemError.of("/model/mixer/time_step_rank", why)
+        if self.gate_rank and self.kind != "kimi_delta_attention":
+            raise InvalidProblemError.of("/model/mixer/gate_rank", "applies to kimi_delta_attention only")
         if self.inner_norms and self.kind != "mamba1":
             raise InvalidProblemError.of("/model/mixer/inner_norms", "applies to mamba1 only")
         for name, stated in (
@@ -222,8 +218,8 @@ class MixerSpec:
         heads, keys, values = self.num_heads, self.num_key_heads * self.key_head_dim, self.value_width
         if self.kind == "kimi_delta_attention":
             rank = self.gate_rank
-            return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, "f_a_proj": rank,
-                    "g_a_proj": rank}  # fmt: skip
+            whole = {"f_a_proj": rank, "g_a_proj": rank} if rank else {"f_proj": keys, "g_proj": values}
+            return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, **whole}
         if self.kind == "lightning_attention":
             return {"qkv_proj": self.convolved, "output_gate": values}
         if self.kind != "gated_delta_net":

@@ -21,10 +21,12 @@ from meshwright.profiles.importers.huggingface_layers import (
     without_positions,
 )
 from meshwright.profiles.importers.huggingface_mixers import (
+    bailing_hybrid_config,
     delta_net,
     delta_net_of_olmo,
     falcon_h1,
     kimi_delta,
+    kimi_delta_of_ling,
     kimi_linear_config,
     lfm2_config,
     lightning,
@@ -94,6 +96,7 @@ def _jamba(config: dict[str, object]) -> dict[str, object]:
 # What a row names, by its attribute.
 _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
+        "bailing_hybrid_config": bailing_hybrid_config,
         "granite_hybrid": _granite_hybrid,
         "jamba": _jamba,
         "kimi_linear_config": kimi_linear_config,
@@ -127,6 +130,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "delta_net_split": delta_net(split_projections=True),
         "falcon_h1": falcon_h1,
         "kimi_delta": kimi_delta,
+        "kimi_delta_of_ling": kimi_delta_of_ling,
         "lightning": lightning,
         "mamba_1": mamba_1,
         "mamba_2": mamba_2,

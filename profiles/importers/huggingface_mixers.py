@@ -151,6 +151,45 @@ def kimi_delta(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerS
     return _placed(mixer, attending, num_layers)
 
 
+def bailing_hybrid_config(config: dict[str, object]) -> dict[str, object]:
+    """Return the config of Ling's hybrids with its layers and MLPs as lists of kinds.
+
+    Configs that its class has written state sizes of mixers by names of their own; it never ties the head.
+    """
+    found: dict[str, Any] = {**config, "tie_word_embeddings": False}
+    found |= {own: found.pop(other) for other, own in _LING.items() if found.get(other) is not None}
+    layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
+    group, first = found.pop("layer_group_size", None), found.pop("first_k_dense_replace", None)
+    for key, value, low in (("layer_group_size", group, 1), ("first_k_dense_replace", first, 0)):
+        if type(value) is not int or value < low:
+            why = f"{shown(str(value))} is not a whole number"
+            raise InvalidProblemError.of(f"/model/{key}", why, allowed=f"{low} or more")
+    if found.get("layer_types") is None:
+        kinds = [_ATTENDS if (layer + 1) % cast("int", group) == 0 else _MIXES for layer in range(layers)]
+        found["layer_types"] = kinds
+    if found.get("mlp_layer_types") is None:
+        dense = cast("int", first)
+        found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    return found
+
+
+_LING = {"linear_head_dim": "head_dim", "linear_conv_kernel_dim": "short_conv_kernel_size"}
+
+
+def kimi_delta_of_ling(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
+    """Return Kimi's delta attention of Ling's hybrids: heads as attention has, decays of full rank."""
+    heads = _size(reader, reader.first(("linear_num_heads", "num_attention_heads")), "num_heads")
+    size = _size(reader, "head_dim", "key_head_dim")
+    convolution = _size(reader, "short_conv_kernel_size", "convolution")
+    attending = _stated(reader, num_layers) or []
+    reader.finish()
+    mixer = MixerSpec(
+        kind="kimi_delta_attention", num_heads=heads, num_key_heads=heads, key_head_dim=size,
+        value_head_dim=size, convolution=convolution,
+    )  # fmt: skip
+    return _placed(mixer, attending, num_layers)
+
+
 def minimax_config(config: dict[str, object]) -> dict[str, object]:
     """Return MiniMax's config with its layers as a list of kinds; published ones list ones and zeros."""
     found: dict[str, Any] = dict(config)

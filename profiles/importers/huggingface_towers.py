@@ -398,6 +398,33 @@ def _cohere(*, norm: bool) -> TowerRule:
     return rule
 
 
+def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Kimi K2.5 and 2.6 (MoonViT); positions of frames are computed."""
+    patch, sides = _side(reader, "patch_size"), reader.value("merge_kernel_size")
+    numbers = (
+        [one for one in sides if type(one) is int and one > 0] if isinstance(sides, list | tuple) else []
+    )
+    if len(numbers) != 2:  # noqa: PLR2004 - height and width
+        reader.fault("merge_kernel_size", "must be two whole numbers: height and width")
+        reader.finish()
+    hidden, merged, out = (
+        _size(reader, "hidden_size", "hidden_size"),
+        numbers[0] * numbers[1],
+        model.hidden_size,
+    )
+    rows = [_size(reader, key, "position_rows") for key in ("pos_emb_height", "pos_emb_width")]
+    reader.value("pos_emb_time")
+    matrices, biases = _merger(hidden, merged, out)
+    return TowerSpec(
+        num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
+        ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
+        num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"),
+        patch_size=patch, patch_inputs=3 * patch**2, merged_patches=merged, rotary=True,
+        position_rows=rows[0] * rows[1], further_parameters=3 * hidden, projector_matrices=matrices,
+        projector_vectors=biases + 2 * _size(whole, "projection_hidden_size", "hidden_size"),
+    )  # fmt: skip
+
+
 def _mistral3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     tower, side = _pixtral(reader), _size(whole, "spatial_merge_size", "merged_patches")
     hidden, out = tower["hidden_size"], model.hidden_size
@@ -423,6 +450,7 @@ _RULES: Mapping[str, TowerRule] = {
     "aya_vision": _cohere(norm=True),
     "cohere2_vision": _cohere(norm=False),
     "idefics3": _idefics3,
+    "kimi_k25": _kimi_k25,
     "llava": _llava,
     "mistral3": _mistral3,
     "glm4v": _glm4v,

@@ -58,6 +58,8 @@ def models() -> list[ModelSpec]:
                 continue
     towers = json.loads((FIXTURES / "drawn-towers.json").read_text())["configs"]
     seeing = [model_from_config(one["config"], name="x") for one in towers]
+    diffusing = json.loads((FIXTURES / "drawn-diffusers.json").read_text())
+    found += [model_from_config(one["config"], name="x") for one in diffusing]
     return [*found, *seeing, *(model.tower_layers for model in seeing)]
 
 

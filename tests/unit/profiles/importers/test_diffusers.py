@@ -13,6 +13,7 @@ from meshwright.profiles.model_parts import DiffusionSpec
 from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
 
 DRAWN = json.loads((Path(__file__).parents[1] / "fixtures" / "drawn-diffusers.json").read_text())
+GARBAGE: tuple[object, ...] = (None, -1, 0, "x", [], {}, True, 1e400, [[]], 10**30, [1, 2, "x"])
 FLUX, WAN = {"_class_name": "FluxTransformer2DModel"}, {"_class_name": "WanTransformer3DModel"}
 
 
@@ -50,6 +51,18 @@ def test_what_is_not_planned_is_refused_with_the_key(config: dict[str, object], 
 def test_a_key_that_the_class_reads_and_that_changes_no_size_is_accepted() -> None:
     known = {"_diffusers_version": "0.42.1", "rope_max_seq_len": 512, "eps": 1e-5}
     assert model_from_config({**WAN, **known}, name="x") == model_from_config(WAN, name="x")
+
+
+@pytest.mark.parametrize("config", [DRAWN[1]["config"], DRAWN[9]["config"]])
+def test_a_field_changed_in_a_config_never_crashes(config: dict[str, object]) -> None:
+    refused = 0
+    for field in {**DRAWN[9]["config"], **config, "qk_norm": None, "axes_dims_rope": None}:
+        for value in GARBAGE:
+            try:
+                model_from_config({**config, field: value}, name="x")
+            except InvalidProblemError:
+                refused += 1
+    assert refused > 50
 
 
 def test_text_is_read_or_part_of_the_sequence_not_both() -> None:

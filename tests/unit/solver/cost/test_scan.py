@@ -235,7 +235,7 @@ def test_a_mixer_is_next_to_attention_in_every_layer_and_of_mamba_2_alone() -> N
 @pytest.mark.parametrize(
     ("mixer", "changes", "field"),
     [
-        (KIMI, {"gate_rank": 0}, "gate_rank"),
+        (DELTA, {"gate_rank": 128}, "gate_rank"),
         (KIMI, {"num_key_heads": 16}, "num_key_heads"),
         (LIGHTNING, {"convolution": 4}, "convolution"),
         (DELTA, {"convolution": 0}, "convolution"),
