@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import islice
 
 import numpy as np
 
@@ -62,6 +62,7 @@ _MOST_EFFORT = 3.0
 _SHARED = 4  # the first sizes of a row (cp, dp, ep, micro-batch), equal in rows solved together
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WORSE = 1.03  # over the best plan: closed forms that are not priced
+_FILLED = 6  # rows whose lines are priced together
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
 _MOST_NEIGHBOURS = 256  # of plans, priced in one search
@@ -185,13 +186,12 @@ class MixedFrontier:
         alone = self._alone()
         self.knows_alone = True
         self.price(alone)
-        having = 0
-        for one in heapq.nsmallest(_FIRST_ROWS, self._heap):
-            if interrupted(self) or having >= _ENOUGH_FIRST:
-                return
-            [row] = one.rows
-            lines = dict.fromkeys(whole_groups(self.rows, row))
-            having += self._try_lines([row], lines, most_s=np.inf)
+        order = [one.rows[0] for one in heapq.nsmallest(_FIRST_ROWS, self._heap)]
+        having = done = 0
+        while done < len(order) and having < _ENOUGH_FIRST and not interrupted(self):
+            some = order[done : done + (_ENOUGH_FIRST if self.found else 1)]
+            lines = {row: dict.fromkeys(whole_groups(self.rows, row)) for row in some}
+            having, done = having + self._try_lines(lines, most_s=np.inf), done + len(some)
 
     def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
@@ -215,14 +215,17 @@ class MixedFrontier:
         """Find the best of some layouts, from rows in the order of their bounds; they are not proved."""
         order = np.argsort(self.bounds.objective_s, kind="stable")
         order = order[np.isfinite(self.bounds.objective_s[order])]
-        for lines, most in ((whole_groups, _WHOLE_OF_PLAN * number), (chosen_groups, len(order))):
-            for row in order[:most].tolist():
+        whole = min(_WHOLE_OF_PLAN * number, len(order))
+        for lines, most in ((whole_groups, whole), (chosen_groups, len(order))):
+            for start in range(0, most, _FILLED):
+                some = order[:most][start : start + _FILLED].tolist()
                 ranked = self.ranked()[:number]
                 full = len(ranked) >= number
-                beyond = full and self.bounds.objective_s[row] > ranked[-1].objective_s
+                beyond = full and self.bounds.objective_s[some[0]] > ranked[-1].objective_s
                 if beyond or (full and lines is chosen_groups) or interrupted(self):
                     break
-                self._try_lines([row], dict.fromkeys(lines(self.rows, row)), most_s=np.inf)
+                work = {row: dict.fromkeys(lines(self.rows, row)) for row in some}
+                self._try_lines(work, most_s=np.inf)
 
     def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit."""
@@ -354,7 +357,7 @@ class MixedFrontier:
         self.calls += 1
         if found.stages:
             lines = self._lines_of(patterns, found)
-            self._try_lines(one.rows, lines)
+            self._try_lines(dict.fromkeys(one.rows, lines))
             found = replace(found, plan_s=min(self._least_of(row, lines) for row in one.rows))
         return found
 
@@ -419,15 +422,15 @@ class MixedFrontier:
         return min((self._tried.get((row, *one), np.inf) for one in lines.items()), default=np.inf)
 
     def _try_lines(
-        self, rows: Sequence[int], lines: Mapping[Line, Split | None], most_s: float | None = None
-    ) -> bool:
-        """Split, price and check lines of rows that were not tried yet; return whether one is a plan.
+        self, lines: Mapping[int, Mapping[Line, Split | None]], most_s: float | None = None
+    ) -> int:
+        """Split, price and check lines of rows that were not tried yet; return how many rows have a plan.
 
         ``most_s``: those of larger closed forms are not priced; without it, those far behind the best plan.
         """
         most_s = self.known_s * _WORSE if most_s is None else most_s
         configs = dict[Configuration, tuple[int, Line, Split | None]]()
-        for row, (line, own) in product(rows, lines.items()):
+        for row, (line, own) in ((row, one) for row, some in lines.items() for one in some.items()):
             look()
             if (row, line, own) in self._tried or not self.rows.allowed[row, len(line)]:
                 continue
@@ -440,7 +443,7 @@ class MixedFrontier:
             configs |= dict.fromkeys(self._configurations(row, line, table, able), (row, line, own))
         for config, value in self.price(list(configs)).items():
             self._tried[configs[config]] = min(self._tried[configs[config]], value)
-        return any(config in self.found for config in configs)
+        return len({row for config, (row, *_) in configs.items() if config in self.found})
 
     def _neighbours(self, plan: MixedPlan) -> Iterator[Configuration]:
         """Yield neighbours of a plan that may be faster than it."""
