@@ -176,8 +176,13 @@ def link_to_mapping(link: LinkSpec) -> dict[str, Json]:
 
 
 def link_words(link: LinkSpec) -> str:
-    """Return ``nvswitch, 450 GB/s per GPU and direction``."""
-    return f"{link.kind}, {link.bytes_per_s / GB:g} GB/s per GPU and direction"
+    """Return ``nvswitch 450 GB/s per GPU and direction``."""
+    return f"{link_rate(link)} per GPU and direction"
+
+
+def link_rate(link: LinkSpec) -> str:
+    """Return ``nvswitch 450 GB/s``."""
+    return f"{link.kind} {link.bytes_per_s / GB:g} GB/s"
 
 
 def nearest_gpu(

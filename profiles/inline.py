@@ -26,8 +26,8 @@ from meshwright.profiles.gpus import (
     gpu_from_mapping,
     gpu_to_mapping,
     link_from,
+    link_rate,
     link_to_mapping,
-    link_words,
 )
 from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
 from meshwright.profiles.links import NodeLinks, links_from
@@ -125,8 +125,13 @@ def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> N
 
 def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
-    warnings = reader.texts("warnings") if reader.has("warnings") else []
-    groups = [_group(child, warnings) for child in reader.children("groups", high=MAX_GROUPS)]
+    warnings, usual = reader.texts("warnings") if reader.has("warnings") else [], dict[str, list[str]]()
+    groups = [_group(child, warnings, usual) for child in reader.children("groups", high=MAX_GROUPS)]
+    if usual:
+        each = "; ".join(f"{name}: {', '.join(words)}" for name, words in usual.items())
+        warnings.append(
+            f"cluster.groups: what is not given is that of usual nodes, links per GPU and direction: {each}"
+        )
     between = link_from(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}
     reader.refuse_unknown()
@@ -152,7 +157,7 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
     ]
 
 
-def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
+def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]) -> NodeGroup | None:
     stated = reader.value("gpu")
     slug = ""
     if isinstance(stated, str) or stated is None:
@@ -178,7 +183,9 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
         gpu = gpu_from_mapping(stated, at, warnings)
     else:
         gpu = find_gpu(slug, pointer=at)
-        _warn(warnings, reader.pointer, gpu, slug, {"gpus_per_node": gpus_per_node, **links})
+        if note := gpu_alias_note(slug):
+            warnings.append(f"{reader.pointer.lstrip('/').replace('/', '.')}.gpu: {slug}: {note}")
+        _assume(usual, gpu, {"gpus_per_node": gpus_per_node, **links})
     per_node = gpus_per_node or gpu.gpus_per_node
     try:
         return NodeGroup(
@@ -216,18 +223,16 @@ def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
     return gpu.island_gpus if spans else gpus_per_node
 
 
-def _warn(
-    warnings: list[str], pointer: str, gpu: GpuSpec, slug: str, given: Mapping[str, int | LinkSpec | None]
+def _assume(
+    usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int | LinkSpec | None]
 ) -> None:
-    place = pointer.lstrip("/").replace("/", ".")
-    note = gpu_alias_note(slug)
-    if note:
-        warnings.append(f"{place}.gpu: {slug}: {note}")
+    """Note what a group takes from the usual node of its GPU, by the GPU's name."""
     for name, value in given.items():
         if value is None:
             assumed = getattr(gpu, name)
-            words = link_words(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
-            warnings.append(f"{place}.{name}: not given; the usual node of {gpu.display_name}: {words}")
+            words = f"{name} {link_rate(assumed) if isinstance(assumed, LinkSpec) else assumed}"
+            own = usual.setdefault(gpu.display_name, [])
+            own += [] if words in own else [words]
 
 
 def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:

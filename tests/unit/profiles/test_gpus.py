@@ -82,7 +82,7 @@ def test_the_nearest_gpu_lends_architecture_and_links_and_warnings_name_it() -> 
     assert (gpu.architecture, gpu.nearest) == ("hopper", "h100-sxm-80gb")
     words = f"not given; that of the nearest GPU, {find_gpu(gpu.nearest).display_name}"
     assert warnings == [
-        f"cluster.groups.0.gpu.inter_node: {words}: infiniband, 50 GB/s per GPU and direction"
+        f"cluster.groups.0.gpu.inter_node: {words}: infiniband 50 GB/s per GPU and direction"
     ]
 
 
