@@ -223,9 +223,7 @@ def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
     return gpu.island_gpus if spans else gpus_per_node
 
 
-def _assume(
-    usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int | LinkSpec | None]
-) -> None:
+def _assume(usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int | LinkSpec | None]) -> None:
     """Note what a group takes from the usual node of its GPU, by the GPU's name."""
     for name, value in given.items():
         if value is None:
