@@ -46,8 +46,8 @@ def _problem(model: str, cluster: str, num_nodes: int, *, batch: int, seq: int, 
 
 
 def by_gpus() -> Iterator[tuple[float, Problem]]:
-    """Llama 3.1 405B on 128 to 16 384 H100."""
-    for num_nodes in (16, 32, 64, 128, 256, 512, 1024, 2048):
+    """Llama 3.1 405B on 128 to 131 072 H100."""
+    for num_nodes in (16, 64, 256, 1024, 4096, 16384):
         yield 8 * num_nodes, _problem("llama-3.1-405b", "dgx-h100", num_nodes, batch=2048, seq=8192)
 
 
