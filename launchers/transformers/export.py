@@ -244,7 +244,24 @@ def trl_values(target: Target) -> Values:
         # FSDP's shards, or autocast's weights; bf16 if no copy of them was priced
         "dtype": "float32" if keeps_fp32(target) else "bfloat16",
         "optim": optimizer(target),
+        **_trainers_galore(target),
         **_adapter_values(target),
+    }
+
+
+def _trainers_galore(target: Target) -> Values:
+    """Return the Trainer's own GaLore: every linear layer but the head is projected."""
+    workload = target.workload
+    found = optimizer_named(workload.optimizer)
+    if not found.low_rank:
+        return {}
+    rank = workload.optimizer_rank or usual_rank(target.problem.model.hidden_size)
+    interval = workload.optimizer_interval or USUAL_INTERVAL
+    eighth, by_layer = "_8bit" * ("8bit" in workload.optimizer), "_layerwise" * found.by_layer
+    return {
+        "optim": f"galore_adamw{eighth}{by_layer}",
+        "optim_target_modules": list(linear_names(target.problem.model)),
+        "optim_args": f"rank={rank}, update_proj_gap={interval}, scale=0.25",
     }
 
 

@@ -63,6 +63,7 @@ from meshwright.launchers.transformers.read_ranks import (
     started_by,
     starts_processes,
 )
+from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
@@ -386,12 +387,13 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
     )
+    if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore", default=False):
+        optimizer = _projected(fields)
+    else:
+        key = "optimizer" if fields.has("optimizer") else "optim"
+        optimizer = trainers_galore(fields, model) or {"optimizer": optimizer_of(fields, key)}
     return {
-        **(
-            _projected(fields)
-            if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore", default=False)
-            else {"optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim")}
-        ),
+        **optimizer,
         "lora_rank": rank,
         "lora_targets": targets if tool in _PEFTS else of_trainer(fields, targets, model, rank),
         "trained_modules": trained_whole(fields) if rank else (),
@@ -423,6 +425,77 @@ def _projected(fields: Fields) -> dict[str, Any]:
     }
 
 
+# Names and defaults: transformers 5.23, trainer_optimizer.py ``_setup_low_rank_optimizer``.
+TRAINERS_GALORE = {
+    "galore_adamw": ("galore", False), "galore_adamw_8bit": ("galore-8bit", False),
+    "galore_adamw_layerwise": ("galore", True), "galore_adamw_8bit_layerwise": ("galore-8bit", True),
+}  # fmt: skip
+_TRAINERS_RANK = 128
+_ALL_LINEAR = ("all-linear", "all_linear")
+_EVERY = (
+    {"attn", "mlp"},
+    {".*.attn.*", ".*.mlp.*"},
+)  # the parts of a layer, and those of its documentation
+
+
+def trainers_galore(fields: Fields, model: ModelSpec) -> dict[str, Any]:
+    """Return the workload fields of the Trainer's own GaLore; empty with another optimizer."""
+    name = str(fields.raw("optim") or "")
+    if name not in TRAINERS_GALORE:
+        return {}
+    found = dict[str, str]()
+    for part in str(fields.raw("optim_args") or "").replace(" ", "").split(","):
+        key, _, value = part.partition("=")
+        found |= {key: value} if key else {}
+    numbers = {"rank": _TRAINERS_RANK, "update_proj_gap": USUAL_INTERVAL}
+    for key, usual in numbers.items():
+        text = found.get(key, str(usual))
+        if text.isdecimal() and int(text) > 0:
+            numbers[key] = int(text)
+        else:
+            fields.fault("optim_args", f"{key} = {shown(text)} is not a whole number above 0")
+    if (kind := found.get("proj_type", "std")) != "std":
+        fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
+    _require_every_layer(fields, model)
+    interval = numbers["update_proj_gap"]
+    return {
+        "optimizer": TRAINERS_GALORE[name][0],
+        "optimizer_rank": numbers["rank"],
+        "optimizer_interval": 0 if interval == USUAL_INTERVAL else interval,
+    }
+
+
+def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
+    """Refuse modules that leave linear layers out: all of them are priced as projected."""
+    said = fields.raw("optim_target_modules")
+    names = {str(one) for one in said} if isinstance(said, list) else {str(said)}
+    if said in _ALL_LINEAR:
+        fields.note(
+            "optim_target_modules all-linear projects the head, too, which is priced with whole moments"
+        )
+    elif not (names in _EVERY or set(linear_names(model)) <= names):
+        allowed = f"all-linear, or {', '.join(linear_names(model))}"
+        fields.fault("optim_target_modules", "names fewer than every linear layer", allowed=allowed)
+
+
+def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
+    """Return the name of the Trainer's GaLore; refuse it on shards, and by layer on several GPUs."""
+    config, key = found.configuration, "optim"
+    by_layer = TRAINERS_GALORE[str(fields.raw(key))][1]
+    if config.zero_stage or found.launcher == DeepSpeedReader.name:
+        why = "GaLore is not priced with DeepSpeed or FSDP: it decomposes whole gradients"
+        fields.fault(key, why, allowed="another optimizer, or plain replicas")
+    if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
+        why = "layer by layer, transformers refuses several GPUs and gradient accumulation"
+        fields.fault(key, why, allowed="the same without _layerwise, or one GPU and one micro-batch")
+    name = f"{optimizer}-layerwise" if by_layer else optimizer
+    if name not in OPTIMIZERS:
+        why = "layer by layer is not priced with weights in fp32"
+        fields.fault(key, why, allowed="the same without _layerwise, or weights in bfloat16 (dtype)")
+        return optimizer
+    return name
+
+
 def _by_layer(fields: Fields, found: LaunchFile, optimizer: str) -> str:
     """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs."""
     config, name = found.configuration, f"{optimizer}-layerwise"
@@ -450,7 +523,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
         _note_type(fields, tool, in_bf16=in_bf16)
     if "optimizer_rank" in tuned:
-        optimizer = _by_layer(fields, found, optimizer)
+        own = fields.raw("optim") in TRAINERS_GALORE
+        optimizer = (layerwise if own else _by_layer)(fields, found, optimizer)
         fields.stop()
     if base != "bf16":
         require_whole_weights(fields, found.configuration.zero_stage, rank)

@@ -51,9 +51,11 @@ from meshwright.launchers.transformers.read import (
     PADDED,
     REPLICAS,
     keeps_no_copy,
+    layerwise,
     optimizer_of,
     optimizer_under,
     start_of,
+    trainers_galore,
     values_of,
 )
 from meshwright.launchers.transformers.read_ranks import kernel_of, liger, ranks_run
@@ -111,7 +113,8 @@ class TrlReader:
         given, length = _sft_arguments(fields, known, over)
         adapters, base = _peft(fields), base_of(fields, nested=False)
         fields.refuse_unpriced("trl", "transformers")
-        optimizer = optimizer_of(fields, default="adamw_torch_fused")
+        projected = trainers_galore(fields, known.model())
+        optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
         dtype = _dtype(fields, precision, frozen=bool(adapters))
         fields.word("attn_implementation", "")
         liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
@@ -136,10 +139,14 @@ class TrlReader:
         optimizer = optimizer_under(run, optimizer)
         if not adapters:
             optimizer = _of_whole_weights(optimizer, dtype, run)
+            optimizer = layerwise(fields, run, optimizer) if projected else optimizer
+            fields.stop()
         elif base == "bf16" and dtype == "float32" and run.launcher != DeepSpeedReader.name:
             fields.note("frozen weights in float32 (dtype, TRL's default) take 4 bytes each")
             adapters["base_precision"] = "fp32"
-        workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
+        workload = replace(
+            run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
+        )
         run = replace(run, workload=workload)
         if shares is None:  # no file sets their place on nodes
             run = replace(run, num_nodes=None, gpus_per_node=None)

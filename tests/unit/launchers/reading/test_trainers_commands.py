@@ -211,6 +211,59 @@ def test_galore_that_is_not_priced_or_not_run_is_refused(
         read(f"{start} {GALORE} {words}\n")
 
 
+TRAINERS = (
+    "python train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16 "
+    "--torch_dtype bfloat16 --max_seq_length 256 --optim_target_modules all-linear"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [
+        ("--optim galore_adamw", "galore-pure-bf16"),
+        ("--optim galore_adamw_8bit", "galore-8bit-bf16"),
+        ("--optim galore_adamw_8bit_layerwise", "galore-8bit-bf16-layerwise"),
+    ],
+)
+def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer: str) -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0 {TRAINERS} {words}"
+    found = read(f"{run} --optim_args rank=64,update_proj_gap=500,scale=0.25\n")
+    work = found.workload
+    assert (work.optimizer, work.optimizer_rank, work.optimizer_interval) == (optimizer, 64, 500)
+    assert any("projects the head, too" in note for note in found.notes)
+    assert read(f"{run}\n").workload.optimizer_rank == 128, "transformers' default"
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "name", "why"),
+    [
+        ("0", "--optim galore_adamw --optim_args rank=0", "optim_args", "rank = 0 is not a whole number"),
+        ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not priced"),
+        ("0", "--optim galore_adafactor", "optim", "galore_adafactor is not priced"),
+    ],
+)
+def test_galore_of_the_trainer_that_is_not_priced_is_refused(
+    start: str, words: str, name: str, why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"CUDA_VISIBLE_DEVICES={start} {TRAINERS} {words}\n")
+
+
+def test_layer_by_layer_the_trainer_takes_one_gpu_and_weights_in_bf16() -> None:
+    several = f"torchrun --nproc_per_node 2 {TRAINERS.removeprefix('python ')}"
+    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*refuses several GPUs"):
+        read(f"{several} --optim galore_adamw_layerwise\n")
+    in_fp32 = TRAINERS.replace("--torch_dtype bfloat16", "--torch_dtype float32")
+    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*not priced with weights in fp32"):
+        read(f"CUDA_VISIBLE_DEVICES=0 {in_fp32} --optim galore_adamw_layerwise\n")
+
+
+def test_modules_that_galore_leaves_out_are_not_priced() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0 {TRAINERS} --optim galore_adamw".replace("all-linear", "q_proj")
+    with pytest.raises(InvalidProblemError, match=r"optim_target_modules: .*fewer than every linear layer"):
+        read(f"{run}\n")
+
+
 def test_a_package_that_is_installed_is_no_program() -> None:
     # "trl" among what pip installs made TRL's defaults those of a script of its own
     run = "pip install trl\naccelerate launch --config_file z3.yaml trainer/sft.py --bs_per_device 8\n"
