@@ -387,7 +387,9 @@ def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator
 def pairs_of(launcher: str) -> list[tuple[Setting, Setting]]:
     """Every two settings of two switches that the launcher takes: the cross product, pair by pair."""
     taken = [
-        [one for one in switch.settings if launcher in one.launchers] for switch in switches().values()
+        [one for one in switch.settings if launcher in one.launchers]
+        for switch in switches().values()
+        if switch.name != "power_limit_w"  # set by no file
     ]
     return [pair for one, other in combinations(taken, 2) for pair in product(one, other)]
 
