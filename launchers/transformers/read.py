@@ -67,7 +67,7 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL, WITHOUT_COPY
+from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
 from meshwright.shell.values import (
     Script,
     Word,
@@ -457,10 +457,10 @@ def trainers_galore(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     if (kind := found.get("proj_type", "std")) != "std":
         fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
     _require_every_layer(fields, model)
-    interval = numbers["update_proj_gap"]
+    rank, interval = numbers["rank"], numbers["update_proj_gap"]
     return {
         "optimizer": TRAINERS_GALORE[name][0],
-        "optimizer_rank": numbers["rank"],
+        "optimizer_rank": 0 if rank == usual_rank(model.hidden_size) else rank,
         "optimizer_interval": 0 if interval == USUAL_INTERVAL else interval,
     }
 
