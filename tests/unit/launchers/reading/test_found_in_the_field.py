@@ -659,3 +659,12 @@ def test_arguments_in_a_variable_that_nothing_sets_are_named() -> None:
         read("python pretrain_gpt.py ${PARAMS}")
     with pytest.raises(InvalidProblemError, match="line 2: GLOBAL_BATCH is a placeholder"):
         read('{"zero_optimization": {"stage": 1},\n"train_batch_size": GLOBAL_BATCH}', name="ds.json")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("--split-transformers", "halves of layers"), ("--eval-only True", "it trains nothing")],
+)
+def test_a_forks_flag_that_changes_what_runs_is_refused(flag: str, said: str) -> None:
+    with pytest.raises(InvalidProblemError, match=said):
+        read(f"python pretrain_gpt.py {SIZES} --vocab-size 1024 {flag}", Overrides(num_gpus=8))
