@@ -43,39 +43,41 @@ readonly PLAN_DECIDES=(
     model.enable-cuda-graph model.exp-avg-dtype model.exp-avg-sq-dtype
     model.experimental-attention-variant model.expert-model-parallel-size
     model.expert-tensor-parallel-num-weight-shards model.expert-tensor-parallel-size
-    model.external-cuda-graph model.ffn-hidden-size model.fine-grained-activation-offloading
-    model.fp16 model.fp4-format model.fp4-recipe model.fp8-dot-product-attention model.fp8-format
-    model.fp8-param-gather model.fp8-recipe model.gated-linear-unit model.global-batch-size
-    model.glu-linear-offset model.grad-reduce-in-bf16 model.group-query-attention
-    model.hidden-dropout model.hidden-size model.hierarchical-context-parallel-sizes
-    model.hybrid-context-parallel model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank
+    model.external-cuda-graph model.extra-vocab-size model.ffn-hidden-size
+    model.fine-grained-activation-offloading model.fp16 model.fp4-format model.fp4-recipe
+    model.fp8-dot-product-attention model.fp8-format model.fp8-param-gather model.fp8-recipe
+    model.gated-linear-unit model.global-batch-size model.glu-linear-offset
+    model.grad-reduce-in-bf16 model.group-query-attention model.hidden-dropout model.hidden-size
+    model.hierarchical-context-parallel-sizes model.hybrid-context-parallel
+    model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank
     model.layernorm-zero-centered-gamma model.main-grads-dtype model.main-params-dtype
-    model.make-vocab-size-divisible-by model.max-position-embeddings model.max-seqlen-per-dp-cp-rank
-    model.micro-batch-size model.microbatch-group-size-per-virtual-pipeline-stage
-    model.microbatch-group-size-per-vp-stage model.moe-aux-loss-coeff model.moe-enable-deepep
-    model.moe-expert-capacity-factor model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend
-    model.moe-grouped-gemm model.moe-layer-freq model.moe-pad-expert-input-to-capacity
-    model.moe-permute-fusion model.moe-router-dtype model.moe-router-enable-expert-bias
-    model.moe-router-force-load-balancing model.moe-router-group-topk
-    model.moe-router-load-balancing-type model.moe-router-num-groups model.moe-router-pre-softmax
-    model.moe-router-score-function model.moe-router-topk model.moe-router-topk-scaling-factor
-    model.moe-shared-expert-gate model.moe-shared-expert-intermediate-size
-    model.moe-shared-expert-overlap model.moe-token-dispatcher-type model.mscale
-    model.mscale-all-dim model.mtp-num-layers model.multi-latent-attention
-    model.no-bias-dropout-fusion model.no-bias-gelu-fusion model.no-bias-swiglu-fusion
-    model.no-overlap-p2p-communication model.no-rope-freq model.no-rope-fusion
-    model.no-yarn-correction-range-round-to-int model.normalization model.num-attention-heads
-    model.num-distributed-optimizer-instances model.num-experts model.num-layers
-    model.num-layers-per-virtual-pipeline-stage model.num-moe-experts model.num-query-groups
-    model.num-virtual-stages-per-pipeline-rank model.offload-modules model.optimizer
-    model.optimizer-cpu-offload model.optimizer-offload-fraction model.overlap-grad-reduce
-    model.overlap-moe-expert-parallel-comm model.overlap-p2p-comm model.overlap-param-gather
-    model.padded-vocab-size model.pipeline-model-parallel-layout model.pipeline-model-parallel-size
-    model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
-    model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
-    model.recompute-granularity model.recompute-method model.recompute-modules
-    model.recompute-num-layers model.reuse-grad-buf-for-mxfp8-param-ag model.rope-type
-    model.rotary-percent model.rotary-scaling-factor model.seq-length model.sequence-parallel
+    model.make-vocab-size-divisible-by model.max-padding-length model.max-position-embeddings
+    model.max-seqlen-per-dp-cp-rank model.micro-batch-size
+    model.microbatch-group-size-per-virtual-pipeline-stage model.microbatch-group-size-per-vp-stage
+    model.moe-aux-loss-coeff model.moe-enable-deepep model.moe-expert-capacity-factor
+    model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend model.moe-grouped-gemm
+    model.moe-layer-freq model.moe-pad-expert-input-to-capacity model.moe-permute-fusion
+    model.moe-router-dtype model.moe-router-enable-expert-bias model.moe-router-force-load-balancing
+    model.moe-router-group-topk model.moe-router-load-balancing-type model.moe-router-num-groups
+    model.moe-router-pre-softmax model.moe-router-score-function model.moe-router-topk
+    model.moe-router-topk-scaling-factor model.moe-shared-expert-gate
+    model.moe-shared-expert-intermediate-size model.moe-shared-expert-overlap
+    model.moe-token-dispatcher-type model.mscale model.mscale-all-dim model.mtp-num-layers
+    model.multi-latent-attention model.no-bias-dropout-fusion model.no-bias-gelu-fusion
+    model.no-bias-swiglu-fusion model.no-overlap-p2p-communication model.no-rope-freq
+    model.no-rope-fusion model.no-yarn-correction-range-round-to-int model.normalization
+    model.num-attention-heads model.num-distributed-optimizer-instances model.num-experts
+    model.num-layers model.num-layers-per-virtual-pipeline-stage model.num-moe-experts
+    model.num-query-groups model.num-virtual-stages-per-pipeline-rank model.offload-modules
+    model.optimizer model.optimizer-cpu-offload model.optimizer-offload-fraction
+    model.overlap-grad-reduce model.overlap-moe-expert-parallel-comm model.overlap-p2p-comm
+    model.overlap-param-gather model.padded-vocab-size model.pipeline-model-parallel-layout
+    model.pipeline-model-parallel-size model.position-embedding-type model.q-lora-rank
+    model.qk-head-dim model.qk-layernorm model.qk-pos-emb-head-dim model.quick-geglu
+    model.rampup-batch-size model.recompute-activations model.recompute-granularity
+    model.recompute-method model.recompute-modules model.recompute-num-layers
+    model.reuse-grad-buf-for-mxfp8-param-ag model.rope-type model.rotary-percent
+    model.rotary-scaling-factor model.seq-length model.sequence-parallel
     model.share-embeddings-and-output-weights model.should-pad-vocab model.softmax-type
     model.squared-relu model.step-batch-size-schedule model.swiglu model.tensor-model-parallel-size
     model.tensor-parallel-num-weight-shards model.tp-comm-overlap model.transformer-impl

@@ -58,14 +58,15 @@ readonly PLAN_DECIDES=(
     model.enable-cuda-graph model.exp-avg-dtype model.exp-avg-sq-dtype
     model.experimental-attention-variant model.expert-model-parallel-size
     model.expert-tensor-parallel-num-weight-shards model.expert-tensor-parallel-size
-    model.external-cuda-graph model.ffn-hidden-size model.fine-grained-activation-offloading
-    model.fp16 model.fp4-format model.fp4-recipe model.fp8-dot-product-attention model.fp8-format
-    model.fp8-param-gather model.fp8-recipe model.gated-linear-unit model.global-batch-size
-    model.glu-linear-offset model.grad-reduce-in-bf16 model.group-query-attention
-    model.hidden-dropout model.hidden-size model.hierarchical-context-parallel-sizes
-    model.hybrid-context-parallel model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank
-    model.layernorm-epsilon model.layernorm-zero-centered-gamma model.main-grads-dtype
-    model.main-params-dtype model.make-vocab-size-divisible-by model.max-position-embeddings
+    model.external-cuda-graph model.extra-vocab-size model.ffn-hidden-size
+    model.fine-grained-activation-offloading model.fp16 model.fp4-format model.fp4-recipe
+    model.fp8-dot-product-attention model.fp8-format model.fp8-param-gather model.fp8-recipe
+    model.gated-linear-unit model.global-batch-size model.glu-linear-offset
+    model.grad-reduce-in-bf16 model.group-query-attention model.hidden-dropout model.hidden-size
+    model.hierarchical-context-parallel-sizes model.hybrid-context-parallel
+    model.hybrid-layer-pattern model.kv-channels model.kv-lora-rank model.layernorm-epsilon
+    model.layernorm-zero-centered-gamma model.main-grads-dtype model.main-params-dtype
+    model.make-vocab-size-divisible-by model.max-padding-length model.max-position-embeddings
     model.max-seqlen-per-dp-cp-rank model.micro-batch-size
     model.microbatch-group-size-per-virtual-pipeline-stage model.moe-enable-deepep
     model.moe-expert-capacity-factor model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend

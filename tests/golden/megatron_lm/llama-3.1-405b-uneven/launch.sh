@@ -67,15 +67,16 @@ readonly PLAN_DECIDES=(
     encoder-num-layers ep-overlap-early-attn-memory-release error-injection-rate exp-avg-dtype
     exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
     expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
-    fake-process-group ffn-hidden-size fine-grained-activation-offloading first-last-layers-bf16
-    fp16 fp32-residual-connection fp4-format fp4-param-gather fp4-quantizer-factory fp4-recipe
-    fp8-dot-product-attention fp8-format fp8-output-proj fp8-param-gather fp8-quantizer-factory
-    fp8-recipe fp8-wgrad freeze-all-layers global-batch-size glu-linear-offset grad-reduce-in-bf16
-    group-query-attention heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path
-    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
-    hybrid-layer-pattern hybrid-override-pattern img-h img-w inference-shards is-hybrid-model
-    jit-fuser kitchen-config-file kv-channels kv-lora-rank logits-load-dir logits-save-dir
-    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    extra-vocab-size fake-process-group ffn-hidden-size fine-grained-activation-offloading
+    first-last-layers-bf16 fp16 fp32-residual-connection fp4-format fp4-param-gather
+    fp4-quantizer-factory fp4-recipe fp8-dot-product-attention fp8-format fp8-output-proj
+    fp8-param-gather fp8-quantizer-factory fp8-recipe fp8-wgrad freeze-all-layers global-batch-size
+    glu-linear-offset grad-reduce-in-bf16 group-query-attention
+    heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path hidden-dropout
+    hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel hybrid-layer-pattern
+    hybrid-override-pattern img-h img-w inference-shards is-hybrid-model jit-fuser
+    kitchen-config-file kv-channels kv-lora-rank logits-load-dir logits-save-dir main-grads-dtype
+    main-params-dtype make-vocab-size-divisible-by max-padding-length max-position-embeddings
     max-seqlen-per-dp-cp-rank micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
     mlp-chunks-for-training moe-enable-deepep moe-enable-routing-replay moe-expert-capacity-factor
     moe-expert-rank-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
