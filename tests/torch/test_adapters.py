@@ -293,7 +293,8 @@ def small(model_type: str) -> tuple[dict[str, Any], torch.nn.Module]:
     kind = CONFIG_MAPPING[model_type]
     config = {**needed(kind), **NEEDED_BY_TYPE.get(model_type, {})}
     if model_type != "gpt_neo":  # whose kinds of layers are listed
-        config |= {one.name: 4 for one in dataclasses.fields(kind) if LAYERS.match(one.name)}
+        layers = [one.name for one in dataclasses.fields(kind) if LAYERS.match(one.name)]
+        config |= {name: config.get(name, 4) for name in layers}
     with torch.device("meta"):
         return config, transformers.AutoModelForCausalLM.from_config(kind(**config))
 
