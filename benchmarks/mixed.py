@@ -1,4 +1,4 @@
-"""Searches of mixed clusters: ``python -m benchmarks.mixed [--uniform] [--write]``.
+"""Searches of mixed clusters: ``python -m benchmarks.mixed [--uniform | --drawn] [--write]``.
 
 First the problems of ``benchmarks/problems/mixed``, two to eight unlike node groups and 70B models on GPUs
 of little memory, each in a process of its own: CPU seconds of the search, its gap, its peak memory.
@@ -14,12 +14,16 @@ seconds that the reference planner takes (its authors' planner on their profiles
 equal nodes under FlagScale, within what it runs on node groups, by the exact programs, by the model of
 mixed clusters on the same nodes as one group, and on two equal groups; ``--write`` puts that table into the
 page on decisions.
+
+``--drawn`` searches 24 requests that are drawn with a fixed seed: two to eight node groups of twelve GPU
+types, 48 to 576 GPUs, models from 7B to 405B.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import subprocess
 import sys
@@ -124,9 +128,9 @@ PROBLEM_HEADINGS = (
 _LIMIT_S = 60.0
 
 
-def measured(name: str, top_k: int) -> dict[str, object]:
+def measured(document: dict[str, Any], top_k: int) -> dict[str, object]:
     """Search one problem; CPU seconds of the search alone."""
-    problem = parse_problem(json.loads((PROBLEMS / f"{name}.json").read_text(encoding="utf-8")))
+    problem = parse_problem(document)
     options = replace(problem.options, top_k=top_k, time_limit_s=_LIMIT_S)
     profile = default_profile(problem.cluster, problem.launcher)
     before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -166,6 +170,77 @@ def problem_line(name: str) -> tuple[str, ...]:
         "-" if one["gap"] is None else f"{one['gap']:.2%}", one["status"], f"{ten['end_s']:.2f} s",
         f"{one['mib']:.0f} MiB",
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Requests that are drawn.
+
+DRAWN, _DRAWN_SEED = 24, 7
+DRAWN_HEADINGS = (
+    "request",
+    "groups",
+    "GPUs",
+    "first plan",
+    "end",
+    "step",
+    "gap of the closed form",
+    "status",
+)
+_GPUS = (
+    "h100-sxm-80gb", "a100-sxm-80gb", "v100-sxm-32gb", "l40s", "h200-sxm-141gb", "b200-sxm-180gb",
+    "a100-sxm-40gb", "rtx-4090", "l4", "a10g", "rtx-3090", "t4",
+)  # fmt: skip
+_MODELS = (
+    "llama-2-7b", "llama-2-13b", "llama-3.1-8b", "llama-2-70b", "llama-3.1-70b", "falcon-40b",
+    "qwen2.5-72b", "llama-3.1-405b", "bloom-176b", "gpt-neox-20b",
+)  # fmt: skip
+
+
+def drawn() -> list[dict[str, Any]]:
+    """Draw the requests, each as a problem document."""
+    found, draw = list[dict[str, Any]](), random.Random(_DRAWN_SEED)  # noqa: S311
+    for _ in range(DRAWN):
+        kinds = draw.sample(_GPUS, draw.choice([2, 2, 3, 3, 4, 5, 6, 8]))
+        groups = [
+            {"gpu": gpu, "num_nodes": draw.choice([1, 2, 3, 4, 5, 8, 16]), "gpus_per_node": 8}
+            for gpu in kinds
+        ]
+        between = {"kind": "ethernet", "bytes_per_s": 3.125e9, "latency_s": 2e-5}
+        model, batch = draw.choice(_MODELS), draw.choice([64, 128, 256, 512, 1024, 240])
+        workload = {"global_batch_size": batch, "seq_length": draw.choice([2048, 4096, 8192])}
+        found.append({
+            "model": {"name": model},
+            "cluster": {"name": "drawn", "groups": groups, "between_groups": between},
+            "workload": {**workload, "precision": "fp16"},
+            "launcher": "none", "search": {"top_k": 1, "certify": "none"},
+        })  # fmt: skip
+    return found
+
+
+def drawn_line(at: int) -> tuple[str, ...]:
+    """Measure one of them."""
+    document, one = drawn()[at], in_a_process(str(at), 1, "drawn")
+    workload, model = document["workload"], document["model"]["name"]
+    return (
+        f"{model}, {workload['global_batch_size']} × {workload['seq_length']}",
+        str(len(document["cluster"]["groups"])), str(one["gpus"]),
+        "-" if one["step_s"] is None else f"{one['first_s']:.2f} s", f"{one['end_s']:.2f} s",
+        "-" if one["step_s"] is None else f"{one['step_s']:.3f} s",
+        "-" if one["gap"] is None else f"{one['gap']:.2%}", one["status"],
+    )  # fmt: skip
+
+
+def drawn_table(*, write: bool) -> None:
+    """Print the table of drawn requests, and write it where it is asked for."""
+    lines = []
+    for at in range(DRAWN):
+        lines.append(drawn_line(at))
+        print("  ".join(lines[-1]), flush=True)
+    if write:
+        document = DOCUMENT.read_text(encoding="utf-8")
+        DOCUMENT.write_text(
+            written(document, aligned(DRAWN_HEADINGS, lines), "mixed-drawn"), encoding="utf-8"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,12 +322,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--uniform", action="store_true", help="equal nodes, next to the exact programs")
+    parser.add_argument("--drawn", action="store_true", help="requests that are drawn with a fixed seed")
     parser.add_argument("--top-k", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     asked_for = parser.parse_args()
     if asked_for.one:
         name, way = asked_for.one, asked_for.way
-        print(json.dumps(on_uniform(name, way) if way else measured(name, asked_for.top_k)))
+        if way and way != "drawn":
+            print(json.dumps(on_uniform(name, way)))
+            return
+        file = PROBLEMS / f"{name}.json"
+        document = drawn()[int(name)] if way else json.loads(file.read_text(encoding="utf-8"))
+        print(json.dumps(measured(document, asked_for.top_k)))
+        return
+    if asked_for.drawn:
+        drawn_table(write=asked_for.write)
         return
     if asked_for.uniform:
         uniform_table(write=asked_for.write)
