@@ -53,7 +53,7 @@ from meshwright.solver.space.request_rules import group_constraints
 
 GAP = 0.01  # relative, of the closed form: what the search proves
 _FIRST_ROWS = 48  # rows whose whole groups are tried for a first plan
-_ENOUGH_FIRST = 6  # of them with a plan
+_ENOUGH_FIRST, _OF_ONE_PLAN = 6, 2  # of them with a plan, where several are asked for, or one
 _BAND, _PART = 0.1, 0.02  # of a closed form: slowest stages are so near in CP-SAT's models, and in parts
 _FEW, _MANY = 150, 500  # patterns of a probe; patterns with which a band is halved once more
 _FAR = 0.9  # of the best plan: rows of smaller bounds are probed for a better one
@@ -187,9 +187,10 @@ class MixedFrontier:
         self.knows_alone = True
         self.price(alone)
         order = [one.rows[0] for one in heapq.nsmallest(_FIRST_ROWS, self._heap)]
+        enough = _ENOUGH_FIRST if self.problem.options.top_k > 1 else _OF_ONE_PLAN
         having = done = 0
-        while done < len(order) and having < _ENOUGH_FIRST and not interrupted(self):
-            some = order[done : done + (_ENOUGH_FIRST if self.found else 1)]
+        while done < len(order) and having < enough and not interrupted(self):
+            some = order[done : done + (enough if self.found else 1)]
             lines = {row: dict.fromkeys(whole_groups(self.rows, row)) for row in some}
             having, done = having + self._try_lines(lines, most_s=np.inf), done + len(some)
 
