@@ -415,7 +415,7 @@ def test_report_and_profile_are_written_while_no_other_tuning_may_work_in_the_fo
 
     def watched(path: Path, text: str) -> None:
         if path.name in ("tuning.md", "profile.json"):
-            with pytest.raises(InvalidProblemError, match="another tuning works in"), held(folder):
+            with pytest.raises(InvalidProblemError, match="another tuning is running in"), held(folder):
                 pass
             refused.append(path.name)
         write_text(path, text)
