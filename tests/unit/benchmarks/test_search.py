@@ -58,7 +58,7 @@ def test_a_panel_has_a_point_for_every_measurement_higher_where_it_took_longer()
 
 
 def test_problems_grow_by_what_the_axis_says() -> None:
-    assert [value == problem.cluster.num_gpus for value, problem in by_gpus()] == [True] * 8
+    assert [value == problem.cluster.num_gpus for value, problem in by_gpus()] == [True] * 6
 
 
 def test_lines_of_problems_that_are_measured_again_replace_theirs_alone() -> None:

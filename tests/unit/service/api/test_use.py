@@ -98,7 +98,7 @@ def test_a_key_that_has_used_its_cpu_seconds_waits_for_tomorrow(
             "urn:meshwright:problem:too_many_requests",
         )
         assert 0 < int(refused.headers["Retry-After"]) <= 86_400
-        assert "10 of 10 CPU seconds" in refused.json()["detail"]
+        assert "10.1 of 10 CPU seconds" in refused.json()["detail"]
         client.headers["Authorization"] = f"Bearer {keys[1]}"  # another key of the same tenant
         submit(client, launcher="deepspeed")
 
