@@ -123,7 +123,7 @@ def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:
     attending, mixing = (found.pop(f"{_OF_KIMI}.{key}", None) for key in ("full_attn_layers", "kda_layers"))
     if found.get("layer_types") is None and (attending is not None or mixing is not None):
         attending, others = (one if isinstance(one, list) else [] for one in (attending, mixing))
-        if sorted(map(str, (*attending, *others))) != sorted(map(str, range(1, layers + 1))):
+        if sorted((*attending, *others), key=str) != sorted(range(1, layers + 1), key=str):
             why = f"full_attn_layers and kda_layers must name each layer once, counted from 1 to {layers}"
             raise InvalidProblemError.of(f"/model/{_OF_KIMI}", why)
         found["layer_types"] = [_ATTENDS if one + 1 in attending else _MIXES for one in range(layers)]

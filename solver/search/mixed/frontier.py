@@ -272,10 +272,13 @@ class MixedFrontier:
         self._wait(replace(one, high_us=float(middle), relaxed=None, probed=False))
 
     def _middle_of(self, one: _Waiting) -> tuple[int, int]:
-        """Return the time of a pattern in the middle of those that wait, and the next one."""
+        """Return the time of a pattern in the middle of those that wait, and the next one.
+
+        A plan has the slowest pattern's time, or the least that waits where its patterns are quicker.
+        """
         values = self._relaxation_of(one).slowest_us
         at = int(np.searchsorted(values, np.sqrt(float(one.low_us) * one.high_us), side="right"))
-        return int(values[at - 1]), int(values[at])
+        return max(int(values[at - 1]) if at else 0, one.low_us), int(values[at])
 
     def _probe(self, one: _Waiting, relaxed: Relaxed) -> None:
         """Seek a plan of the patterns that the relaxation takes, and of a few others."""
@@ -292,11 +295,10 @@ class MixedFrontier:
         low_us, high_us = max(one.low_us, int(least_s * US * _SAFETY)), min(one.high_us, budget_us)
         relaxed = one.relaxed or relaxation.within(high_us)
         high_us = min(high_us, budget_us - relaxed.sum_us)
-        values = relaxation.slowest_us
-        values = values[(values >= low_us) & (values <= high_us)]
-        if not len(values):
+        if low_us > high_us:
             return
-        low_us, high_us = int(values[0]), float(values[-1])
+        at = int(np.searchsorted(relaxation.slowest_us, high_us, side="right"))
+        high_us = float(max(int(relaxation.slowest_us[at - 1]) if at else 0, low_us))
         bound_s = max(one.bound_s, (low_us + relaxed.sum_us) / US + self._fixed_s(one))
         if bound_s < self._most_s:
             waiting = replace(one, bound_s=bound_s, low_us=low_us, high_us=high_us, relaxed=relaxed)
@@ -317,7 +319,8 @@ class MixedFrontier:
             ]
             patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
             legal = self.rows.legal_stages(one.rows[0], one.range_at)
-            known = Relaxation(self.rows, one.rows[0], patterns, legal)
+            times_us = np.unique(np.concatenate([own.slowest_us for own in parts]))
+            known = Relaxation(self.rows, one.rows[0], patterns, legal, slowest_us=times_us)
             self._relaxations[one.rows, one.range_at] = known
         return known
 
@@ -372,7 +375,7 @@ class MixedFrontier:
             return
         alike, others = dict[tuple[bytes, ...], list[_Waiting]](), list[_Waiting]()
         for one in sorted(self._heap):
-            if one.relaxed or one.bound_s >= most_s:
+            if one.relaxed or one.range_at or one.bound_s >= most_s:
                 others.append(one)
                 continue
             [row] = one.rows
@@ -400,7 +403,7 @@ class MixedFrontier:
         elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
             again = [replace(left, effort=one.effort * _MORE)]
         elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
-            fresh = replace(left, relaxed=None, effort=_EFFORT)
+            fresh = replace(left, relaxed=None, effort=_EFFORT, high_us=np.inf)  # they are longer there
             again = [replace(fresh, range_at=at) for at in range(1, len(RANGES) + 1)]
         else:
             self.open_s = min(self.open_s, left.bound_s)

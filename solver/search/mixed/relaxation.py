@@ -43,7 +43,10 @@ class Relaxed:
 class Relaxation:
     """The relaxation of a row, or of rows that have the same places for stages."""
 
-    def __init__(self, rows: MixedRows, row: int, patterns: Patterns, legal: IntArray) -> None:
+    def __init__(
+        self, rows: MixedRows, row: int, patterns: Patterns, legal: IntArray,
+        *, slowest_us: IntArray | None = None,
+    ) -> None:  # fmt: skip
         """Build it for some patterns.
 
         Args:
@@ -51,13 +54,15 @@ class Relaxation:
             row: the one that is asked about, or one of several that are alike.
             patterns: its patterns, those of any of them.
             legal: numbers of stages.
+            slowest_us: times that a plan's slowest stage may have, those of dominated patterns counted;
+                without it the patterns'.
         """
         from ortools.linear_solver import (  # type: ignore[import-untyped]  # noqa: PLC0415 (loaded late)
             pywraplp,
         )
 
         self.patterns, self._number = patterns, len(patterns)
-        self.slowest_us = np.unique(patterns.slowest_us)
+        self.slowest_us = np.unique(patterns.slowest_us) if slowest_us is None else slowest_us
         self.most = most_of(rows, row, patterns)
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
         self._entries = list[tuple[IntArray, IntArray, FloatArray]]()

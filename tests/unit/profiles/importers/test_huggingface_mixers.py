@@ -25,6 +25,7 @@ def _lists(*layers: object) -> dict[str, object]:
             "name each layer once, counted from 1 to 4",
         ),
         ({**KIMI, **_lists([4], "all")}, "linear_attn_config", "name each layer once"),
+        ({**KIMI, **_lists(["4"], [1, 2, 3])}, "linear_attn_config", "name each layer once"),
         ({**KIMI, "layer_types": ["full_attention"] * 3}, "layer_types", "num_hidden_layers = 4"),
         ({**MINIMAX, "attn_type_list": [1, 0, 1]}, "attn_type_list", "3 kinds: .* num_hidden_layers = 4"),
         ({**MINIMAX, "attn_type_list": [1, 0, 1, 2]}, "attn_type_list", "must be a list"),

@@ -22,10 +22,12 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.planner.plan import ask_placed
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.mixed.frontier import MixedFrontier
+from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
+from meshwright.solver.search.mixed.model import Solved
+from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.replicas import best_split
-from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
+from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
@@ -364,3 +366,48 @@ def test_a_group_of_another_name_keeps_no_constraint_that_names_the_old_one() ->
     other = replace(problem.cluster, groups=(replace(FAST, gpu=replace(FAST.gpu, slug="new")), SLOW_GROUP))
     assert searched(problem).plans
     assert searched(replace(problem, cluster=other)).status == "infeasible"
+
+
+def a_frontier() -> MixedFrontier:
+    """The rows of a fast and a slow group, with a first plan; rows that are alike wait together."""
+    problem = a_mixed_problem((FAST, SLOW_GROUP), num_layers=5, batch=12)
+    profile = default_profile(problem.cluster, problem.priced_as)
+    frontier = MixedFrontier.of(
+        MixedRows.of(LegalRows.of(NodeGroups.of(problem, profile))), problem, profile
+    )
+    frontier.begin(lambda _: False)
+    return frontier
+
+
+def test_rows_that_wait_together_are_halved_at_the_times_of_every_one_of_them() -> None:
+    frontier = a_frontier()
+    frontier._join_alike()
+    together = [one for one in frontier._heap if len(one.rows) > 1]
+    assert together
+    for one in together:
+        halved_at = set(frontier._relaxation_of(one).slowest_us.tolist())
+        for row in one.rows:
+            most_us = (frontier._most_s - float(frontier.bounds.others_s[row])) * 1e6
+            assert set(patterns_of(frontier.rows, row, most_us).slowest_us.tolist()) <= halved_at
+
+
+def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stages() -> None:
+    frontier = a_frontier()
+    frontier._joined = True
+    (row,) = frontier._heap[0].rows
+    frontier._heap = []
+    band = _Waiting(1e-9, (row,), in_order=True, low_us=1000, high_us=1010.0)
+    frontier._put_back(band, Solved(status="optimal", objective_s=1e-9, bound_s=1e-9))
+    assert {(one.low_us, one.high_us) for one in frontier._heap} == {(1000, np.inf)}
+    frontier._joined = False
+    frontier._join_alike()  # ranges of numbers of stages are not alike
+    assert sorted(one.range_at for one in frontier._heap) == list(range(1, len(RANGES) + 1))
+
+
+def test_a_plan_whose_patterns_are_quicker_than_the_least_time_still_waits() -> None:
+    frontier = a_frontier()
+    (row,) = frontier._heap[0].rows
+    frontier._heap, frontier.best = [], None  # any plan is sought
+    longest_us = int(frontier._relaxation_of(_Waiting(1e-9, (row,))).slowest_us[-1])
+    frontier._wait(_Waiting(1e-9, (row,), low_us=longest_us + 1))
+    assert [one.low_us for one in frontier._heap] == [longest_us + 1]
