@@ -50,10 +50,10 @@ BENCHMARKS = {
         "weak scaling with weights that ranks share, next to the published one", "benchmarks.weight_shards"
     ),
     "published": Benchmark(
-        "gains that launchers publish next to ours, docs/comparison-with-peers.md", "benchmarks.published"
+        "published gains next to our predictions, docs/comparison-with-peers.md", "benchmarks.published"
     ),
     "published-models": Benchmark(
-        "figures of this year's models that others publish, next to ours", "benchmarks.published_models"
+        "published figures for this year's models next to our predictions", "benchmarks.published_models"
     ),
     "recipes": Benchmark("published recipes next to our plans, docs/recipes.md", "benchmarks.recipes"),
     "verify": Benchmark(

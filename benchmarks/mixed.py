@@ -15,7 +15,7 @@ equal nodes under FlagScale, within what it runs on node groups, by the exact pr
 mixed clusters on the same nodes as one group, and on two equal groups; ``--write`` puts that table into the
 page on decisions.
 
-``--drawn`` searches 24 requests that are drawn with a fixed seed: two to eight node groups of twelve GPU
+``--drawn`` searches 24 random requests (fixed seed): two to eight node groups of twelve GPU
 types, 48 to 576 GPUs, models from 7B to 405B.
 """
 
@@ -218,7 +218,7 @@ def drawn() -> list[dict[str, Any]]:
 
 
 def drawn_line(at: int) -> tuple[str, ...]:
-    """Measure one of them."""
+    """Measure one random request."""
     document, one = drawn()[at], in_a_process(str(at), 1, "drawn")
     workload, model = document["workload"], document["model"]["name"]
     return (
@@ -231,7 +231,7 @@ def drawn_line(at: int) -> tuple[str, ...]:
 
 
 def drawn_table(*, write: bool) -> None:
-    """Print the table of drawn requests, and write it where it is asked for."""
+    """Print the table of random requests; write it into the document if asked."""
     lines = []
     for at in range(DRAWN):
         lines.append(drawn_line(at))
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--uniform", action="store_true", help="equal nodes, next to the exact programs")
-    parser.add_argument("--drawn", action="store_true", help="requests that are drawn with a fixed seed")
+    parser.add_argument("--drawn", action="store_true", help="random requests (fixed seed)")
     parser.add_argument("--top-k", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     asked_for = parser.parse_args()

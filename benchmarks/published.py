@@ -1,7 +1,7 @@
 """Gains that launchers publish next to ours: ``make bench ARGS=published``.
 
-Each row prices what its source describes; nothing is fitted on them. Where a source leaves a figure open,
-the row's note states what is taken.
+Each row prices the run that its source describes; nothing is fitted on these figures. Where a source leaves
+a figure open, a comment states our assumption.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def twin_flow() -> Iterator[Row]:
 # --------------------------------------------------------------------------------------------------
 # Zeus (NSDI 2023): seconds of an epoch of ResNet-50 on ImageNet, 128 images a batch, by power limit
 # (ml-energy/zeus a17ec338, examples/research_reproducibility/zeus_nsdi23/trace/summary_power_v100.csv,
-# summary_power_a40.csv). Its work is taken as products alone.
+# summary_power_a40.csv). We price its work as matrix products alone.
 
 _EPOCHS = {
     ("V100 PCIe", 250): {250: 3603.6, 225: 3684.6, 200: 3799.4, 175: 3945.8, 150: 4243.3},
@@ -183,8 +183,8 @@ def zero_infinity() -> Iterator[Row]:
 
 # --------------------------------------------------------------------------------------------------
 # Shapes (Anthony et al. 2024, arXiv:2401.14489): GPT-Neo's 2.7B has 32 heads of 80; other heads make it up
-# to 18 % faster for equal parameters. There are as many score matrices as heads, so that most of it is in
-# attention without a flash kernel, which moves them through memory; with one little is left.
+# to 18 % faster for equal parameters. There are as many score matrices as heads, so most of it comes
+# from attention without a flash kernel, which moves them through memory; with one, little is left.
 
 
 def shapes() -> Iterator[Row]:

@@ -32,7 +32,7 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
     options = set(target.workload.framework_options) - {*written, "power_limit_w"}
     if limit_w := target.problem.power_limit_w:
-        yield f"no file sets power_limit_w: on every node, sudo nvidia-smi -pl {limit_w:g} before the start"
+        yield f"no file sets power_limit_w: run sudo nvidia-smi -pl {limit_w:g} on every node first"
     if options:
         names = ", ".join(sorted(options))[:200]
         yield f"the prediction assumes framework options that no file here sets: {names}"

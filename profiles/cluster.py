@@ -84,7 +84,7 @@ _RDMA = re.compile(r"rdma|spectrum-?x")
 
 @lru_cache(maxsize=256)
 def transport_of(kind: str) -> str:
-    """Return ``roce`` or ``ethernet`` (TCP sockets) of a kind in anyone's words; empty for all others.
+    """Return ``roce`` or ``ethernet`` (TCP sockets) for a network kind in free text; empty for all others.
 
     "RoCE v2" and "Ethernet (RDMA)" are RoCE; "tcp", "100GbE" and "25G Ethernet" are TCP sockets. A text
     that names InfiniBand next to an Ethernet card is neither.

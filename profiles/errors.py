@@ -83,7 +83,7 @@ class UnknownNameError(InvalidProblemError):
         if close:
             hint = f"Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
         elif len(names) > _MANY:
-            hint = f"None of {len(names)} known names is near it"
+            hint = f"None of the {len(names)} known names is close to it"
         else:
             hint = f"Known: {', '.join(names)}"
         shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."

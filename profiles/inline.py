@@ -130,7 +130,8 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     if usual:
         each = "; ".join(f"{name}: {', '.join(words)}" for name, words in usual.items())
         warnings.append(
-            f"cluster.groups: what is not given is that of usual nodes, links per GPU and direction: {each}"
+            "cluster.groups: values not given come from each GPU's usual node "
+            f"(links per GPU and direction). {each}"
         )
     between = link_from(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}

@@ -258,7 +258,7 @@ class ModelSpec:
 
     @cached_property
     def paired(self) -> ModelSpec | None:
-        """Return the model as it were with its mixer alone, if layers have it next to attention."""
+        """Return the model with its mixers alone, if its layers have them next to attention."""
         return _paired(self) if self.mixer and self.mixer.with_attention else None
 
     @cached_property
@@ -278,7 +278,7 @@ class ModelSpec:
 
     @cached_property
     def crossing(self) -> ModelSpec | None:
-        """Return the model as it were if its layers read a context alone; None if they read none."""
+        """Return the model with the attention to its context alone; None if it reads none."""
         return _crossing(self) if self.diffusion and self.diffusion.context_tokens else None
 
     @cached_property

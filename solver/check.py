@@ -70,9 +70,9 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
     size = int(options.get("secondary_shard_size", 1))
     if config.zero_stage == 3 and size > 1:  # noqa: PLR2004 - the stage that shards weights
         if size < ranks and ranks % size:
-            yield f"groups of {size} do not divide {ranks} ranks"
+            yield f"{ranks} ranks cannot be split into groups of {size}"
         if "parameters" in config.offload:
-            yield "a second set of shards stays on GPUs"
+            yield "a second set of shards cannot be combined with offloaded weights"
     if options.get("quantized_reductions"):
         projected = model.hidden_size * model.head_dim
         matrices = [projected * heads for heads in (model.num_attention_heads, *model.kv_head_counts)]
@@ -81,10 +81,10 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
             for one in (*matrices, model.hidden_size * model.ffn_hidden_size)
         )
         if config.zero_stage != 3 or uneven:  # noqa: PLR2004
-            yield f"gradients in 4 bits need ZeRO-3 and matrices that {2 * ranks} divides"
+            yield f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}"
     shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
     if shared and (config.zero_stage != 3 or "optimizer@nvme" in config.offload):  # noqa: PLR2004
-        yield "a share of the states is offloaded under ZeRO-3, to host memory"
+        yield "offloading a share of the states needs ZeRO-3 and host memory, not drives"
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:

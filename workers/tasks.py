@@ -1,4 +1,4 @@
-"""The Celery task of a worker: a hint wakes it; it claims whatever is next, until there is nothing to do.
+"""The Celery task of a worker: a hint wakes it; it claims jobs until none is waiting.
 
 The hint names a job for whoever reads the logs. Claiming that very job would let the tenant that
 publishes most go first. A hint that arrives while the database is away is held until it is back, so that

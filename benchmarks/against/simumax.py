@@ -1,4 +1,4 @@
-"""SimuMax (MooreThreads/SimuMax) from a checkout: its own search of strategies, its best beside ours.
+"""SimuMax (MooreThreads/SimuMax) from a checkout: compare the best strategy of its own search with ours.
 
 Llama 3 70B on 64 B200, 256 sequences of 4 096 tokens. Its file of the B200 holds measured efficiencies; it
 states 80 GB of memory, in place of which ours is taken. Its search takes one micro-batch size at a time, so
@@ -71,7 +71,7 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
 
 
 def row(name: str, runs: list[Run], prices: list[list[float] | None]) -> Row:
-    """One of our searches, with its first plan by both judges."""
+    """Return the row of one of our searches, with its first plan priced by both judges."""
     answer, first = runs[0].answer, prices[0]
     by_peer = "not expressible" if first is None else judged(first[0], fits=bool(first[1]))
     return Row.of(
@@ -84,24 +84,24 @@ def row(name: str, runs: list[Run], prices: list[list[float] | None]) -> Row:
 
 
 def remarks(least_s: float, prices: list[list[float] | None], what: str) -> list[str]:
-    """How near its own answer ours come by its judge."""
+    """Compare our plans with its own answer by its judge."""
     known = [price[0] for price in prices if price is not None and price[1]]
-    said = f"its judge can state and finds room for {len(known)} of our {len(prices)} {what}"
+    said = f"{len(known)} of our {len(prices)} {what} can be expressed for its judge and fit"
     if not known:
         return [said]
     behind = min(known) / least_s - 1.0
     word = "slower" if behind >= 0.0 else "faster"
-    return [f"{said}, the best of them is {abs(behind):.2%} {word} than its own"]
+    return [f"{said}; the best of them is {abs(behind):.2%} {word} than its own"]
 
 
 def said_of(layout: Mapping[str, object], recompute: str) -> str:
-    """What its best is."""
+    """Describe its best strategy."""
     sizes = f"tp {layout['tensor']}, pp {layout['pipeline']}, dp {layout['data']}"
     return f"its best is {sizes}, micro-batches of {layout['micro_batch']}, {recompute.lower()}"
 
 
 def problem(*, plain: bool) -> dict[str, object]:
-    """The request; ``plain``: in the space of its search."""
+    """Return the request; ``plain`` limits it to the space of its search."""
     limits = {**PLAIN_SPACE, "bounds": {"tensor_parallel_size": [1, 8]}} if plain else {}
     if plain:
         limits["pin"] = {"virtual_pipeline_size": 1, "context_parallel_size": 1, "zero_stage": 1}

@@ -1,4 +1,4 @@
-"""Runs beside a checkout of SimuMax (MooreThreads/SimuMax): its own search of strategies, or its judge.
+"""Run the search of a SimuMax checkout (MooreThreads/SimuMax), or price configurations with it.
 
     python simumax_search.py CHECKOUT
 
@@ -39,7 +39,7 @@ def strategy(request: Mapping[str, Any], **own: object) -> dict[str, Any]:
 
 
 def stated(request: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """One of our configurations as its strategy; None where it has no word for it."""
+    """Return one of our configurations as its strategy; None where it cannot express it."""
     stages, chunks = config["stage_layers"], config["virtual_pipeline_size"]
     inner = stages[1:-1]
     named = {
@@ -90,7 +90,7 @@ class Judge:
         return perf
 
     def priced(self, config: Mapping[str, Any]) -> tuple[float, bool] | None:
-        """Seconds of a step, and whether it finds room with the margin of its search."""
+        """Return the seconds of a step, and whether it fits with the memory margin of its search."""
         fields = stated(self.request, config)
         if fields is None:
             return None
@@ -100,7 +100,7 @@ class Judge:
         return step_s(perf), max(peaks.values()) <= perf.system.accelerator.mem_gbs - MARGIN_GIB
 
     def searched(self) -> dict[str, Any]:
-        """Its best strategy of all micro-batch sizes."""
+        """Return its best strategy over all micro-batch sizes."""
         found: list[dict[str, Any]] = []
         tried: dict[str, list[Any]] = {}
         for size in self.request["micro_batches"]:
@@ -122,13 +122,13 @@ def step_s(perf: Any) -> float:  # noqa: ANN401 - its own class
 
 
 def seconds_of(text: str) -> float:
-    """Milliseconds, or a number with its unit."""
+    """Parse seconds from a number with its unit; without a unit it is milliseconds."""
     number, _, unit = text.strip().partition(" ")
     return float(number) * {"s": 1.0, "us": 1e-6}.get(unit.strip(), 1e-3)
 
 
 def layout_of(best: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """What it found, by the names of ``benchmarks.against.layouts``; its words are as "mbs1 tp4.pp2"."""
+    """Return its strategy by the names of ``benchmarks.against.layouts``; it writes "mbs1 tp4.pp2"."""
     sizes = {name: int(size) for name, size in re.findall(r"([a-z]+)(\d+)", best["parallelism"])}
     full = "No Recompute" not in best["recompute_status"]
     return {

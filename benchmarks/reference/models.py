@@ -72,7 +72,7 @@ def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
 _DIFFUSION = """\
 ## Classes of diffusers
 
-The config of such a class has its name as `_class_name` ([diffusion transformers](../howto/own-model.md)).
+The config of such a class names it as `_class_name` ([diffusion transformers](../howto/own-model.md)).
 
 """
 

@@ -432,7 +432,7 @@ def _cluster() -> list[str]:
         "`links` of a group, or next to a catalog name, states that links between nodes differ",
         "([how-to](../howto/links-that-differ.md)): `bytes_per_s` and `latency_s`, each a list of rows",
         "with a figure for every pair of nodes (of one GPU, from the row's node to the column's; the",
-        "diagonal is not read); `measured: true` if these bandwidths arrived, and are not line rates;",
+        "diagonal is not read); `measured: true` if the bandwidths are measured, not line rates;",
         "`asymmetric: true` if the directions of a pair differ; `hosts`, the names of the nodes;",
         "`levels`, each with the `nodes` under a switch and their `oversubscription`;",
         "`rail_only: true` for a network without a spine; `order`, the node in each place, where the",

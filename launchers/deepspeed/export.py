@@ -186,7 +186,7 @@ def _zero(target: Target) -> dict[str, object]:
 
 
 def _stage_3(target: Target) -> dict[str, object]:
-    """Return what stage 3 alone has; options of ZeRO++ where they are on."""
+    """Return the settings of stage 3, with the options of ZeRO++ that are on."""
     facts = target.facts
     plus: dict[str, object] = {}
     if facts.secondary_shard_size > 1:
@@ -225,9 +225,9 @@ def _offload(target: Target) -> dict[str, object]:
 
 
 def _sub_group(target: Target) -> int:
-    """Return the elements of a group of weights that is updated on one device, of which there are some 20.
+    """Return the size of a parameter group for some 20 groups a shard; each is updated on one device.
 
-    With DeepSpeed's own size, 10^9, a shard is mostly one group, which the CPU updates whatever the ratio.
+    With DeepSpeed's default of 10^9 a shard is often a single group, and the CPU updates it at any ratio.
     """
     return -(-target.model.num_parameters() // (target.config.zero_shard_size * _GROUPS))
 

@@ -222,7 +222,7 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int 
 
 
 def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> dict[str, str | int | float | bool]:
-    """Return the options of ZeRO++ that are on; DeepSpeed reads them under stage 3 alone."""
+    """Return the options of ZeRO++ that are on; DeepSpeed reads them only under stage 3."""
     size = fields.optional(_NEAR, low=0) or 1
     weights, gradients = (
         fields.flag(f"zero_optimization.zero_quantized_{part}", default=False)
@@ -260,7 +260,7 @@ def _share_offloaded(
     if ratio == 1.0 or "optimizer" not in configuration.offload:
         return {}
     if configuration.zero_stage != _SHARDED_WEIGHTS:
-        fields.fault(_RATIO, "DeepSpeed offloads a share of the states under stage 3 alone", allowed="1.0")
+        fields.fault(_RATIO, "DeepSpeed offloads a share of the states only under stage 3", allowed="1.0")
         return {}
     groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(group, 1.0))
     share = 1.0 - int((1.0 - ratio) * groups) / groups
@@ -272,7 +272,11 @@ def _share_offloaded(
     else:
         share = ratio
     if share < _LEAST_SHARE:
-        fields.fault(_RATIO, "leaves all states on the GPU: offload nothing instead", allowed="0.01 to 1")
+        fields.fault(
+            _RATIO,
+            "leaves all states on the GPU; remove offload_optimizer",
+            allowed="0.01 to 1",
+        )
     return {"optimizer_offload_fraction": share} if share < 1.0 else {}
 
 

@@ -203,16 +203,16 @@ def _extended_vocabulary(given: Given) -> int:
     """
     extra, own = given.integer("extra-vocab-size", 0), _PAI_TOKENS.get(given.other("patch-tokenizer-type"))
     if own is not None:
-        given.note(f"the vocabulary is {own + extra}, {own} of the tokenizer and {extra} more")
+        given.note(f"the vocabulary size is {own + extra}: {own} in the tokenizer and {extra} extra")
         return own + extra
     for part in reversed(given.partly("load").rstrip("/").split("/")):
         model = named_model(part) if part else None
         if model is not None:
-            given.note(f"the vocabulary is {model.vocab_size}, {model.title}'s, which --load names")
+            given.note(f"the vocabulary size is {model.vocab_size}, that of {model.title} in --load")
             return model.vocab_size
     given.fault(
         "extra-vocab-size",
-        "is added to the tokenizer's own tokens, which are not known",
+        "is added to the tokenizer's own vocabulary, and its size is not known",
         allowed="--set vocab_size=…, or --model",
     )
     return 0

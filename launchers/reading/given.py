@@ -155,7 +155,7 @@ class Given:
             self._replace(name, value)
 
     def _without_unset(self, name: str, value: Value) -> Value:
-        """Return the value without words after it that are variables that nothing sets, which are empty."""
+        """Return the value without unset variables after it, which the shell expands to nothing."""
         count = {"switch": 0, "words": len(value.texts)}.get(flag_kinds().get(name, "words"), 1)
         unset = [found[1] for text in value.texts[count:] if (found := _UNSET.fullmatch(text)) is not None]
         if not unset or len(unset) < len(value.texts) - count:

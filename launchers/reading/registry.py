@@ -198,9 +198,9 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     named = [fault for one in reached or [source] for fault in foreign(one)][:MAX_LISTED]
     if named:
         raise InvalidProblemError([*missing, *named])
-    names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
+    names = f"options of {launcher}" if launcher is not None else "launcher options"
     own, allowed = _of_its_own(source)
-    message = f"{shown(source.name)}: {names} are in it{own}"
+    message = f"{shown(source.name)}: no {names} found{own}"
     nobody = FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
     raise InvalidProblemError(missing or [nobody])
 
@@ -214,7 +214,7 @@ def _of_its_own(source: Source) -> tuple[str, str]:
     program = f": line {first.before[0].line} starts {shown(first.program.rpartition('/')[2])}"
     unknown = next((word.unknown for word in first.words if word.unknown is not None), None)
     if unknown is None:
-        return f"{program}, which has arguments of its own", _KINDS
+        return f"{program}, which has its own options", _KINDS
     why, allowed = why_unknown(unknown)
     return f"{program}; {why}", allowed
 

@@ -88,7 +88,7 @@ def _volume(reader: FieldReader) -> int:
 
 
 def _flux(reader: FieldReader) -> dict[str, Any]:
-    """Return Flux: layers with weights of their own for text, then layers that share them.
+    """Return Flux: first layers with separate weights for text, then layers that share theirs.
 
     The latter have one product for attention's and the MLP's outputs together, with one bias.
     """
@@ -119,9 +119,9 @@ def _flux(reader: FieldReader) -> dict[str, Any]:
 
 
 def _wan(reader: FieldReader) -> dict[str, Any]:
-    """Return Wan: cross-attention to a text in every layer, a table of modulation in place of products.
+    """Return Wan: cross-attention to text in every layer, and a modulation table instead of products.
 
-    Models that an image conditions have keys and values of its tokens, too.
+    Models conditioned on an image also have keys and values for its tokens.
     """
     head, heads = _size(reader, "attention_head_dim", "head_dim"), _size(reader, "num_attention_heads")
     hidden, volume = head * heads, _volume(reader)

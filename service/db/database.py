@@ -325,7 +325,7 @@ def _require_alive(
 
 
 def keep_private(path: Path) -> None:
-    """Take a SQLite file, its journals and its lock from other users, who could hold that as well.
+    """Keep other users from a SQLite file, its journals and its lock, which they could hold.
 
     SQLite gives new journals the file's mode.
     """

@@ -424,8 +424,8 @@ def _exchanged_s(ctx: Context, trained: Weights) -> FloatArray:
     """Return two all-to-alls of a layer's gradients in 4 bits: inside islands, then of their sums across.
 
     Each rank of an island is left with the sum over the island of its part of the gradients, which it sums
-    over the islands with the ranks of its place (ZeRO++ qgZ, arXiv:2306.10209, section 3.3). Without ZeRO-3
-    nothing is cast, which no launcher allows.
+    over the islands with the ranks of equal position (ZeRO++ qgZ, arXiv:2306.10209, section 3.3). Without
+    ZeRO-3 nothing is cast, which no launcher allows.
     """
     group, count = ctx.shard_group, trained.dense + trained.routed
     inside = replace(group, size=group.in_island)

@@ -274,12 +274,12 @@ class Context:
 
     @property
     def crossing(self) -> Context | None:
-        """Return the context of the attention that reads a context of text; None where layers have none."""
+        """Return the cost context of the cross-attention to text; None where layers have none."""
         return self._viewed(self.model.crossing)
 
     @property
     def paired(self) -> Context | None:
-        """Return the context of the mixer that layers have next to attention; None where they have none."""
+        """Return the cost context of the mixers next to attention; None where layers have none."""
         return self._viewed(self.model.paired)
 
     def _viewed(self, model: ModelSpec | None) -> Context | None:
@@ -585,7 +585,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
 
 
 def _at_limit(gpu: GpuSpec, limit_w: float) -> GpuSpec:
-    """Return the GPU with the peaks of the clock that it has under a power limit."""
+    """Return the GPU with its peak rates scaled to the clock under a power limit."""
     clock = clock_share(gpu, limit_w)
     if clock == 1.0:
         return gpu

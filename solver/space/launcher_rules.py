@@ -470,7 +470,7 @@ _STATES_ON_DRIVES = [code for code, word in enumerate(OFFLOAD) if "optimizer@nvm
 
 
 def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield what DeepSpeed 0.19.8 asks of second shards, gradients in 4 bits and a share of the states.
+    """Yield what DeepSpeed 0.19.8 requires for second shards, 4-bit gradients and partly offloaded states.
 
     ``utils/groups.py _create_zero_param_parallel_group``, ``comm/coalesced_collectives.py
     all_to_all_quant_reduce`` (other sizes travel whole), ``zero/config.py offload_ratio_check``.
@@ -491,7 +491,7 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         sizes = _matrix_sizes(problem.model)
         yield Rule(
             name=f"{able.launcher} sums gradients in 4 bits",
-            reason="it needs zero_stage 3, and twice the number of ranks divides the size of every matrix",
+            reason="it needs zero_stage 3 and matrix sizes divisible by twice the number of ranks",
             reads=("zero_stage", "data_parallel_size"),
             violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | np.logical_or.reduce(
                 [size % (2 * c.data_parallel_size) != 0 for size in sizes]
@@ -500,7 +500,7 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if options.get("optimizer_offload_fraction", 1.0) != 1.0:
         yield Rule(
             name=f"{able.launcher} offloads a share of the optimizer's states",
-            reason="it needs zero_stage 3, and host memory instead of drives",
+            reason="it needs zero_stage 3 and host memory, not drives",
             reads=("zero_stage", "offload"),
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY) & (
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)

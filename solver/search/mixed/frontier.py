@@ -93,7 +93,7 @@ class MixedPlan:
 
 @dataclass(slots=True, order=True)
 class _Waiting:
-    """Slowest stages of a row, or of alike rows together, under the bound that is known of them."""
+    """Times of the slowest stage of a row, or of several alike rows, queued under their bound."""
 
     bound_s: float
     rows: tuple[int, ...]
@@ -107,7 +107,7 @@ class _Waiting:
 
     @property
     def spread(self) -> float:
-        """Return how far apart the slowest stages are, of the closed form."""
+        """Return the width of the range of times, as a share of the closed form."""
         return (self.high_us - self.low_us) / (self.bound_s * US)
 
 
@@ -163,7 +163,7 @@ class MixedFrontier:
 
     @property
     def _most_s(self) -> float:
-        """Return the closed form that a plan has to be below to be sought."""
+        """Return the closed form below which plans are sought."""
         return self.known_s * (1.0 - GAP)
 
     @property
@@ -254,7 +254,7 @@ class MixedFrontier:
     # One row at a time.
 
     def _advance(self, one: _Waiting) -> None:
-        """Bound what waits more closely, or give it to CP-SAT."""
+        """Tighten the bound of an entry, or give it to CP-SAT."""
         if one.relaxed is None:
             numbers = tuple(row for row in one.rows if self.bounds.objective_s[row] < self._most_s)
             self._wait(replace(one, rows=numbers))
@@ -266,7 +266,7 @@ class MixedFrontier:
             self._halve(one)
 
     def _halve(self, one: _Waiting) -> None:
-        """Let the quicker and the slower half wait by themselves."""
+        """Split the times into two halves, and queue both."""
         middle, following = self._middle_of(one)
         self._wait(replace(one, low_us=following))
         self._wait(replace(one, high_us=float(middle), relaxed=None, probed=False))
@@ -281,14 +281,14 @@ class MixedFrontier:
         return max(int(values[at - 1]) if at else 0, one.low_us), int(values[at])
 
     def _probe(self, one: _Waiting, relaxed: Relaxed) -> None:
-        """Seek a plan of the patterns that the relaxation takes, and of a few others."""
+        """Look for a plan among the patterns that the relaxation uses and a few others."""
         few = np.argsort(relaxed.more_us, kind="stable")[:_FEW]
         patterns = take(self._relaxation_of(one).patterns, np.sort(few[np.isfinite(relaxed.more_us[few])]))
         self._asked(replace(one, in_order=True), patterns, any_plan=True)
         self._wait(replace(one, probed=True))
 
     def _wait(self, one: _Waiting) -> None:
-        """Let slowest stages wait under the bound of the relaxation, unless it proves them too slow."""
+        """Queue an entry under the bound of its relaxation, unless that proves it too slow."""
         relaxation, numbers, rows = self._relaxation_of(one), list(one.rows), self.rows
         budget_us = (self._most_s - self._fixed_s(one)) * US
         least_s = float((self.bounds.slowest_s[numbers] * (rows.num_microbatches[numbers] - 1)).min())
@@ -325,7 +325,7 @@ class MixedFrontier:
         return known
 
     def _solve(self, one: _Waiting) -> None:
-        """Give slowest stages of about one time to CP-SAT, and put back what it leaves open."""
+        """Give a narrow range of times to CP-SAT, and queue again what it leaves open."""
         patterns, low_us = self._able(one)
         if len(patterns) > _MANY and one.spread > _PART:
             self._halve(one)
@@ -335,7 +335,7 @@ class MixedFrontier:
             self._put_back(one, found)
 
     def _able(self, one: _Waiting) -> tuple[Patterns, int]:
-        """Return the patterns that a better plan may have, and what its slowest stage takes at least."""
+        """Return the patterns that a better plan may have, and the least time of its slowest stage."""
         relaxation, every = self._relaxation_of(one), self._relaxation_of(one).patterns
         budget_us = (self._most_s - self._fixed_s(one)) * US
         able, low_us = np.zeros(len(every), dtype=np.bool_), 1 << 62
@@ -366,7 +366,7 @@ class MixedFrontier:
         return found
 
     def _join_alike(self) -> None:
-        """Let rows that differ only in ZeRO stage and recomputation wait together, once there is a plan."""
+        """Queue rows that differ only in ZeRO stage and recomputation together, once there is a plan."""
         rows, most_s = self.rows, self._most_s
         if self._joined or not np.isfinite(most_s):
             return
@@ -388,7 +388,7 @@ class MixedFrontier:
         heapq.heapify(self._heap)
 
     def _put_back(self, one: _Waiting, found: Solved) -> None:
-        """Let what CP-SAT leaves wait again under its new bound, or count it as open."""
+        """Queue what CP-SAT leaves under its new bound, or count it as open."""
         left = replace(one, bound_s=max(one.bound_s, found.bound_s))
         if left.bound_s >= self._most_s:
             return
@@ -412,7 +412,7 @@ class MixedFrontier:
             heapq.heappush(self._heap, waiting)
 
     def _alone_in(self, one: _Waiting, row: int) -> _Waiting:
-        """Return one of several rows that waited together."""
+        """Return the entry of one of several rows that were queued together."""
         bound_s = max(one.bound_s, float(self.bounds.objective_s[row]))
         return replace(one, bound_s=bound_s, rows=(row,), relaxed=None)
 
@@ -422,7 +422,7 @@ class MixedFrontier:
         return lines if count_layers(self.problem) else dict.fromkeys(lines)
 
     def _least_of(self, row: int, lines: Mapping[Line, Split | None]) -> float:
-        """Return the least closed form of the plans of lines that were tried, +inf where there is none."""
+        """Return the least closed form among the plans of tried lines; +inf where there is none."""
         return min((self._tried.get((row, *one), np.inf) for one in lines.items()), default=np.inf)
 
     def _try_lines(

@@ -29,15 +29,15 @@ from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, Patte
 from meshwright.solver.search.mixed.rows import MixedRows
 
 _SAFETY = 1e-9  # relative, of sums of doubles
-_MISSING = 1e-4  # layers: so many not held are a proof
+_MISSING = 1e-4  # layers left without a stage: a larger lower bound proves that there is no plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
-    """What is proved of plans with slowest stages of at most some time."""
+    """Bounds proved for plans with a slowest stage of at most some time."""
 
-    sum_us: float  # their stages take at least so long together; +inf: there is none
-    more_us: FloatArray  # (N,) by how much a stage of each pattern raises that, at least
+    sum_us: float  # least sum of their stages' times; +inf: there is no such plan
+    more_us: FloatArray  # (N,) least amount by which a stage of each pattern raises that sum
 
 
 class Relaxation:
@@ -136,7 +136,7 @@ class Relaxation:
         self._aim = np.zeros(len(self._limits))
 
     def within(self, most_us: float) -> Relaxed:
-        """Return what is proved of plans with no stage of more than a time."""
+        """Return the bounds of plans in which every stage takes at most a time."""
         look()
         limits, able = self._limits.copy(), self.patterns.slowest_us <= most_us
         limits[: self._number] = np.where(able, limits[: self._number], 0.0)

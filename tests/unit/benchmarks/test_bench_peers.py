@@ -93,7 +93,7 @@ def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: 
     assert set(PEERS) == {"galvatron", "calculon", "sailor", "simumax", "llm-analysis", "aiconfigurator"}
 
 
-def test_simumax_without_a_checkout_is_a_line() -> None:
+def test_simumax_without_a_checkout_is_reported_in_one_line() -> None:
     assert "--simumax PATH" in "\n".join(compared("simumax", Budget(limit_s=1.0), None))
 
 

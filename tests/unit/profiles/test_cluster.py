@@ -107,5 +107,5 @@ def test_a_network_slowed_by_a_factor_leaves_as_much_less_for_payload() -> None:
         ("8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", ""),
     ],
 )
-def test_the_transport_of_a_network_is_read_in_anyones_words(kind: str, transport: str) -> None:
+def test_the_transport_of_a_network_is_read_from_free_text(kind: str, transport: str) -> None:
     assert transport_of(kind) == transport

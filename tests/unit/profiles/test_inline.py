@@ -120,12 +120,12 @@ def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
     cluster = cluster_from_mapping({"groups": [GROUP]})
     assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node
     assert cluster.title == "12 × node of 8 H100 SXM 80 GB = 96 GPUs"
-    usual = "cluster.groups: what is not given is that of usual nodes, links per GPU and direction"
+    usual = "cluster.groups: values not given come from each GPU's usual node (links per GPU and direction)"
     h100 = "H100 SXM 80 GB: intra_node nvswitch 450 GB/s, inter_node infiniband 50 GB/s"
-    assert cluster.warnings == (f"{usual}: {h100}",)
+    assert cluster.warnings == (f"{usual}. {h100}",)
     a100 = "A100 SXM 80 GB: intra_node nvswitch 300 GB/s, inter_node infiniband 25 GB/s"
     three = cluster_from_mapping({"groups": [GROUP, GROUP | {"gpu": "a100-sxm-80gb"}, GROUP]})
-    assert three.warnings == (f"{usual}: {h100}; {a100}",)
+    assert three.warnings == (f"{usual}. {h100}; {a100}",)
 
 
 def test_links_given_are_taken_without_a_warning() -> None:

@@ -597,7 +597,7 @@ def test_pai_megatron_patch_adds_tokens_to_the_tokenizers_own(own: str, vocabula
 
 
 def test_a_tokenizer_of_pai_megatron_patch_without_a_known_size_asks_for_it() -> None:
-    with pytest.raises(InvalidProblemError, match=r"tokenizer's own tokens.*--set vocab_size="):
+    with pytest.raises(InvalidProblemError, match=r"tokenizer's own vocabulary.*--set vocab_size="):
         read(PAI + "--patch-tokenizer-type BaichuanTokenizer --extra-vocab-size 64", Overrides(num_gpus=8))
 
 
@@ -663,7 +663,7 @@ def test_arguments_in_a_variable_that_nothing_sets_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "said"),
-    [("--split-transformers", "halves of layers"), ("--eval-only True", "it trains nothing")],
+    [("--split-transformers", "halves of a layer"), ("--eval-only True", "it trains nothing")],
 )
 def test_a_forks_flag_that_changes_what_runs_is_refused(flag: str, said: str) -> None:
     with pytest.raises(InvalidProblemError, match=said):

@@ -215,7 +215,7 @@ def test_a_file_that_starts_fewer_ranks_than_the_cluster_has_is_answered_with_th
          "/launch_file/files", "at most"),
         ({"name": "a.sh", "text": "", "files": {str(n): "x" * (2 * MAX_TEXT // 5) for n in range(3)}},
          "/launch_file/files", "too big together"),
-        ({"name": "a.sh", "text": "source /etc/passwd\n"}, "/launch_file/text", "no launcher's names"),
+        ({"name": "a.sh", "text": "source /etc/passwd\n"}, "/launch_file/text", "no launcher options"),
         ({"name": "a.sh", "text": SCRIPT.replace("--bf16", "--bf16 --fp16")}, "/launch_file/text",
          "--fp16: line 21: contradicts --bf16"),
         ({"name": "a.yaml", "text": "parallelism: {dp: 8, tp: nine}\n"}, "/launch_file/text",

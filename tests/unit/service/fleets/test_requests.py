@@ -46,7 +46,7 @@ def test_a_field_at_fault_is_one_error(one: dict[str, Any], only: str) -> None:
     assert list(errors_of(fleet(one, job("b")))) == [only]
 
 
-def test_jobs_that_are_no_list_are_one_error() -> None:
+def test_jobs_that_are_not_a_list_are_one_error() -> None:
     for jobs in ({"a": 1}, [], [job(f"j{number}") for number in range(201)]):
         with pytest.raises(InvalidProblemError) as fault:
             read_fleet({**fleet(), "jobs": jobs})
