@@ -88,6 +88,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "secondary_shard_size": (1.0, 1024.0),
     "power_limit_w": (0.0, 1e5),
 }
+_WHOLE = ("secondary_shard_size",)  # ranks, which a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
@@ -302,7 +303,13 @@ def _checked(name: str, value: object, current: object) -> object:
     if name in OPTION_PARTS:
         return _joined(pointer, value, *OPTION_PARTS[name])
     if name in OPTION_NUMBERS:
-        return _number(pointer, value, *OPTION_NUMBERS[name])
+        number = _number(pointer, value, *OPTION_NUMBERS[name])
+        if name in _WHOLE and number != int(number):
+            message = f"{number:g} is not a whole number"
+            raise InvalidProblemError.of(
+                pointer, message, allowed="a whole number of ranks", nearest=str(int(number))
+            )
+        return number
     if name == "moe_routing_groups":
         return _groups(pointer, value)
     if isinstance(current, bool) and value in (0, 1, True, False):

@@ -431,6 +431,7 @@ TRAINERS_GALORE = {
     "galore_adamw_layerwise": ("galore", True), "galore_adamw_8bit_layerwise": ("galore-8bit", True),
 }  # fmt: skip
 _TRAINERS_RANK = 128
+_DIGITS = 10
 _ALL_LINEAR = ("all-linear", "all_linear")
 _EVERY = (
     {"attn", "mlp"},
@@ -450,10 +451,11 @@ def trainers_galore(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     numbers = {"rank": _TRAINERS_RANK, "update_proj_gap": USUAL_INTERVAL}
     for key, usual in numbers.items():
         text = found.get(key, str(usual))
-        if text.isdecimal() and int(text) > 0:
+        if text.isdecimal() and len(text) < _DIGITS and int(text) > 0:
             numbers[key] = int(text)
         else:
-            fields.fault("optim_args", f"{key} = {shown(text)} is not a whole number above 0")
+            why = f"{key} = {shown(text)} is not a whole number above 0"
+            fields.fault("optim_args", why, allowed=f"1 or more, in less than {_DIGITS} digits")
     if (kind := found.get("proj_type", "std")) != "std":
         fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
     _require_every_layer(fields, model)

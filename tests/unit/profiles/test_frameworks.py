@@ -63,6 +63,13 @@ def test_a_switch_takes_only_true_and_false() -> None:
         with_options(framework_facts("megatron-core"), {"loss_fused": 3})
 
 
+def test_ranks_are_counted_whole() -> None:
+    facts = framework_facts("deepspeed")
+    assert with_options(facts, {"secondary_shard_size": 4.0}).secondary_shard_size == 4.0
+    with pytest.raises(InvalidProblemError, match=r"2\.5 is not a whole number"):
+        with_options(facts, {"secondary_shard_size": 2.5})  # priced as 2.5, written as 2
+
+
 def test_an_unknown_framework_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="nanotron"):
         framework_facts("nanotrom")

@@ -238,6 +238,7 @@ def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer:
     ("start", "words", "name", "why"),
     [
         ("0", "--optim galore_adamw --optim_args rank=0", "optim_args", "rank = 0 is not a whole number"),
+        ("0", f"--optim galore_adamw --optim_args rank={'9' * 5000}", "optim_args", "not a whole number"),
         ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not priced"),
         ("0", "--optim galore_adafactor", "optim", "galore_adafactor is not priced"),
     ],
