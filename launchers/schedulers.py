@@ -41,7 +41,7 @@ _SKY_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How a job is started: the scheduler, and the container image with the launcher."""
+    """The scheduler that starts a job, and the container image with the launcher."""
 
     scheduler: str = "slurm"
     image: str | None = None

@@ -337,16 +337,16 @@ class StreamsSpec:
 class DiffusionSpec:
     """A diffusion transformer: layers over latent tokens, modulated by a time step, and no logits.
 
-    Tokens are patches of latents, which the model's embedding and head project: a vocabulary is as many
-    rows as the outputs of a patch. Each block's norm is scaled and shifted, and what it adds is scaled, by
-    vectors of the sample (Peebles and Xie 2022, DiT, arXiv:2212.09748, section 3.2). Text reaches them by
-    cross-attention in every layer (Wan, arXiv:2503.20314, section 4.2.1), or is part of the sequence, with
-    weights of its own in the first layers (Esser et al. 2024, arXiv:2403.03206, section 4). Text encoder
-    and autoencoder are frozen, and what they yield is read, not computed.
+    Tokens are patches of latents, which the model's embedding and head project: the vocabulary size is the
+    number of outputs of a patch. Vectors of the sample scale and shift each block's norm and scale what the
+    block adds (Peebles and Xie 2022, DiT, arXiv:2212.09748, section 3.2). Text is read by cross-attention
+    in every layer (Wan, arXiv:2503.20314, section 4.2.1), or is part of the sequence, with separate weights
+    in the first layers (Esser et al. 2024, arXiv:2403.03206, section 4). The text encoder and the
+    autoencoder are frozen, and their outputs are computed beforehand.
     """
 
-    context_tokens: int = 0  # of a text, which latent tokens attend to in every layer; 0: no such attention
-    two_stream_layers: int = 0  # leading ones with attention and MLP weights for text of their own
+    context_tokens: int = 0  # text tokens that every layer attends to; 0: no such attention
+    two_stream_layers: int = 0  # leading layers with separate attention and MLP weights for text
     layer_weights: int = 0  # of a layer next to its attentions and MLP, applied once a sample: modulation
     two_stream_weights: int = 0  # the same of a layer with two streams
     end_weights: int = 0  # of time step, text and output modulation, and of biases at both ends

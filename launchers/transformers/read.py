@@ -473,11 +473,11 @@ def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
     names = {str(one) for one in said} if isinstance(said, list) else {str(said)}
     if said in _ALL_LINEAR:
         fields.note(
-            "optim_target_modules all-linear projects the head, too, which is priced with whole moments"
+            "optim_target_modules all-linear also projects the head, which is priced with full moments"
         )
     elif not (names in _EVERY or set(linear_names(model)) <= names):
         allowed = f"all-linear, or {', '.join(linear_names(model))}"
-        fields.fault("optim_target_modules", "names fewer than every linear layer", allowed=allowed)
+        fields.fault("optim_target_modules", "leaves out some linear layers", allowed=allowed)
 
 
 def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
@@ -486,14 +486,14 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
     by_layer = TRAINERS_GALORE[str(fields.raw(key))][1]
     if config.zero_stage or found.launcher == DeepSpeedReader.name:
         why = "GaLore is not priced with DeepSpeed or FSDP: it decomposes whole gradients"
-        fields.fault(key, why, allowed="another optimizer, or plain replicas")
+        fields.fault(key, why, allowed="another optimizer, or plain data parallelism")
     if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
-        why = "layer by layer, transformers refuses several GPUs and gradient accumulation"
-        fields.fault(key, why, allowed="the same without _layerwise, or one GPU and one micro-batch")
+        why = "layerwise updates: transformers refuses several GPUs and gradient accumulation"
+        fields.fault(key, why, allowed="the optimizer without _layerwise, or one GPU and one micro-batch")
     name = f"{optimizer}-layerwise" if by_layer else optimizer
     if name not in OPTIMIZERS:
-        why = "layer by layer is not priced with weights in fp32"
-        fields.fault(key, why, allowed="the same without _layerwise, or weights in bfloat16 (dtype)")
+        why = "layerwise updates are not priced with weights in fp32"
+        fields.fault(key, why, allowed="the optimizer without _layerwise, or weights in bfloat16 (dtype)")
         return optimizer
     return name
 

@@ -148,7 +148,7 @@ def _lengths(problem: Problem) -> Iterator[FieldError]:
 
 
 def _diffusion(problem: Problem) -> Iterator[FieldError]:
-    """Check that a diffusion transformer has no adapters and no documents: neither is priced for it."""
+    """Refuse adapters and documents of a diffusion transformer, which are not priced."""
     model, work = problem.model, problem.workload
     if model.diffusion is None:
         return
@@ -158,7 +158,7 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
             pointer=pointer("workload", "lora_rank"), message=message, allowed="0", nearest="0"
         )
     if work.lengths is not None:
-        message = f"{model.title} has latents of one size in place of documents"
+        message = f"{model.title} trains on samples of one size, not on documents"
         yield FieldError(pointer=pointer("workload", "lengths"), message=message, allowed="none")
 
 

@@ -326,10 +326,8 @@ def _limit_faults(problem: Problem) -> Iterator[FieldError]:
         most = gpu.power_watts
         least = LEAST_POWER_SHARE * (most or 0.0)
         if most is None or not least <= limit_w <= most:
-            allowed = (
-                "0" if most is None else f"{least:g} to {most:g} W, which is priced, or 0 for no limit"
-            )
-            lacks = " states no power_watts" if most is None else f": {limit_w:g} W is out of its range"
+            allowed = "0" if most is None else f"{least:g} to {most:g} W, or 0 for the GPU's own limit"
+            lacks = " states no power_watts" if most is None else f": {limit_w:g} W is outside its range"
             yield FieldError(
                 pointer=pointer("workload", "framework_options", name), message=gpu.slug + lacks,
                 allowed=allowed, nearest="0" if most is None else f"{min(max(limit_w, least), most):g}",

@@ -116,6 +116,6 @@ def test_a_limit_beyond_the_range_of_the_gpu_is_refused_by_field_value_and_range
         parse_problem(raw)
     (fault,) = caught.value.errors
     assert fault.pointer == "/workload/framework_options/power_limit_w"
-    assert f"{limit_w:g} W is out of its range" in fault.message
+    assert f"{limit_w:g} W is outside its range" in fault.message
     assert "420 to 700 W" in str(fault.allowed)
     assert fault.nearest == nearest
