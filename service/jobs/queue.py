@@ -6,6 +6,7 @@ A lost hint costs latency, never a job: workers poll the table, and the sweeper 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from typing import Literal, Protocol
@@ -65,16 +66,26 @@ class CeleryQueue:
         self._app.conf.update(publisher_conf())
         self._muted_until = 0.0
         self._sent_at: deque[float] = deque(maxlen=MAX_HINTS)
+        self._late = threading.Lock()  # held while a hint waits for the end of a burst
 
     def wake(self, job_id: str) -> None:
-        """Publish, unless this process has woken ``MAX_HINTS`` workers within ``BURST_S``.
+        """Publish; of what comes after ``MAX_HINTS`` within ``BURST_S``, one hint when that is over.
 
-        After a failure it stays silent for a while, so that no request waits for a dead broker.
+        The workers that were woken may have found nothing more by then. After a failure it stays silent for
+        a while, so that no request waits for a dead broker.
         """
         now = time.monotonic()
         if len(self._sent_at) == MAX_HINTS and now - self._sent_at[0] < BURST_S:
+            if self._late.acquire(blocking=False):
+                later = threading.Timer(BURST_S, self._wake_late, [job_id])
+                later.daemon = True
+                later.start()
             return
         self._sent_at.append(now)
+        self._send(TASK_NAME, job_id, QUEUE_NAME)
+
+    def _wake_late(self, job_id: str) -> None:
+        self._late.release()  # a job that comes from now on has a hint of its own
         self._send(TASK_NAME, job_id, QUEUE_NAME)
 
     def wake_verifier(self, plan_id: str) -> None:

@@ -3,7 +3,8 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -49,9 +50,20 @@ def test_a_burst_wakes_at_most_64_workers_a_second(monkeypatch: pytest.MonkeyPat
     queue, now, sent = CeleryQueue("redis://127.0.0.1:1/0"), [0.0], list[str]()
     monkeypatch.setattr(queue, "_send", lambda _task, about, _queue: sent.append(about))
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    late = list[tuple[float, Callable[[], None]]]()
+
+    def timer(after_s: float, act: Callable[[str], None], about: list[str]) -> Mock:
+        return Mock(start=lambda: late.append((after_s, lambda: act(*about))))
+
+    monkeypatch.setattr(threading, "Timer", timer)
     for number in range(100):
         queue.wake(f"job {number}")
     assert len(sent) == MAX_HINTS == 64
+    ((after_s, act),) = late  # for those whose hints found nothing more: one hint after the burst
+    act()
+    assert (after_s, sent.pop()) == (BURST_S, "job 64")
+    queue.wake("again in the burst")
+    assert len(late) == 2
     now[0] = BURST_S
     queue.wake("a second later")
     assert sent[-1] == "a second later"
