@@ -1,17 +1,17 @@
-"""Figures that other projects publish, next to ours: ``make bench ARGS=published-models``. None is fitted.
+"""Compare published figures with our predictions: ``make bench ARGS=published-models``. None is fitted.
 
 - Qwen3.5/3.6-VL 35B-A3B on 16 H100: 135.6 TFLOP/s per GPU (Megatron-Bridge PR 5852). The layout is that
   of its recipe (067f987d ``recipes/qwen_vl/h100/qwen35_vl.py``): stages of 16 and 24 layers, eight-way
   expert parallelism, HybridEP, graphs of attention and router, batches of 512 sequences of 4,096 tokens.
-  Its images vary and are not stated, and its router is not balanced; here are no images, and the usual
+  Its images vary and are not stated, and its router is not balanced; we price no images and the usual
   imbalance.
 - Nemotron 3 Nano next to Qwen3-30B-A3B in NeMo AutoModel on B200: two thirds of its tokens per second
   (issue 1187). FSDP2 with expert parallelism is priced as torchtitan's; four GPUs and all-to-alls, eight
-  and DeepEP, all layers recomputed, four sequences a micro-batch, as ``qwen3_moe_30b_te_deepep.yaml`` has
-  it.
-- Dynamic over fixed context parallelism: up to 1.48 times as fast (Megatron-LM's README), without model,
-  lengths and GPUs. Llama 3.1 8B on 8 H100 with documents of 2,000 (half) to 131,072 tokens stands in for
-  it.
+  and DeepEP, all layers recomputed, four sequences a micro-batch, as in
+  ``qwen3_moe_30b_te_deepep.yaml``.
+- Dynamic over fixed context parallelism: up to 1.48 times as fast (Megatron-LM's README), which does not
+  state model, lengths or GPUs. We price Llama 3.1 8B on 8 H100 with documents of 2,000 (half) to 131,072
+  tokens instead.
 
 Weak scaling of shared weights has a benchmark of its own, ``make bench ARGS=weight-shards``.
 """
