@@ -368,9 +368,8 @@ class Jobs:
             return
         used_s, left_s = used_today(connection, tenant, submission.owner)
         if used_s >= most_s:
-            detail = (
-                f"the searches of this key have used {used_s:.4g} of {most_s:.10g} CPU seconds today (UTC)"
-            )
+            used = f"{round(used_s, 3):.10g} of {most_s:.10g} CPU seconds today (UTC)"
+            detail = f"the searches of this key have used {used}"
             raise TooManyRequestsError(detail, retry_after_s=left_s)
 
     def _require_room(self, connection: Connection, tenant: str) -> None:

@@ -79,26 +79,27 @@ def test_cpu_seconds_of_a_year_ago_are_forgotten(database: Database, engine: Job
     assert sorted(map(tuple, kept)) == [(TENANT, 0), (TENANT, 365), ("other", 900)]
 
 
-@pytest.mark.parametrize(("own", "default"), [(10.0, None), (None, 10.0), (10.0, 1.0)])
+@pytest.mark.parametrize(("own", "default"), [(10.0, None), (None, 10.0), (36_000.0, 1.0)])
 def test_a_key_that_has_used_its_cpu_seconds_waits_for_tomorrow(
     database: Database, engine: JobEngine, own: float | None, default: float | None
 ) -> None:
     new = NewKey(tenant="own", max_cpu_s_per_day=own)
     settings = Settings(database_url=str(database.url), max_cpu_s_per_day=default)
+    quota_s = own or 10.0
     keys = [Keys(database, actor="test").create(one)[1] for one in (new, NewKey(tenant="own"))]
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         client.headers["Authorization"] = f"Bearer {keys[0]}"
         submit(client)
-        engine.complete(claimed(engine), SUCCESS, cpu_s=9.9)
+        engine.complete(claimed(engine), SUCCESS, cpu_s=0.99 * quota_s)
         submit(client, launcher="torchtitan")
-        engine.complete(claimed(engine), SUCCESS, cpu_s=0.2)
+        engine.complete(claimed(engine), SUCCESS, cpu_s=0.02 * quota_s)
         refused = client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"})
         assert (refused.status_code, refused.json()["type"]) == (
             429,
             "urn:meshwright:problem:too_many_requests",
         )
         assert 0 < int(refused.headers["Retry-After"]) <= 86_400
-        assert "10.1 of 10 CPU seconds" in refused.json()["detail"]
+        assert f"used {1.01 * quota_s:.10g} of {quota_s:.0f} CPU seconds" in refused.json()["detail"]
         client.headers["Authorization"] = f"Bearer {keys[1]}"  # another key of the same tenant
         submit(client, launcher="deepspeed")
 
