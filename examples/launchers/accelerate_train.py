@@ -29,4 +29,5 @@ for rows, _ in zip(data, range(6 * choice.config.num_microbatches), strict=False
         optimizer.step()
         optimizer.zero_grad()
 reporter.close()
+model, optimizer, data = accelerator.free_memory(model, optimizer, data)  # DDP keeps the group as well
 accelerator.end_training()  # Gloo's threads may abort a process that keeps its group
