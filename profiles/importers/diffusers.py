@@ -79,9 +79,10 @@ def _ends(inputs: int, outputs: int, hidden: int, further: int) -> int:
 
 def _volume(reader: FieldReader) -> int:
     """Return the latent pixels of a patch, which Wan states by frames, height and width."""
-    sides = reader.value("patch_size")
-    numbers = [one for one in sides if type(one) is int] if isinstance(sides, list | tuple) else []
-    if len(numbers) != 3 or min(numbers) < 1:  # noqa: PLR2004 - frames, height and width
+    stated = reader.value("patch_size")
+    sides = stated if isinstance(stated, list | tuple) else []
+    numbers = [one for one in sides if type(one) is int]
+    if len(numbers) != 3 or numbers != [*sides] or min(numbers) < 1:  # noqa: PLR2004 - frames, height and width
         reader.fault("patch_size", "must be three whole numbers: frames, height and width")
         reader.finish()
     return prod(numbers)

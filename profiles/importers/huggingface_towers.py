@@ -400,11 +400,10 @@ def _cohere(*, norm: bool) -> TowerRule:
 
 def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     """Return the tower of Kimi K2.5 and 2.6 (MoonViT); positions of frames are computed."""
-    patch, sides = _side(reader, "patch_size"), reader.value("merge_kernel_size")
-    numbers = (
-        [one for one in sides if type(one) is int and one > 0] if isinstance(sides, list | tuple) else []
-    )
-    if len(numbers) != 2:  # noqa: PLR2004 - height and width
+    patch, stated = _side(reader, "patch_size"), reader.value("merge_kernel_size")
+    sides = stated if isinstance(stated, list | tuple) else []
+    numbers = [one for one in sides if type(one) is int and one > 0]
+    if len(numbers) != 2 or numbers != [*sides]:  # noqa: PLR2004 - height and width
         reader.fault("merge_kernel_size", "must be two whole numbers: height and width")
         reader.finish()
     hidden, merged, out = (

@@ -37,6 +37,14 @@ def test_every_type_with_a_tower_is_among_the_drawn_ones() -> None:
     assert {row["config"]["model_type"] for row in DRAWN["configs"]} == set(whole_types())
 
 
+@pytest.mark.parametrize("sides", [[2, 2, 0], [2, "2", 2], [2]])
+def test_a_merger_of_kimi_k2_5_has_two_sides(sides: list[object]) -> None:
+    kimi = next(row["config"] for row in DRAWN["configs"] if row["config"]["model_type"] == "kimi_k25")
+    vision = {**kimi["vision_config"], "merge_kernel_size": sides}
+    with pytest.raises(InvalidProblemError, match="merge_kernel_size: must be two whole numbers"):
+        model_from_config({**kimi, "vision_config": vision}, name="x")
+
+
 def test_a_tower_has_layers_ends_and_a_merger_for_each_depth() -> None:
     model = model_from_config(WHOLE, name="x")
     # A layer: two LayerNorms, four square products and two of the MLP, each with its bias.
