@@ -455,7 +455,7 @@ def trainers_galore(fields: Fields, model: ModelSpec) -> dict[str, Any]:
             numbers[key] = int(text)
         else:
             why = f"{key} = {shown(text)} is not a whole number above 0"
-            fields.fault("optim_args", why, allowed=f"1 or more, in less than {_DIGITS} digits")
+            fields.fault("optim_args", why, allowed=f"1 to {10 ** (_DIGITS - 1) - 1}")
     if (kind := found.get("proj_type", "std")) != "std":
         fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
     _require_every_layer(fields, model)

@@ -69,9 +69,9 @@ class CeleryQueue:
         self._late = threading.Lock()  # held while a hint waits for the end of a burst
 
     def wake(self, job_id: str) -> None:
-        """Publish; of what comes after ``MAX_HINTS`` within ``BURST_S``, one hint when that is over.
+        """Publish a hint; after ``MAX_HINTS`` within ``BURST_S``, send one more at the end of the burst.
 
-        The workers that were woken may have found nothing more by then. After a failure it stays silent for
+        By then, the woken workers may have found no more jobs. After a failure it stays silent for
         a while, so that no request waits for a dead broker.
         """
         now = time.monotonic()
