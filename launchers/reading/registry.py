@@ -201,8 +201,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     names = f"options of {launcher}" if launcher is not None else "launcher options"
     own, allowed = _of_its_own(source)
     message = f"{shown(source.name)}: no {names} found{own}"
-    nobody = FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)
-    raise InvalidProblemError(missing or [nobody])
+    raise InvalidProblemError(missing or [FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)])
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from meshwright.service.errors import BadPageTokenError
 Item = TypeVar("Item")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_TOKEN_CHARS = 256
+_FOREIGN = "this page token was not issued by this service"
 MAX_POSITION = 2**53  # times in seconds and ranks are far below
 
 
@@ -54,11 +55,11 @@ def decode_token(token: str, *types: type) -> tuple[Any, ...]:
         padded = token[:MAX_TOKEN_CHARS] + "=" * (-len(token) % 4)
         position = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
     except (ValueError, binascii.Error, RecursionError):
-        raise BadPageTokenError("this page token was not issued by this service") from None
+        raise BadPageTokenError(_FOREIGN) from None
     if not isinstance(position, list) or [type(value) for value in position] != list(types):
-        raise BadPageTokenError("this page token was not issued by this service")
+        raise BadPageTokenError(_FOREIGN)
     if not all(_is_storable(value) for value in position):
-        raise BadPageTokenError("this page token was not issued by this service")
+        raise BadPageTokenError(_FOREIGN)
     return tuple(position)
 
 
@@ -71,9 +72,9 @@ def decode_name(token: str) -> str:
     try:
         (name,) = json.loads(base64.urlsafe_b64decode((token + "=" * (-len(token) % 4)).encode("ascii")))
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        raise BadPageTokenError("this page token was not issued by this service") from None
+        raise BadPageTokenError(_FOREIGN) from None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise BadPageTokenError("this page token was not issued by this service")
+        raise BadPageTokenError(_FOREIGN)
     return name
 
 

@@ -187,9 +187,7 @@ class JobRequest:
     problem: Problem  # of a sweep, its first point
     sweep: Sweep | None
     priority: int
-    deadline_s: (
-        float | None
-    )  # the job expires if no worker has started it this many seconds after submission
+    deadline_s: float | None  # from submission to the start by a worker, or the job expires
     labels: Mapping[str, str]
 
 
@@ -198,9 +196,7 @@ class Queueing:
     """How a job waits, and how it is found."""
 
     priority: int
-    deadline_s: (
-        float | None
-    )  # the job expires if no worker has started it this many seconds after submission
+    deadline_s: float | None  # from submission to the start by a worker, or the job expires
     labels: Mapping[str, str]
 
 

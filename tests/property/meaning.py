@@ -195,7 +195,7 @@ def way_of(problem: Problem, changes: Mapping[str, str] | None = None) -> str:
 
 
 def work_of(way: str) -> tuple[str, str]:
-    """The precision and the optimizer of ``way_of``, in which layouts are told apart."""
+    """The precision and the optimizer of ``way_of``, by which layouts differ."""
     _, precision, optimizer, *_ = way.split()
     return precision, optimizer
 

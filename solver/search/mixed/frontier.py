@@ -336,7 +336,8 @@ class MixedFrontier:
 
     def _able(self, one: _Waiting) -> tuple[Patterns, int]:
         """Return the patterns that a better plan may have, and the least time of its slowest stage."""
-        relaxation, every = self._relaxation_of(one), self._relaxation_of(one).patterns
+        relaxation = self._relaxation_of(one)
+        every = relaxation.patterns
         budget_us = (self._most_s - self._fixed_s(one)) * US
         able, low_us = np.zeros(len(every), dtype=np.bool_), 1 << 62
         part_us = one.low_us

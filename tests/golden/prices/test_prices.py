@@ -52,13 +52,13 @@ def test_every_term_of_every_price_is_the_one_that_was_reviewed() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         CASES.write_text(written(found))
         cases = found
-    changed = [
-        f"{case['name']}{at}: {dict(values_of(case['prices'])).get(at)} -> {value}"
-        for case, now in zip(cases, found, strict=True)
-        for at, value in values_of(now["prices"])
-        if not same(value, dict(values_of(case["prices"])).get(at))
-    ]
-    assert changed == []
-    assert [list(dict(values_of(case["prices"]))) for case in cases] == [
-        list(dict(values_of(now["prices"]))) for now in found
-    ]
+    reviewed, prices = (
+        [dict(values_of(case["prices"], case["name"])) for case in some] for some in (cases, found)
+    )
+    assert [
+        f"{at}: {before.get(at)} -> {value}"
+        for before, now in zip(reviewed, prices, strict=True)
+        for at, value in now.items()
+        if not same(value, before.get(at))
+    ] == []
+    assert [list(before) for before in reviewed] == [list(now) for now in prices]

@@ -133,9 +133,8 @@ SETTINGS = [
     pytest.param(launcher, one, id=f"{launcher}-{one.switch}-{one.name}")
     for switch in switches().values()
     for one in switch.settings
-    for launcher in sorted(
-        {*one.launchers} - {"torchtitan", "deepspeed"}
-    )  # whose configurations are others
+    # torchtitan and DeepSpeed have configurations of other names
+    for launcher in sorted({*one.launchers} - {"torchtitan", "deepspeed"})
     # read with lengths: test_dynamic_context.py; set by no file
     if switch.name not in ("dynamic_context_parallel", "power_limit_w")
 ]
