@@ -8,7 +8,7 @@ LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they diffe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -480,40 +480,53 @@ def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
         fields.fault("optim_target_modules", "leaves out some linear layers", allowed=allowed)
 
 
+# Why a GaLore is refused: the option, the reason, what is allowed, the nearest value.
+_Refusal = tuple[str, str, str, str | None]
+_OF_TRAINER: Mapping[str, _Refusal] = {
+    "shards": (
+        "optim", "GaLore is not priced with DeepSpeed or FSDP: it decomposes whole gradients",
+        "another optimizer, or plain data parallelism", None,
+    ),
+    "several": (
+        "optim", "layerwise updates: transformers refuses several GPUs and gradient accumulation",
+        "the optimizer without _layerwise, or one GPU and one micro-batch", None,
+    ),
+    "fp32": (
+        "optim", "layerwise updates are not priced with weights in fp32",
+        "the optimizer without _layerwise, or weights in bfloat16 (dtype)", None,
+    ),
+}  # fmt: skip
+_OF_LLAMA_FACTORY: Mapping[str, _Refusal] = {
+    "shards": (
+        "use_galore", "is not priced with DeepSpeed or FSDP: GaLore decomposes whole gradients",
+        "false, or plain replicas", "false",
+    ),
+    "several": (
+        "galore_layerwise", "is refused by LLaMA-Factory on several GPUs, and with gradient accumulation",
+        "false, or one GPU and one micro-batch", "false",
+    ),
+    "fp32": (
+        "galore_layerwise", "is not priced with weights in fp32", "false, or pure_bf16: true", "false",
+    ),
+}  # fmt: skip
+
+
 def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
-    """Return the name of the Trainer's GaLore; refuse it on shards, and by layer on several GPUs."""
-    config, key = found.configuration, "optim"
-    by_layer = TRAINERS_GALORE[str(fields.raw(key))][1]
-    if config.zero_stage or found.launcher == DeepSpeedReader.name:
-        why = "GaLore is not priced with DeepSpeed or FSDP: it decomposes whole gradients"
-        fields.fault(key, why, allowed="another optimizer, or plain data parallelism")
-    if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
-        why = "layerwise updates: transformers refuses several GPUs and gradient accumulation"
-        fields.fault(key, why, allowed="the optimizer without _layerwise, or one GPU and one micro-batch")
-    name = f"{optimizer}-layerwise" if by_layer else optimizer
-    if name not in OPTIMIZERS:
-        why = "layerwise updates are not priced with weights in fp32"
-        fields.fault(key, why, allowed="the optimizer without _layerwise, or weights in bfloat16 (dtype)")
-        return optimizer
-    return name
+    """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs.
 
-
-def _by_layer(fields: Fields, found: LaunchFile, optimizer: str) -> str:
-    """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs."""
-    config, name = found.configuration, f"{optimizer}-layerwise"
-    if config.zero_stage or found.launcher == DeepSpeedReader.name:
-        why = "is not priced with DeepSpeed or FSDP: GaLore decomposes whole gradients"
-        fields.fault("use_galore", why, allowed="false, or plain replicas", nearest="false")
-    if not fields.flag("galore_layerwise", default=False):
-        return optimizer
-    if config.num_gpus > 1 or config.num_microbatches > 1:
-        why = "is refused by LLaMA-Factory on several GPUs, and with gradient accumulation"
-        fields.fault(
-            "galore_layerwise", why, allowed="false, or one GPU and one micro-batch", nearest="false"
-        )
-    if name not in OPTIMIZERS:
-        why = "is not priced with weights in fp32"
-        fields.fault("galore_layerwise", why, allowed="false, or pure_bf16: true", nearest="false")
+    It is the Trainer's own where ``optim`` names it, else LLaMA-Factory's.
+    """
+    own = TRAINERS_GALORE.get(str(fields.raw("optim")))
+    by_layer = fields.flag("galore_layerwise", default=False) if own is None else own[1]
+    config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
+    broken = {
+        "shards": config.zero_stage > 0 or found.launcher == DeepSpeedReader.name,
+        "several": by_layer and (config.num_gpus > 1 or config.num_microbatches > 1),
+        "fp32": name not in OPTIMIZERS,
+    }
+    for kind in (kind for kind, is_broken in broken.items() if is_broken):
+        key, why, allowed, nearest = (_OF_LLAMA_FACTORY if own is None else _OF_TRAINER)[kind]
+        fields.fault(key, why, allowed=allowed, nearest=nearest)
     return name if name in OPTIMIZERS else optimizer
 
 
@@ -525,8 +538,7 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
         _note_type(fields, tool, in_bf16=in_bf16)
     if "optimizer_rank" in tuned:
-        own = fields.raw("optim") in TRAINERS_GALORE
-        optimizer = (layerwise if own else _by_layer)(fields, found, optimizer)
+        optimizer = layerwise(fields, found, optimizer)
         fields.stop()
     if base != "bf16":
         require_whole_weights(fields, found.configuration.zero_stage, rank)
