@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 
@@ -148,7 +149,7 @@ class NodeGroups:
         return self._fabrics[one, other]
 
     def _new_fabric(self, one: int, other: int) -> Fabric:
-        between = self.problem.cluster.between_groups
+        between = self.problem.cluster.between_groups if one != other else None
         ends = [self.groups[at] for at in (one, other)]
         link = between or min((end.inter_node for end in ends), key=lambda link: link.payload_bytes_per_s)
         profile = self.profiles[other]
@@ -172,14 +173,15 @@ class NodeGroups:
 
         Inside a group gradients are reduced and scattered, and gathered again, as without the others
         (priced with the class); between them each rank all-reduces its part over the slowest link of any
-        two. The group of the fewest GPUs has the largest parts, and the others wait for it.
+        two; of two classes on one group that is its own network. The group of the fewest GPUs has the
+        largest parts, and the others wait for it.
         """
         if len(groups) == 1:
             return 0.0
         first, gpus = groups[0], min(self.groups[at].num_gpus for at in groups)
         facts = with_options(self.profiles[first].framework, self.problem.workload.framework_options)
         part = np.array([self.trained_weights / gpus * facts.reduced_gradient_bytes])
-        pairs = [self._fabric(a, b) for a in groups for b in groups if a != b]
+        pairs = [self._fabric(one, other) for one, other in permutations(groups, 2)]
         size = np.array([float(len(groups))])
         return max(float(all_reduce_s(part, Group(size, np.ones(1), fabric))[0]) for fabric in pairs)
 

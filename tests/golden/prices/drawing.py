@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, framework_names
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import (
+    PLACED_ONLY,
+    VARIABLES,
+    Columns,
+    Configuration,
+    StageGroup,
+    joined,
+    settled_on_groups,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import sampled_space
-from meshwright.solver.splits import usual_split
-from tests.golden.prices.test_prices import CASES, priced, written
-from tests.problems.combined_requests import ALLOWED, a_combined_request, accepted, framework_option
+from meshwright.solver.splits import even_split, usual_split
+from tests.golden.prices.test_prices import CASES, REQUESTS, priced, written
+from tests.problems.combined_requests import (
+    ALLOWED,
+    OBJECTIVES,
+    a_combined_request,
+    accepted,
+    framework_option,
+)
 
 ROOT = Path(__file__).parents[3]
 MODELS = (
@@ -42,7 +58,7 @@ KINDS: tuple[dict[str, Any], ...] = (
         )
     ),
 )  # fmt: skip
-REQUESTS, EACH = 180, 2
+EACH = 3
 
 
 def drawn() -> list[dict[str, Any]]:
@@ -69,24 +85,79 @@ def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | 
         request["launcher"] = random.choice(("trl", "none"))
     if "vision_config" in model:
         request["workload"] |= {"images_per_sample": 2.0, "image_tokens": 256}
-    request["search"] = {"allow": random.sample((*ALLOWED, "weight_shards", "offload"), 3)}
+    request["search"] = {
+        "allow": random.sample((*ALLOWED, "weight_shards", "offload"), 3),
+        "gpu_hour_price": 2.5,
+        "grid_co2_g_per_kwh": 380.0,
+    }
+    group, *others = request["cluster"]["groups"]
+    if not others and group["num_nodes"] > 1 and random.random() < 0.4:
+        group["links"] = _links(random, group["num_nodes"])
+    else:  # where links differ, plans are ranked by their step
+        request["search"] |= {"objective": random.choice(OBJECTIVES), "deadline_days": 30.0}
     try:
         problem = parse_problem(accepted(request))
     except (AssertionError, KeyError):  # what is refused cannot be left out
         return None
-    if problem.places_stages or problem.cluster.num_gpus < 8:
+    if problem.cluster.num_gpus < 8:
         return None
     rows = sampled_space(problem).columns
     if not len(rows):
         return None
-    chosen = sorted(random.sample(range(len(rows)), min(EACH, len(rows))))
-    configs = [_row(problem, rows, at) for at in chosen]
+    configs = [_row(problem, rows, _chosen(random, rows)) for _ in range(EACH)]
+    if problem.places_stages:
+        configs = [one for one in (_placed(random, problem, one) for one in configs * 20) if one][:EACH]
+    if not configs:
+        return None
     case = {
         "name": f"{problem.model.name}-{seed}",
         "request": problem_to_mapping(problem),
         "configurations": [asdict(one) for one in configs],
     }
     return {**case, "prices": priced(case)}
+
+
+def _links(random: Random, nodes: int) -> dict[str, Any]:
+    """Links between nodes that differ: rates, and now and then latencies, switches and an order."""
+    rates = [[random.choice((50e9, 25e9, 12.5e9)) * (a != b) for a in range(nodes)] for b in range(nodes)]
+    links: dict[str, Any] = {"bytes_per_s": rates, "asymmetric": True, "measured": random.random() < 0.5}
+    if random.random() < 0.5:
+        late = [[random.choice((1e-5, 5e-5)) * (a != b) for a in range(nodes)] for b in range(nodes)]
+        links["latency_s"] = late
+    if random.random() < 0.5:
+        links["levels"] = [{"nodes": 2, "oversubscription": 3.0}]
+    if random.random() < 0.5:
+        links["order"] = random.sample(range(nodes), nodes)
+    return links
+
+
+def _chosen(random: Random, rows: Columns) -> int:
+    """A row with one of the values of one of the columns: rare ones are drawn as often as usual ones."""
+    column = getattr(rows, random.choice([name for name in VARIABLES if hasattr(rows, name)]))
+    value = random.choice(sorted(set(column.tolist())))
+    return random.choice([at for at, one in enumerate(column.tolist()) if one == value])
+
+
+def _placed(random: Random, problem: Problem, config: Configuration) -> Configuration | None:
+    """The configuration with its stages on node groups, or as two classes; None where that is illegal."""
+    classes = [_on_groups(random, problem, config) for _ in range(random.choice((1, 1, 2)))]
+    found = joined(classes)
+    profile = default_profile(problem.cluster, problem.priced_as)
+    return None if any(violations(problem, profile, found)) else found
+
+
+def _on_groups(random: Random, problem: Problem, config: Configuration) -> Configuration:
+    layers, batch = problem.model.num_layers, problem.workload.global_batch_size
+    count = random.randint(1, min(4, layers))
+    groups = sorted(random.choice(problem.cluster.group_names) for _ in range(count))
+    stages = tuple(
+        StageGroup(group=one, num_gpus=1, num_nodes=1.0, tensor_parallel_size=random.choice((1, 2, 4)))
+        for one in groups
+    )
+    sizes = {"context_parallel_size": 1, "data_parallel_size": random.choice((1, 2)), "zero_stage": 1}
+    others = {"stage_groups": stages, "stage_layers": even_split(layers, count)}
+    plain = replace(config, **PLACED_ONLY, **sizes, **others)  # type: ignore[arg-type]
+    return settled_on_groups(problem.cluster, plain, batch // random.choice((1, 2)))
 
 
 def _option(random: Random) -> tuple[str, object]:

@@ -5,15 +5,17 @@ from functools import cache
 
 import pytest
 
+from meshwright.profiles.cluster import LinkSpec, NodeGroup
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
-from tests.problems.mixed_clusters import a_group, a_mixed_problem
+from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
 
@@ -81,3 +83,16 @@ def test_energy_counts_every_groups_gpus_at_their_own_power() -> None:
     # between waiting at 20 % and computing at 82 % of 700 W all the time
     assert 0.20 * 700.0 * gpus * step / tokens < per_token < 0.82 * 700.0 * gpus * step / tokens
     assert outlook_of(problem, found()[1], crossing.config, prediction).energy_per_token_j is None
+
+
+def test_classes_on_one_group_exchange_gradients_over_its_own_network() -> None:
+    """As classes on two equal groups do that no slower link joins; a link between groups is not theirs."""
+
+    def nodes(*groups: NodeGroup, between: LinkSpec | None) -> NodeGroups:
+        problem = a_mixed_problem(groups, between=between)
+        return NodeGroups.of(problem, default_profile(problem.cluster, "none"))
+
+    twin = a_group(speed=1.0, slug="twin")
+    on_one = nodes(FAST, SLOW_GROUP, between=SLOW).exchange_s((0, 0))
+    assert on_one == pytest.approx(nodes(FAST, twin, between=None).exchange_s((0, 1)), rel=1e-12)
+    assert on_one < nodes(FAST, twin, between=SLOW).exchange_s((0, 1))
