@@ -23,7 +23,7 @@ from meshwright.profiles.errors import (
     RefusedExportError,
 )
 from meshwright.service.api.problems import problem_response
-from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.db.database import DATABASE_AWAY, is_full
 from meshwright.service.errors import (
     BadPageTokenError,
     BusyError,
@@ -155,8 +155,13 @@ def _database_error(request: Request, error: Exception) -> Response:
     # One line: thousands of requests may meet the same outage.
     _log.error("the database failed: %s", str(getattr(error, "orig", error)).partition("\n")[0])
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    detail = "the database does not answer; nothing was lost"
-    return problem_response(request, 503, code="database_unavailable", detail=detail, headers=headers)
+    code, what = "database_unavailable", "the database does not answer"
+    if is_full(error):
+        code, what = (
+            "disk_full",
+            "the disk of the database is full: nothing can be stored until it has room",
+        )
+    return problem_response(request, 503, code=code, detail=f"{what}; nothing was lost", headers=headers)
 
 
 def _bug(request: Request, error: Exception) -> Response:

@@ -66,6 +66,8 @@ MAX_LOCK_TRIES = (
 )
 LOCK_PAUSE_S = 1.0
 
+DISK_FULL = "53100"  # SQLSTATE
+
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
 
@@ -187,8 +189,10 @@ class Database:
             try:
                 yield connection
                 connection.commit()
-            finally:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            except Exception:
+                connection.invalidate()  # a commit that failed, as on a full disk, leaves a transaction
+                raise
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     def await_server(self, *, within_s: float, tell: Callable[[str], None]) -> None:
         """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
@@ -274,13 +278,22 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
+def is_full(fault: Exception) -> bool:
+    """Return whether the database has no room left on its disk."""
+    cause = getattr(fault, "orig", None)
+    return _sqlite_kind(cause) == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", None) == DISK_FULL
+
+
 def _is_busy(fault: Exception) -> bool:
     """Return whether others were writing to a SQLite file: this process, or another one."""
     if isinstance(fault, WritersTimeoutError):
         return True
-    cause = fault.orig if isinstance(fault, OperationalError) else None
-    code = cause.sqlite_errorcode if isinstance(cause, sqlite3.OperationalError) else 0
-    return code & 0xFF == sqlite3.SQLITE_BUSY  # extended codes keep the kind in the lowest byte
+    return isinstance(fault, OperationalError) and _sqlite_kind(fault.orig) == sqlite3.SQLITE_BUSY
+
+
+def _sqlite_kind(cause: BaseException | None) -> int:
+    """Return the kind of an error of SQLite: extended codes keep it in the lowest byte."""
+    return cause.sqlite_errorcode & 0xFF if isinstance(cause, sqlite3.OperationalError) else 0
 
 
 def _manners(url: URL) -> dict[str, object]:

@@ -33,6 +33,7 @@ QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_st
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
 PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/auth/test_access.py::", "unit/service/api/test_hostile.py::"
+APP = "unit/service/api/test_app.py::"
 DELETION = "integration/test_deletion.py::"
 FLOODS = "integration/test_floods.py::"
 UPGRADES = "integration/test_upgrades.py::"
@@ -140,8 +141,12 @@ FAULTS = (
     ),
     Fault(
         happens="the disk is full",
-        promise="503 or 507; the records stay whole",
-        tests=(DATABASES + "test_f15_a_full_disk_is_a_503_or_507_and_leaves_the_records_whole",),
+        promise="503, and not ready; what was refused is nowhere, the records stay whole and can be read; "
+        "ready again within seconds of there being room",
+        tests=(
+            DATABASES + "test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole",
+            APP + "test_a_full_disk_is_named_as_that",
+        ),
     ),
     Fault(
         happens="50 clients send one Idempotency-Key",

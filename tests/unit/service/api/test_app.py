@@ -180,6 +180,25 @@ def test_a_database_that_takes_no_writes_is_not_ready(client: TestClient) -> Non
     assert client.get("/readyz").status_code == 200
 
 
+def test_a_full_disk_is_named_as_that(client: TestClient) -> None:
+    def full(connection: sqlite3.Connection, *_arguments: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
+
+    served: Database = client.app.state.service.database  # type: ignore[attr-defined]
+    event.listen(served._engine, "connect", full)
+    served.close()
+    answers = (client.post("/v1/jobs?fresh=true", json=BODY) for _ in range(100))
+    refused = next(answer for answer in answers if answer.status_code != 202)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
+    assert refused.json()["type"] == "urn:meshwright:problem:disk_full"
+    assert refused.json()["detail"] == (
+        "the disk of the database is full: nothing can be stored until it has room; nothing was lost"
+    )
+    event.remove(served._engine, "connect", full)
+    served.close()
+    assert client.post("/v1/jobs?fresh=true", json=BODY).status_code == 202
+
+
 def test_a_database_that_another_process_writes_to_is_ready(
     client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
