@@ -94,7 +94,9 @@ YAML_FILE = InputLimits(
 
 def shown(text: str) -> str:
     """Return foreign text as an error may repeat it: printable and short."""
-    clean = "".join(char if char.isprintable() else "?" for char in text[: MAX_SHOWN + 1])
+    clean = text[: MAX_SHOWN + 1]
+    if not clean.isprintable():
+        clean = "".join(char if char.isprintable() else "?" for char in clean)
     return clean if len(clean) <= MAX_SHOWN else clean[: MAX_SHOWN - 3] + "..."
 
 
@@ -360,9 +362,10 @@ class _Builder:
         if len(holder) >= self._limits.max_keys:
             raise self.fault("an object has too many keys", allowed=f"{self._limits.max_keys} keys")
         self._keys[-1] = self._known_keys.setdefault(name, name)
+        if self._lines is None:
+            return
         path = [key for key in self._keys if key is not None]
-        named = len(path) == len(self._open) and sum(map(len, path)) <= _LONGEST_NAME
-        if self._lines is None or not named:
+        if len(path) != len(self._open) or sum(map(len, path)) > _LONGEST_NAME:
             return
         dotted = ".".join(path)
         if self._repeated is not None and name in holder:

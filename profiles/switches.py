@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -76,7 +76,7 @@ class Setting:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: sets of names are kept
 class Switch:
     """A choice that a search can make, with all its settings."""
 
@@ -89,17 +89,17 @@ class Switch:
         default_factory=dict
     )  # why launchers do not have it, or not all of it
 
-    @property
+    @cached_property
     def options(self) -> frozenset[str]:
         """Return the framework options that it states."""
         return frozenset(name for one in self.settings for name in one.options)
 
-    @property
+    @cached_property
     def launchers(self) -> frozenset[str]:
         """Return the launchers that are searched for the switch."""
         return frozenset(name for one in self.settings for name in one.launchers)
 
-    @property
+    @cached_property
     def takers(self) -> frozenset[str]:
         """Return the launchers that take it where a request states it."""
         return self.launchers | {*self.stated}

@@ -126,7 +126,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """Return the canonical request of ``problem``: complete, in a fixed order, of plain JSON values."""
     found: dict[str, Any] = {}
     for row in (row for row in FIELDS if row.type):
-        value = {} if row.path in _SECTIONS else MEANINGS.get(row.path, Meaning()).written(row, problem)
+        value = {} if row.path in _SECTIONS else MEANINGS.get(row.path, _ITSELF).written(row, problem)
         if not (row.sparse and value == row.default):
             (found[row.section] if row.section else found)[row.name] = value
     return found
@@ -195,12 +195,15 @@ class Meaning:
         return list(value) if isinstance(value, tuple) else value
 
 
+_ITSELF = Meaning()
+
+
 def _values(asked: Asked) -> dict[str, Any]:
     """Return the attributes of the Workload and the SearchOptions."""
     found: dict[str, Any] = {}
     for row in (row for row in FIELDS if row.section in _SECTIONS and row.type):
         value = getattr(getattr(asked.request, row.section), row.name)
-        found |= MEANINGS.get(row.path, Meaning()).attributes(row.name, value, asked)
+        found.update(MEANINGS.get(row.path, _ITSELF).attributes(row.name, value, asked))
     return found
 
 
