@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest, trained
+from meshwright.launchers.templates import filled, template
 from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.figures import NO_BREAK
 from meshwright.profiles.model_shapes import model_to_mapping
@@ -174,77 +175,6 @@ TORCHRUN_FILE = "launch.sh"
 SLURM_FILE = "launch.sbatch"
 HOSTS_FILE = "hosts.txt"
 
-_SLURM = """\
-#SBATCH --job-name=meshwright-@PLAN@
-#SBATCH --nodes=@NODES@
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=@GPUS@
-#SBATCH --distribution=block
-#SBATCH --exclusive
-@NODELIST@#SBATCH --time=24:00:00
-#SBATCH --output=%x-%j.log
-#SBATCH --open-mode=append
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@300
-# Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
-# After a lost node Slurm queues the job again (--requeue), at its time limit it does not: five minutes
-# before that the job asks for it itself (--signal). The log goes on (append), and the run where it loads
-# its last checkpoint.
-set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
-if [[ ! -f @TORCHRUN@ ]]; then
-    echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
-    exit 2
-fi
-# A node that fails leaves a job that is not killed with it (--no-kill), but not the job's environment.
-# Under the number of a job array, which its last task has, too, squeue lists all tasks.
-: ${SLURM_JOB_ID:?"start this file with sbatch"}
-held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format='%A %N' 2>/dev/null |
-    sed -n "s/^${SLURM_JOB_ID} //p" || true)"
-held="$(scontrol show hostnames "${held:-${SLURM_JOB_NODELIST}}")"
-num_held="$(wc -l <<<"${held}")"
-if ((num_held < @NODES@)); then
-    echo "error: the plan needs @NODES@ nodes, Slurm gave ${num_held}" >&2
-    exit 2
-fi
-if ((num_held > @NODES@)); then
-    echo "warning: the plan uses @NODES@ of ${num_held} nodes, the others stay idle" >&2
-fi
-@ORDER@
-if [[ -n "${HOSTS_FILE:-}" ]]; then
-    export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i
-    where=(--distribution=arbitrary)
-    hosts="$(<"${HOSTS_FILE}")"
-    if [[ "$(sort -u <<<"${hosts}" | grep -cE '^[^[:space:],]+$')" -ne @NODES@ ||
-        "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
-        echo "error: ${HOSTS_FILE} must name @NODES@ hosts, each once, one a line" >&2
-        exit 2
-    fi
-else
-    hosts="$(head -n @NODES@ <<<"${held}")"  # the first ones, where the allocation has more
-    where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
-fi
-# What salloc was asked for as a whole, srun would ask for once more, of these nodes alone; and of GPUs of
-# a task it would show each @STARTER@ its share (since Slurm 23.11 by names of their own).
-if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" || "${SLURM_TRES_PER_TASK:-}" == *gpu* ]]; then
-    unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND
-    where+=(--gpus-per-node=@GPUS@)
-fi
-export MASTER_ADDR="${hosts%%$'\\n'*}"
-# One @STARTER@ a node: the task number is the node's place in the list. Its processes may use every CPU.
-# The first one that fails ends the others, which would wait for it until their timeout.
-srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
-    "${where[@]}" --kill-on-bad-exit=1 \\
-    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
-run=$! code=0
-trap '((SECONDS < 600)) || scontrol requeue "${SLURM_JOB_ID}"' USR1  # a limit of minutes would never end
-wait "${run}" || code=$?
-while kill -0 "${run}" 2>/dev/null; do  # a signal has ended the wait, not the run
-    code=0
-    wait "${run}" || code=$?
-done
-exit "${code}"
-"""
 
 _ALIKE = """\
 # Host order: Slurm's own. For another, set HOSTS_FILE to a file of hosts, one a line in node-rank order."""
@@ -256,8 +186,8 @@ _MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the
 
 def slurm_script(head: str, target: Target, *, torch: bool = True) -> str:
     """Return the script that starts ``launch.sh`` on every node of a Slurm allocation."""
-    text = "#!/usr/bin/env bash\n" + head + _SLURM.replace("@ORDER@", _host_order(target))
     values = {
+        "ORDER": _host_order(target),
         "TORCHRUN": TORCHRUN_FILE,
         "SLURM": SLURM_FILE,
         "STARTER": "torchrun" if torch else "process",
@@ -266,9 +196,7 @@ def slurm_script(head: str, target: Target, *, torch: bool = True) -> str:
         "GPUS": str(target.gpus_per_node),
         "NODELIST": f"#SBATCH --nodelist={','.join(target.host_names)}\n" if target.host_names else "",
     }
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+    return "#!/usr/bin/env bash\n" + head + filled(template("scripts/launch.sbatch"), values)
 
 
 def _host_order(target: Target) -> str:
@@ -296,56 +224,11 @@ def _host_order(target: Target) -> str:
 
 ARGUMENTS_FILE = "plan_args.sh"
 
-_LAUNCH = """\
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-@SOURCE@
-# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
-readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
-NODE_RANK="${NODE_RANK:-0}"
-MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
-MASTER_PORT="${MASTER_PORT:-29500}"
-: ${MASTER_ADDR:?"set it to the host of node rank 0"}
-if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
-    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
-    exit 2
-fi
-
-@NEEDS@@PACKAGES@@GUARD@@ENVIRONMENT@
-@COMMAND@
-"""
 
 # --------------------------------------------------------------------------------------------------
 # A guard of the rest of a command line. Names are compared without leading dashes (or Hydra's + and
 # ~), in lower case, - for _, and without what makes an opposite of them; a name that begins another is its
 # abbreviation, as Python's argparse takes it.
-
-_GUARD = """\
-# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
-# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
-readonly PLAN_DECIDES=(
-@NAMES@
-)
-plain_name() {
-    REPLY="${1%%[= ]*}"
-    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
-    REPLY="${REPLY//_/-}"
-    REPLY="${REPLY,,}"
-    REPLY="${REPLY#no-}"
-    REPLY="${REPLY#disable-}"
-}
-for given in "$@"; do
-    [[ "${given}" == @PATTERN@ ]] || continue
-    plain_name "${given}"
-    for decided in "${PLAN_DECIDES[@]}"; do
-        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
-            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
-            exit 2
-        fi
-    done
-done
-
-"""
 
 
 def plain_name(name: str) -> str:
@@ -361,7 +244,7 @@ def guard(names: Iterable[str], *, assignments: bool = False) -> str:
         words, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
     )
     pattern = "@(--*|+*|~*|*=*)" if assignments else "--*"
-    return _GUARD.replace("@NAMES@", "\n".join(lines)).replace("@PATTERN@", pattern)
+    return filled(template("scripts/guard.sh"), {"NAMES": "\n".join(lines), "PATTERN": pattern})
 
 
 _TORCHRUN = """\
@@ -415,10 +298,7 @@ def launch_script(head: str, target: Target, start: StartCommand) -> str:
         ),
         "COMMAND": _command(start),
     }
-    text = _LAUNCH
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return "#!/usr/bin/env bash\n" + head + text
+    return "#!/usr/bin/env bash\n" + head + filled(template("scripts/launch.sh"), values)
 
 
 def _needs(start: StartCommand) -> str:
@@ -441,21 +321,6 @@ def required(name: str, message: str) -> str:
 
 
 PACKAGE_CHECK = "CHECK_PACKAGES"  # the variable
-_LOOKS = """\
-# Packages that the plan needs; @CHECK@=0 starts without looking for them.
-needs_package() {
-    [[ "${@CHECK@:-1}" == 1 ]] || return 0
-    python3 -c "$2" >/dev/null 2>&1 && return 0
-    local has
-    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
-        has="no $3"
-    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
-    echo "$4; @CHECK@=0 starts without this check" >&2
-    exit 2
-}
-@CHECKS@
-
-"""
 
 
 def package_checks(packages: Sequence[Requirement]) -> str:
@@ -467,7 +332,7 @@ def package_checks(packages: Sequence[Requirement]) -> str:
         words = (f"{_named(one)} ({one.why})", one.check, one.package, _remedy(one))
         name, check, package, remedy = (shlex.quote(word) for word in words)
         lines.append(f"needs_package {name} \\\n    {check} \\\n    {package} {remedy}")
-    return _LOOKS.replace("@CHECKS@", "\n".join(lines)).replace("@CHECK@", PACKAGE_CHECK)
+    return filled(template("scripts/packages.sh"), {"CHECKS": "\n".join(lines), "CHECK": PACKAGE_CHECK})
 
 
 def _named(requirement: Requirement) -> str:

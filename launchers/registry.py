@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from typing import Any
 
-from meshwright.launchers.target import ExportBundle, Launcher, target_of
+from meshwright.launchers.target import ExportBundle, target_of
 from meshwright.profiles.capabilities import judged_versions
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.solver.answer import Plan
@@ -16,32 +15,26 @@ from meshwright.solver.problem import Problem
 
 # An exporter is loaded when it is first used.
 _LAUNCHERS: Mapping[str, str] = {
-    "megatron-lm": "megatron_lm.export:MegatronLm",
-    "megatron-bridge": "megatron_bridge.export:MegatronBridge",
-    "deepspeed": "deepspeed.export:DeepSpeed",
-    "torchtitan": "torchtitan.export:Torchtitan",
-    "accelerate": "accelerate.export:Accelerate",
-    "nanotron": "nanotron.export:Nanotron",
-    "ms-swift": "ms_swift.export:MsSwift",
-    "llama-factory": "llama_factory.export:LlamaFactory",
-    "axolotl": "transformers.export:Axolotl",
-    "trl": "transformers.export:Trl",
-    "llama-factory-accelerate": "transformers.export:LlamaFactoryAccelerate",
-    "flagscale": "flagscale.export:FlagScale",
-    "maxtext": "maxtext.export:MaxText",
+    "megatron-lm": "megatron_lm.export:export",
+    "megatron-bridge": "megatron_bridge.export:export",
+    "deepspeed": "deepspeed.export:export",
+    "torchtitan": "torchtitan.export:export",
+    "accelerate": "accelerate.export:export",
+    "nanotron": "nanotron.export:export",
+    "ms-swift": "ms_swift.export:export",
+    "llama-factory": "llama_factory.export:export",
+    "axolotl": "transformers.export:export_axolotl",
+    "trl": "transformers.export:export_trl",
+    "llama-factory-accelerate": "transformers.export:export_llama_factory",
+    "flagscale": "flagscale.export:export",
+    "maxtext": "maxtext.export:export",
 }
 
 
 def named(place: str) -> Any:  # noqa: ANN401 - a class, which the caller knows
-    """Return what a place such as ``trl.read:TrlReader`` names in ``meshwright.launchers``."""
+    """Return what a place such as ``trl.read:TRL_READER`` names in ``meshwright.launchers``."""
     module, name = place.split(":")
     return getattr(import_module(f"meshwright.launchers.{module}"), name)
-
-
-@cache
-def _exporter(name: str) -> Launcher:
-    exporter: Launcher = named(_LAUNCHERS[name])()
-    return exporter
 
 
 def launcher_names() -> tuple[str, ...]:
@@ -81,7 +74,8 @@ def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None =
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
     target = target_of(plan, replace(problem, launcher=launcher))
-    return _exporter(launcher).export(replace(target, version=_release(launcher, version)))
+    bundle: ExportBundle = named(_LAUNCHERS[launcher])(replace(target, version=_release(launcher, version)))
+    return bundle
 
 
 def _release(launcher: str, version: str | None) -> str:
@@ -92,7 +86,8 @@ def _release(launcher: str, version: str | None) -> str:
     """
     if version is None:
         return ""
-    known = getattr(_exporter(launcher), "versions", ())
+    module = import_module(named(_LAUNCHERS[launcher]).__module__)
+    known = getattr(module, "VERSIONS", ())
     release = ".".join(version.split(".")[:2])
     if release not in known:
         judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))

@@ -14,6 +14,7 @@ from meshwright.launchers.export import ARGUMENTS_FILE, TORCHRUN_FILE
 from meshwright.launchers.megatron_bridge.export import RESHARDABLE
 from meshwright.launchers.megatron_lm.export import ARGUMENTS_FILE as MEGATRON_LM_FILE
 from meshwright.launchers.target import ExportBundle
+from meshwright.launchers.templates import filled, template
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
 
@@ -21,26 +22,6 @@ RESUME_SCRIPT = "resume.sh"
 RESUME_FACTS = "resume.json"
 RESUME_MODULE = "resume.py"
 
-_SCRIPT = """\
-#!/usr/bin/env bash
-# Goes on from @WHICH@ under plan @PLAN@, whatever layout wrote the checkpoint: every rank reads the
-# parts that it needs. On every node as launch.sh; under Slurm: START="sbatch launch.sbatch" bash resume.sh
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-: ${CHECKPOINTS:?"set it to the folder of the checkpoints that the run before has written"}
-CHECKPOINTS="$(cd "${CHECKPOINTS}" && pwd)"
-step="${STEP:-@STEP@}"
-step="${step:+$((10#${step}))}" # also as folders spell it, 0000100
-if [[ ! -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then
-    echo "error: ${CHECKPOINTS}/@FOLDER@ holds no whole checkpoint of @FORMAT@" >&2
-    exit 2
-fi
-echo "goes on from ${CHECKPOINTS}/@FOLDER@" >&2
-export CHECKPOINTS
-cd "${here}"
-# shellcheck disable=SC2086 # START is a command with its arguments
-exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
-"""
 # A run that is killed during a save leaves a folder without .metadata, which is written last.
 _NEWEST = """$(ls "${CHECKPOINTS}" | sed -nE 's/^@NAMES@([0-9]+)$/\\1/p' | sort -rn | while read -r step; do
     if [[ -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then echo "${step}"; cat >/dev/null; fi
@@ -98,68 +79,6 @@ _STARTS: Mapping[str, _ResumeOptions] = {
     ),
 }  # fmt: skip
 
-_MODULE = '''\
-"""Save and load a training state in any layout: torch.distributed.checkpoint reshards it as it is read.
-
-    save(folder, step, model, optimizer)         # every rank; folder/step-N
-    step = resume(folder, model, optimizer)      # every rank, of however many, under any layout
-
-Model and optimizer are those of this rank: plain, DDP, FSDP2 (fully_shard), tensor parallel (DTensor).
-"""
-
-from pathlib import Path
-
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-
-def save(folder, step, model, optimizer):
-    """Write folder/step-N; it counts once its .metadata is there, which is written last."""
-    weights, states = get_state_dict(model, optimizer)
-    path = Path(folder) / f"step-{step}"
-    dcp.save({"model": weights, "optimizer": states, "step": torch.tensor(step)}, checkpoint_id=path)
-
-
-def newest(folder):
-    """The last step that was saved whole; None: none was."""
-    steps = [int(path.parent.name[5:]) for path in Path(folder).glob("step-*/.metadata")]
-    return max(steps, default=None)
-
-
-def resume(folder, model, optimizer, step=None):
-    """Load folder/step-N into this rank's model and optimizer, and give back the step.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it is another model's; nothing was loaded.
-    """
-    step = newest(folder) if step is None else step
-    path = Path(folder) / f"step-{step}"
-    if step is None or not (path / ".metadata").is_file():
-        raise ValueError(f"{folder} holds no whole checkpoint{'' if step is None else f' of step {step}'}")
-    weights, states = get_state_dict(model, optimizer)
-    refuse_another_model(path, weights)
-    state = {"model": weights, "optimizer": states, "step": torch.tensor(0)}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
-    return int(state["step"])
-
-
-def refuse_another_model(path, weights):
-    """Compare names and shapes with the checkpoint's before anything is read.
-
-    Raises:
-        ValueError: they differ.
-    """
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    saved = {name[6:]: tuple(one.size) for name, one in saved.items() if name.startswith("model.")}
-    own = {name: tuple(one.shape) for name, one in weights.items()}
-    other = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
-    if other:
-        shown = "; ".join(f"{name}: {saved.get(name)} saved, {own.get(name)} here" for name in other[:3])
-        raise ValueError(f"{path} is another model's: {len(other)} tensors differ ({shown})")
-'''
-
 
 def with_resume_files(
     bundle: ExportBundle,
@@ -191,7 +110,7 @@ def with_resume_files(
     if start is not None and start.file in files and checkpoint_format != "fsdp_dtensor":
         files[start.file] = _as_it_was_saved(files[start.file], start, before.config, after.config)
     if checkpoint_format == "dcp":
-        files[RESUME_MODULE] = _MODULE
+        files[RESUME_MODULE] = template("scripts/resume.py.txt")
     if start is not None and checkpoint_format != "torch":
         files[RESUME_SCRIPT] = _script(start, after, saved_step, checkpoint_format)
     else:
@@ -217,10 +136,7 @@ def _script(start: _ResumeOptions, after: Plan, saved_step: int | None, checkpoi
         "WHICH": "the newest step" if saved_step is None else f"step {saved_step}", "FOLDER": start.folder,
         "FORMAT": checkpoint_format, "LAUNCH": TORCHRUN_FILE, "ARGUMENTS": " ".join(arguments),
     }  # fmt: skip
-    text = _SCRIPT
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+    return filled(template("scripts/resume.sh"), values)
 
 
 def _sizes(config: Configuration) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from meshwright.profiles.cluster import GpuSpec, NodeGroup
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -134,7 +133,7 @@ def target_of(plan: Plan, problem: Problem) -> Target:
 
 
 # --------------------------------------------------------------------------------------------------
-# Types that all launcher exporters take and return.
+# What an exporter returns; it is a function of a Target, and raises RefusedExportError.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,18 +142,3 @@ class ExportBundle:
 
     files: dict[str, str]  # file name to text; the same plan always gives the same bytes
     warnings: list[str] = field(default_factory=list)  # approximations, and parts that are left to the user
-
-
-class Launcher(Protocol):
-    """A training framework that plans can be exported to."""
-
-    @property
-    def name(self) -> str:
-        """The launcher's id, as spelled in problems and requests."""
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the launch files of a plan.
-
-        Raises:
-            RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
-        """

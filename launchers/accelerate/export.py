@@ -134,35 +134,26 @@ DECIDED = (
 )  # fmt: skip
 
 
-class Accelerate:
-    """Exporter to ``accelerate launch``."""
-
-    name = "accelerate"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the configuration file and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: accelerate cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        return bundled(
-            target,
-            product=PRODUCT,
-            shape=True,
-            start=StartCommand(
-                program=accelerate_command(target),
-                needs=NEEDS,
-                packages=(*trainer_packages(target), *tensor_packages(target)),
-                takes=(
-                    ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
-                ),
-                command=True,
-                decides=DECIDED,
+def export(target: Target) -> ExportBundle:
+    """Return the configuration file and the two scripts that start it."""
+    refuse_first(target, "accelerate")
+    return bundled(
+        target,
+        product=PRODUCT,
+        shape=True,
+        start=StartCommand(
+            program=accelerate_command(target),
+            needs=NEEDS,
+            packages=(*trainer_packages(target), *tensor_packages(target)),
+            takes=(
+                ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
             ),
-            warnings=found_warnings(target),
-            own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
-        )
+            command=True,
+            decides=DECIDED,
+        ),
+        warnings=found_warnings(target),
+        own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
+    )
 
 
 def recomputes_in_script(target: Target) -> bool:

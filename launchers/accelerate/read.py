@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.launchers.deepspeed.export import OFFLOADED
-from meshwright.launchers.deepspeed.read import DeepSpeedReader, read_offload
+from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -226,7 +226,7 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     base = name.rsplit("/", 1)[-1]
     files = {**source.files, base: text or ""}
     other = Source(name=base, text=text or "", files=files, include=source.include)
-    found = DeepSpeedReader().read(other, replace(overrides, num_gpus=processes or overrides.num_gpus))
+    found = DEEPSPEED_READER.read(other, replace(overrides, num_gpus=processes or overrides.num_gpus))
     if processes and found.configuration.num_gpus != processes:
         fields.fault(
             "num_processes",
@@ -259,7 +259,7 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
     configuration = _deepspeed_configuration(fields, known, given, world, (zero, offload))
     fields.note("DeepSpeed's own values are the plugin's: buckets and overlap by its defaults")
     return LaunchFile(
-        launcher=DeepSpeedReader.name,
+        launcher="deepspeed",
         model=known.model(),
         workload=Workload(
             global_batch_size=configuration.global_batch_size,
@@ -327,35 +327,28 @@ _FSDP = "fsdp_config."
 _FSDP2 = 2
 
 
-class AccelerateReader:
-    """Reader of the configuration of ``accelerate launch``."""
+def _recognises(source: Source) -> bool:
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
 
-    name = "accelerate"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has accelerate's own names."""
-        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-        return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    fields = Fields(source.name, values_of_file(source), overrides)
+    if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
+        return plugin_run(fields, source, overrides)
+    known = known_of(source, overrides)
+    found = mesh_run("accelerate", fields, known, arguments(known))
+    given = arguments(known, ("optim",))
+    name = said(given, "optim")
+    if name is not None and name not in optimizers():
+        why = f"line {given['optim'].line}: {shown(name)} is not priced"
+        raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
+    optimizer = optimizers()[name] if name is not None else "adamw"
+    adapters = known.header.adapters  # accelerate's file has no place for them
+    return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run of ``accelerate launch`` with this file.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
-        """
-        fields = Fields(source.name, values_of_file(source), overrides)
-        if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
-            return plugin_run(fields, source, overrides)
-        known = known_of(source, overrides)
-        found = mesh_run(self.name, fields, known, arguments(known))
-        given = arguments(known, ("optim",))
-        name = said(given, "optim")
-        if name is not None and name not in optimizers():
-            why = f"line {given['optim'].line}: {shown(name)} is not priced"
-            raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
-        optimizer = optimizers()[name] if name is not None else "adamw"
-        adapters = known.header.adapters  # accelerate's file has no place for them
-        return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
+ACCELERATE_READER = Reader(name="accelerate", recognises=_recognises, read=_read)
 
 
 def values_of_file(source: Source) -> dict[str, LocatedValue]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from meshwright.launchers.accelerate.read import (
+    ACCELERATE_READER,
     AT,
     ENGINE,
     PLUGIN_FILE,
     TYPES,
-    AccelerateReader,
     values_of_file,
 )
 from meshwright.launchers.flags import flag_names, flags_of
@@ -94,7 +94,7 @@ def shares_beside(
     for script, words in starts:
         if (found := shares_of(words, script)) is not None:
             return found
-    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+    mesh = next((one for one in files if ACCELERATE_READER.recognises(one)), None)
     return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
 
 
@@ -175,8 +175,8 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedV
             yield ENGINE, LocatedValue(_ENGINES[name], word.line)
             continue
         key = _key_of(name)
-        if at > own and name and key is None and name not in flag_names(AccelerateReader.name):
-            near = meant(name, flags_of(AccelerateReader.name))
+        if at > own and name and key is None and name not in flag_names("accelerate"):
+            near = meant(name, flags_of("accelerate"))
             where = f"line {word.line} of {shown(script)}"
             raise refused(
                 f"{where}: --{shown(name)} is not an option of accelerate launch",
@@ -194,5 +194,6 @@ def _key_of(name: str) -> str | None:
         return name
     keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{AT}{name}")
     return next(
-        (key for key in keys if key in flag_names(AccelerateReader.name) and name not in _OF_TRAINERS), None
+        (key for key in keys if key in flag_names("accelerate") and name not in _OF_TRAINERS),
+        None,
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from meshwright.launchers.accelerate.read import (
     ACCUMULATION,
-    AccelerateReader,
     checkpoints,
 )
 from meshwright.launchers.reading.adapters import (
@@ -23,7 +22,7 @@ from meshwright.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -39,7 +38,6 @@ from meshwright.launchers.transformers.read_ranks import (
     run_of_deepspeeds_file,
 )
 from meshwright.launchers.trl.read import (
-    TrlReader,
     take_model,
 )
 from meshwright.profiles.adapters import SINGLE_TARGETS
@@ -56,67 +54,60 @@ _FSDP = "fsdp_config."
 _ADAPTERS = ("lora", "qlora")
 
 
-class AxolotlReader:
-    """Reader of the YAML of ``axolotl train``."""
+def _recognises(source: Source) -> bool:
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
 
-    name = "axolotl"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has Axolotl's own names."""
-        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-        return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    over = _of_command(source, overrides)
+    values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
+    fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
+    fields.note_commands(over)
+    fields.refuse_unpriced("axolotl")
+    for section in ("overrides_of_model_config", "model_config"):
+        for name in fields.section(section):
+            if not name.startswith("rope"):
+                fields.fault(f"{section}.{name}", "another model than the one named is not read")
+    fields.stop()
+    take_model(fields, known, "base_model")
+    tuned = _tuned(fields, known)
+    if "base_precision" in tuned and known.model().moe is not None:
+        name = next(name for name in _QUANTISED.values() if fields.raw(name))
+        fields.fault(name, "experts of fewer bits under Axolotl are not priced", allowed="false")
+    precision = _precision(fields)
+    for name in ("micro_batch_size", "sequence_len"):
+        fields.expect(name)
+    if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
+        fields.note(PADDED.format("sequence_len"))
+    if fields.has("deepspeed"):
+        return _by_deepspeed(fields, known, precision, tuned)
+    configuration = _configuration(fields, known)
+    world, nodes = configuration.num_gpus, known.world.num_nodes
+    each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
+    return LaunchFile(
+        launcher=_priced_as(fields, tuned),
+        model=known.model(),
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=fields.integer("sequence_len", 1),
+            precision=precision,
+            framework_options={
+                **kernel_of(fields, "axolotl", configuration),
+                **_kernels(fields, known.model(), configuration.micro_batch_size),
+            },
+            **tuned,
+        ),
+        configuration=configuration,
+        num_nodes=nodes,
+        gpus_per_node=each,
+        notes=tuple(fields.notes),
+        unread=fields.unread("axolotl"),
+        places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
+    )
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file configures.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
-        """
-        over = _of_command(source, overrides)
-        values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
-        fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
-        fields.note_commands(over)
-        fields.refuse_unpriced(self.name)
-        for section in ("overrides_of_model_config", "model_config"):
-            for name in fields.section(section):
-                if not name.startswith("rope"):
-                    fields.fault(f"{section}.{name}", "another model than the one named is not read")
-        fields.stop()
-        take_model(fields, known, "base_model")
-        tuned = _tuned(fields, known)
-        if "base_precision" in tuned and known.model().moe is not None:
-            name = next(name for name in _QUANTISED.values() if fields.raw(name))
-            fields.fault(name, "experts of fewer bits under Axolotl are not priced", allowed="false")
-        precision = _precision(fields)
-        for name in ("micro_batch_size", "sequence_len"):
-            fields.expect(name)
-        if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
-            fields.note(PADDED.format("sequence_len"))
-        if fields.has("deepspeed"):
-            return _by_deepspeed(fields, known, precision, tuned)
-        configuration = _configuration(fields, known)
-        world, nodes = configuration.num_gpus, known.world.num_nodes
-        each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
-        return LaunchFile(
-            launcher=_priced_as(fields, tuned),
-            model=known.model(),
-            workload=Workload(
-                global_batch_size=configuration.global_batch_size,
-                seq_length=fields.integer("sequence_len", 1),
-                precision=precision,
-                framework_options={
-                    **kernel_of(fields, self.name, configuration),
-                    **_kernels(fields, known.model(), configuration.micro_batch_size),
-                },
-                **tuned,
-            ),
-            configuration=configuration,
-            num_nodes=nodes,
-            gpus_per_node=each,
-            notes=tuple(fields.notes),
-            unread=fields.unread("axolotl"),
-            places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
-        )
+AXOLOTL_READER = Reader(name="axolotl", recognises=_recognises, read=_read)
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
@@ -418,8 +409,8 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     whole = fields.word("adapter", "") not in _ADAPTERS
     others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
-        return AccelerateReader.name
-    return TrlReader.name if whole and not _is_cut(fields) else AxolotlReader.name
+        return "accelerate"
+    return "trl" if whole and not _is_cut(fields) else "axolotl"
 
 
 def _without_fsdps_own(name: str) -> str:

@@ -245,26 +245,17 @@ START = StartCommand(
 )
 
 
-class DeepSpeed:
-    """Exporter to ``deepspeed.initialize``."""
-
-    name = "deepspeed"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return DeepSpeed's JSON, the values that are set in code, and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: DeepSpeed cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        return bundled(
-            target,
-            product=PRODUCT,
-            shape=True,
-            start=replace(START, packages=(ASYNC_IO,) if "@nvme" in target.config.offload else ()),
-            warnings=found_warnings(target),
-            own=lambda head: own_files(head, target),
-        )
+def export(target: Target) -> ExportBundle:
+    """Return DeepSpeed's JSON, the values that are set in code, and the two scripts that start it."""
+    refuse_first(target, "deepspeed")
+    return bundled(
+        target,
+        product=PRODUCT,
+        shape=True,
+        start=replace(START, packages=(ASYNC_IO,) if "@nvme" in target.config.offload else ()),
+        warnings=found_warnings(target),
+        own=lambda head: own_files(head, target),
+    )
 
 
 def _written(target: Target) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from math import ceil
 
 from meshwright.launchers.deepspeed.export import BUCKET_ELEMENT_BYTES, CODE_FILE, OFFLOADED
 from meshwright.launchers.flags import flag_names
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.launchers.reading.known import Known, known_of
@@ -54,58 +54,51 @@ class _Code:
     world: int | None
 
 
-class DeepSpeedReader:
-    """Reader of ``ds_config.json`` and the files given with it."""
+def _recognises(source: Source) -> bool:
+    names = looks_like_document(source) if source.suffix == ".json" else {}
+    return any(name in names for name in _OWN) and _TRAINERS not in names
 
-    name = "deepspeed"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a JSON has DeepSpeed's own keys."""
-        names = looks_like_document(source) if source.suffix == ".json" else {}
-        return any(name in names for name in _OWN) and _TRAINERS not in names
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+    fields.refuse_unpriced("deepspeed")
+    zero = _zero(fields)
+    precision = _precision(fields, known)
+    offload = read_offload(fields, zero)
+    options = _options(fields, precision, zero)
+    optimizer = _optimizer(fields, known)
+    fields.stop()
+    model = known.model()
+    options |= _bucket(fields, model, zero)
+    code = _code(fields, known)
+    configuration = _configuration(fields, known, model, code, (zero, offload))
+    options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
+    options |= _share_offloaded(fields, model, configuration)
+    for name in fields.unread("deepspeed"):
+        if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
+            fields.fault(name, "is not a key of ZeRO's section")
+    fields.stop()
+    where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
+    return LaunchFile(
+        launcher="deepspeed",
+        model=model,
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=known.required("seq_length", code.seq_length, where),
+            precision=precision,
+            optimizer=optimizer,
+            framework_options=options,
+        ),
+        configuration=configuration,
+        num_nodes=known.world.num_nodes,
+        gpus_per_node=known.world.gpus_per_node,
+        notes=tuple(fields.notes),
+        unread=fields.unread("deepspeed"),
+        places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
+    )
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run of a script that passes this file to ``deepspeed.initialize``.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
-        """
-        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
-        fields.refuse_unpriced(self.name)
-        zero = _zero(fields)
-        precision = _precision(fields, known)
-        offload = read_offload(fields, zero)
-        options = _options(fields, precision, zero)
-        optimizer = _optimizer(fields, known)
-        fields.stop()
-        model = known.model()
-        options |= _bucket(fields, model, zero)
-        code = _code(fields, known)
-        configuration = _configuration(fields, known, model, code, (zero, offload))
-        options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
-        options |= _share_offloaded(fields, model, configuration)
-        for name in fields.unread(DeepSpeedReader.name):
-            if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
-                fields.fault(name, "is not a key of ZeRO's section")
-        fields.stop()
-        where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
-        return LaunchFile(
-            launcher=self.name,
-            model=model,
-            workload=Workload(
-                global_batch_size=configuration.global_batch_size,
-                seq_length=known.required("seq_length", code.seq_length, where),
-                precision=precision,
-                optimizer=optimizer,
-                framework_options=options,
-            ),
-            configuration=configuration,
-            num_nodes=known.world.num_nodes,
-            gpus_per_node=known.world.gpus_per_node,
-            notes=tuple(fields.notes),
-            unread=fields.unread(self.name),
-            places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
-        )
+DEEPSPEED_READER = Reader(name="deepspeed", recognises=_recognises, read=_read)
 
 
 def _zero(fields: Fields) -> int:

@@ -42,6 +42,7 @@ from meshwright.launchers.megatron_lm.flags import (
 )
 from meshwright.launchers.rules import Rule, fault, refuse, schedule_fits_the_stages, within_capabilities
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.launchers.templates import filled, template
 from meshwright.profiles.errors import FieldError
 from meshwright.solver.problem import lacking_gpus, meshes_of
 
@@ -337,40 +338,6 @@ def hostfile(hosts: list[Hosts], names: Sequence[str] = ()) -> str:
     return "".join(f"{name} {line}\n" for name, line in zip(known, lines, strict=True))
 
 
-_START = """\
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# Run this on the first host alone: FlagScale's runner reaches the others by ssh. An argument is another
-# action of the runner: run, dryrun, test, stop or query.
-action="${1:-run}"
-if (($# > 1)) || [[ ! "${action}" =~ ^(run|dryrun|test|stop|query)$ ]]; then
-    echo "error: ${*}: the plan decides all but the action: run, dryrun, test, stop or query" >&2
-    exit 2
-fi
-
-# What the plan does not decide.
-@NEEDS@
-export DATA_PATH TOKENIZER_TYPE TOKENIZER_PATH TRAIN_ITERS LR
-export EXP_DIR="${EXP_DIR:-${here}/experiment}"
-
-# Hosts, in the order of the stages:
-@ORDER@
-read -r -a hosts <<<"${HOSTS//$'\\n'/ }"
-if ((${#hosts[@]} != @NODES@)); then
-    echo "error: HOSTS names ${#hosts[@]} hosts, the plan needs @NODES@" >&2
-    exit 2
-fi
-mkdir -p "${EXP_DIR}"
-export HOSTFILE="${EXP_DIR}/hostfile"
-number=0
-grep -v '^#' "${here}/@HOSTS_FILE@" | while read -r _ rest; do
-    echo "${hosts[number]} ${rest}"
-    number=$((number + 1))
-done >"${HOSTFILE}"
-
-cd "${FLAGSCALE_DIR}"
-exec python3 run.py --config-path "${here}" --config-name @EXPERIMENT@ action="${action}"
-"""
 NEEDS = (
     ("FLAGSCALE_DIR", "a checkout of FlagScale da4935ec, with its Megatron-LM unpatched in third_party"),
     ("HOSTS", "the hosts, separated by blanks, in the order of hostfile.txt"),
@@ -397,10 +364,7 @@ def start_script(head: str, target: Target) -> str:
         "HOSTS_FILE": HOSTS_FILE,
         "EXPERIMENT": EXPERIMENT_FILE,
     }
-    text = _START
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return "#!/usr/bin/env bash\n" + head + text
+    return "#!/usr/bin/env bash\n" + head + filled(template("flagscale/launch.sh"), values)
 
 
 def _needed(name: str, hint: str, hosts: Sequence[str]) -> str:
@@ -410,29 +374,20 @@ def _needed(name: str, hint: str, hosts: Sequence[str]) -> str:
     return required(name, f"set it to {hint}")
 
 
-class FlagScale:
-    """Exporter to FlagScale's runner."""
-
-    name = "flagscale"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the experiment, the training arguments, the hosts and the script that starts them.
-
-        Raises:
-            RefusedExportError: FlagScale cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
-        files = {
-            EXPERIMENT_FILE: head + _text(experiment_values(target)),
-            TRAIN_FILE: head + _text(train_values(target)),
-            HOSTS_FILE: head + hostfile(hosts_of(target), target.host_names),
-            TORCHRUN_FILE: start_script(head, target),
-        }
-        takes = (("EXP_DIR", "a folder experiment in this one; all hosts must see it"),)
-        start = StartCommand(program="run.py", needs=NEEDS, takes=takes, starts_all=True)
-        return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
+def export(target: Target) -> ExportBundle:
+    """Return the experiment, the training arguments, the hosts and the script that starts them."""
+    refuse_first(target)
+    warnings = list(found_warnings(target))
+    head = header(target, warnings, PRODUCT)
+    files = {
+        EXPERIMENT_FILE: head + _text(experiment_values(target)),
+        TRAIN_FILE: head + _text(train_values(target)),
+        HOSTS_FILE: head + hostfile(hosts_of(target), target.host_names),
+        TORCHRUN_FILE: start_script(head, target),
+    }
+    takes = (("EXP_DIR", "a folder experiment in this one; all hosts must see it"),)
+    start = StartCommand(program="run.py", needs=NEEDS, takes=takes, starts_all=True)
+    return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 
 class _FlowDumper(yaml.SafeDumper):

@@ -15,7 +15,7 @@ from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.megatron_core.names import layout, spelled
 from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
 from meshwright.launchers.megatron_lm.read import launch_file
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import is_placeholder
@@ -47,50 +47,43 @@ class _StatedMesh:
     device: str
 
 
-class FlagScaleReader:
-    """Reader of FlagScale's YAML."""
+def _recognises(source: Source) -> bool:
+    if source.suffix not in (".yaml", ".yml"):
+        return False
+    names = looks_like_document(source)
+    return any(name in names for name in ("experiment.task.type", "system.tensor_model_parallel_size"))
 
-    name = NAME
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML is an experiment with the Megatron backend, or its training arguments."""
-        if source.suffix not in (".yaml", ".yml"):
-            return False
-        names = looks_like_document(source)
-        return any(name in names for name in ("experiment.task.type", "system.tensor_model_parallel_size"))
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    experiment, training = _documents(source)
+    _require_training(source, experiment)
+    values, given = _arguments(training, overrides)
+    _list_others(given, experiment)
+    meshes = _meshes(values) if _MESHES in values else []
+    hosts = _started(given, experiment, _hosts(source))
+    world = _world(experiment, hosts)
+    if meshes:
+        _take_meshes(given, values, meshes)
+        pp, dp = sum(one.pp for one in meshes), meshes[0].dp
+        alike = max(one.tp for one in meshes) * meshes[0].cp * dp * pp
+        world, overrides = World(processes=alike), replace(overrides, num_gpus=None)
+    given.refuse_slips(core_names())
+    _take_width(given, values)
+    known = known_of(source, overrides)
+    found = launch_file(NAME, given, replace(known.overrides, num_gpus=overrides.num_gpus), world,
+                        name=source.name)  # fmt: skip
+    found = _with_envs(found, experiment)
+    if not meshes:
+        return found
+    config = _by_stage(found.configuration, values)
+    if len({one.device for one in meshes}) > 1 or len({one.tp for one in meshes}) > 1:
+        config = _placed(config, meshes, hosts)
+        return replace(found, configuration=config, num_nodes=None, gpus_per_node=None)
+    each = hosts[0][0] if len({slots for slots, _ in hosts}) == 1 else None
+    return replace(found, configuration=config, num_nodes=len(hosts) or None, gpus_per_node=each)
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the experiment starts.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
-        """
-        experiment, training = _documents(source)
-        _require_training(source, experiment)
-        values, given = _arguments(training, overrides)
-        _list_others(given, experiment)
-        meshes = _meshes(values) if _MESHES in values else []
-        hosts = _started(given, experiment, _hosts(source))
-        world = _world(experiment, hosts)
-        if meshes:
-            _take_meshes(given, values, meshes)
-            pp, dp = sum(one.pp for one in meshes), meshes[0].dp
-            alike = max(one.tp for one in meshes) * meshes[0].cp * dp * pp
-            world, overrides = World(processes=alike), replace(overrides, num_gpus=None)
-        given.refuse_slips(core_names())
-        _take_width(given, values)
-        known = known_of(source, overrides)
-        found = launch_file(NAME, given, replace(known.overrides, num_gpus=overrides.num_gpus), world,
-                            name=source.name)  # fmt: skip
-        found = _with_envs(found, experiment)
-        if not meshes:
-            return found
-        config = _by_stage(found.configuration, values)
-        if len({one.device for one in meshes}) > 1 or len({one.tp for one in meshes}) > 1:
-            config = _placed(config, meshes, hosts)
-            return replace(found, configuration=config, num_nodes=None, gpus_per_node=None)
-        each = hosts[0][0] if len({slots for slots, _ in hosts}) == 1 else None
-        return replace(found, configuration=config, num_nodes=len(hosts) or None, gpus_per_node=each)
+FLAGSCALE_READER = Reader(name=NAME, recognises=_recognises, read=_read)
 
 
 def _require_training(source: Source, experiment: Document) -> None:

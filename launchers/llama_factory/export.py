@@ -72,36 +72,27 @@ USE_MCA = EnvironmentVariable(
 )
 
 
-class LlamaFactory:
-    """Exporter to LLaMA-Factory's ``src/train.py``."""
-
-    name = "llama-factory"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the YAML and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: the adapter cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name, OWN_RULES)
-        return bundled(
-            target,
-            product=PRODUCT,
-            shape=True,
-            start=StartCommand(
-                program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
-                needs=LLAMA_FACTORY_NEEDS,
-                packages=megatron_packages(target, megatron_facts(target)),
-                follows=LLAMA_FACTORY_FOLLOWS,
-                environment=(USE_MCA, *environment(target, megatron_facts(target))),
-                decides=(*values_of(target), *decided_flags(), "additional_configs"),
-                assignments=True,
-            ),
-            warnings=found_warnings(target),
-            own=lambda head: {
-                CONFIG_FILE: head + yaml.safe_dump(values_of(target) | OF_THE_RUN, sort_keys=True)
-            },
-        )
+def export(target: Target) -> ExportBundle:
+    """Return the YAML and the two scripts that start it."""
+    refuse_first(target, "llama-factory", OWN_RULES)
+    return bundled(
+        target,
+        product=PRODUCT,
+        shape=True,
+        start=StartCommand(
+            program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
+            needs=LLAMA_FACTORY_NEEDS,
+            packages=megatron_packages(target, megatron_facts(target)),
+            follows=LLAMA_FACTORY_FOLLOWS,
+            environment=(USE_MCA, *environment(target, megatron_facts(target))),
+            decides=(*values_of(target), *decided_flags(), "additional_configs"),
+            assignments=True,
+        ),
+        warnings=found_warnings(target),
+        own=lambda head: {
+            CONFIG_FILE: head + yaml.safe_dump(values_of(target) | OF_THE_RUN, sort_keys=True)
+        },
+    )
 
 
 def values_of(target: Target) -> Values:

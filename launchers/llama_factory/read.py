@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from meshwright.launchers.accelerate.read import (
+    ACCELERATE_READER,
     ACCUMULATION,
     MICRO_BATCH,
-    AccelerateReader,
 )
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
 from meshwright.launchers.flags import flag_names
@@ -27,7 +27,7 @@ from meshwright.launchers.megatron_core.read import (
 )
 from meshwright.launchers.ms_swift.read import completed
 from meshwright.launchers.reading.adapters import refuse_uncounted
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import (
     Command,
     World,
@@ -88,61 +88,60 @@ _OVER = {
 }  # fmt: skip
 
 
-class LlamaFactoryReader:
-    """Reader of LLaMA-Factory's configurations over Megatron-Core."""
+def _recognises(source: Source) -> bool:
+    if source.is_script:
+        return _on_core(source, Overrides()) is not None
+    if source.suffix not in (".yaml", ".yml"):
+        return False
+    names = looks_like_document(source)
+    return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
 
-    name = "llama-factory"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has LLaMA-Factory's own names, or a command passes them to the adapter."""
-        if source.is_script:
-            return _on_core(source, Overrides()) is not None
-        if source.suffix not in (".yaml", ".yml"):
-            return False
-        names = looks_like_document(source)
-        return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    known = known_of(source, overrides)
+    if (command := _on_core(source, overrides)) is not None:
+        document = values_of(command.words, overrides)
+        known.world = _on_one_node(world_of(source.text, script_of(source, overrides), command))
+    else:
+        known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
+        document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
+    fields = Fields(source.name, document, overrides)
+    if not any(name in document for name in _CORE):
+        return LLAMA_FACTORY_TRAINER_READER.read(source, overrides)
+    document = {name: found for name, found in document.items() if not overrides.ignores(name)}
+    if isinstance(fields.raw(_MORE), str):
+        fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
+    given = Given(notes=fields.notes[:])
+    _take_document(given, document)
+    given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
+    _take_batch(given, fields, known)
+    _take_defaults(given)
+    sums = document.get("accumulate_allreduce_grads_in_fp32")
+    if sums is not None and sums.value is False and given.has("bf16"):
+        given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
+    require_do_train(fields)
+    named = fields.word("model_name_or_path", "")
+    fields.stop()
+    given.stop()
+    if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
+        given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
+    adapters = _adapters(fields)
+    settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
+    word = Word(named, fields.place("model_name_or_path")[1]) if named else None
+    usual = _OVER[DISPATCHER]
+    run = completed(
+        "llama-factory",
+        given,
+        known,
+        known.world,
+        adapters=adapters,
+        named=word,
+        dispatcher=usual,
+    )
+    return with_images(run, known, settings)
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file configures.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
-        """
-        known = known_of(source, overrides)
-        if (command := _on_core(source, overrides)) is not None:
-            document = values_of(command.words, overrides)
-            known.world = _on_one_node(world_of(source.text, script_of(source, overrides), command))
-        else:
-            known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
-            document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
-        fields = Fields(source.name, document, overrides)
-        if not any(name in document for name in _CORE):
-            return LlamaFactoryTrainerReader().read(source, overrides)
-        document = {name: found for name, found in document.items() if not overrides.ignores(name)}
-        if isinstance(fields.raw(_MORE), str):
-            fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
-        given = Given(notes=fields.notes[:])
-        _take_document(given, document)
-        given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
-        _take_batch(given, fields, known)
-        _take_defaults(given)
-        sums = document.get("accumulate_allreduce_grads_in_fp32")
-        if sums is not None and sums.value is False and given.has("bf16"):
-            given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
-        require_do_train(fields)
-        named = fields.word("model_name_or_path", "")
-        fields.stop()
-        given.stop()
-        if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
-            given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
-        adapters = _adapters(fields)
-        settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
-        word = Word(named, fields.place("model_name_or_path")[1]) if named else None
-        usual = _OVER[DISPATCHER]
-        run = completed(
-            self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
-        )
-        return with_images(run, known, settings)
+LLAMA_FACTORY_READER = Reader(name="llama-factory", recognises=_recognises, read=_read)
 
 
 def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
@@ -197,44 +196,39 @@ def _on_core(source: Source, overrides: Overrides) -> Command | None:
 _ON = ("true", "1", "yes")
 
 
-class LlamaFactoryTrainerReader:
-    """Reader of LLaMA-Factory's YAML without Megatron-Core, with accelerate's file if a script names it."""
+def _recognises_trainers(source: Source) -> bool:
+    if not ACCELERATE_READER.recognises(source):
+        return _is_trainers(source)
+    named = [source.other(words[at].text) for _, words, at in _starts(source)]
+    return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
 
-    name = "llama-factory-accelerate"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether it is such a YAML, or accelerate's file next to a script that names one."""
-        if not AccelerateReader().recognises(source):
-            return _is_trainers(source)
-        named = [source.other(words[at].text) for _, words, at in _starts(source)]
-        return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
+def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
+    named = file_of_commands(source, ((script, words[at]) for script, words, at in _starts(source)))
+    files = [source, *documents_beside(known_of(source, overrides).source)]
+    own = named or next((one for one in files if _is_trainers(one)), source)
+    over = _overrides(source, own, overrides)
+    fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
+    fields.note_commands(over)
+    for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
+        fields.slip_for(name)
+    if not _packs(fields):
+        fields.note(PADDED.format("cutoff_len"))
+    known = known_of(own, overrides)
+    workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
+    shares = _shares(source, known, overrides)
+    start = start_of(own, overrides)  # refuses commands that differ, too
+    started = None if start is None else _started(fields, *start, shares)
+    run = trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
+    if run.launcher != "llama-factory-accelerate":
+        return run
+    options = {**run.workload.framework_options, **_kernel(fields)}
+    return replace(run, workload=replace(run.workload, framework_options=options))
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the files configure.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
-        """
-        named = file_of_commands(source, ((script, words[at]) for script, words, at in _starts(source)))
-        files = [source, *documents_beside(known_of(source, overrides).source)]
-        own = named or next((one for one in files if _is_trainers(one)), source)
-        over = _overrides(source, own, overrides)
-        fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
-        fields.note_commands(over)
-        for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
-            fields.slip_for(name)
-        if not _packs(fields):
-            fields.note(PADDED.format("cutoff_len"))
-        known = known_of(own, overrides)
-        workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
-        shares = _shares(source, known, overrides)
-        start = start_of(own, overrides)  # refuses commands that differ, too
-        started = None if start is None else _started(fields, *start, shares)
-        run = trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
-        if run.launcher != self.name:
-            return run
-        options = {**run.workload.framework_options, **_kernel(fields)}
-        return replace(run, workload=replace(run.workload, framework_options=options))
+LLAMA_FACTORY_TRAINER_READER = Reader(
+    name="llama-factory-accelerate", recognises=_recognises_trainers, read=_read_trainers
+)
 
 
 def _packs(fields: Fields) -> bool:
@@ -288,7 +282,7 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
 
 
 def _is_trainers(source: Source) -> bool:
-    if source.is_script or not LlamaFactoryReader().recognises(source):
+    if source.is_script or not LLAMA_FACTORY_READER.recognises(source):
         return False
     return not _is_cores(source)
 
@@ -307,7 +301,7 @@ _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudn
 
 def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    return kernel_option(found, LlamaFactoryTrainerReader.name)
+    return kernel_option(found, "llama-factory-accelerate")
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

@@ -278,26 +278,17 @@ def _of_gpus(target: Target) -> Iterator[EnvironmentVariable]:
     )
 
 
-class MaxText:
-    """Exporter to MaxText's pre-training."""
-
-    name = "maxtext"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the configuration and the scripts that start it.
-
-        Raises:
-            RefusedExportError: MaxText cannot run the plan; one FieldError per fault.
-        """
-        own = (tensors_have_names, kernels_have_names, tpus_gather_sequences)
-        refuse_first(target, self.name, own=own)
-        return bundled(
-            target,
-            product=PRODUCT,
-            start=start_of(target),
-            warnings=found_warnings(target),
-            own=lambda head: {CONFIG_FILE: maxtext_file(head, target)},
-        )
+def export(target: Target) -> ExportBundle:
+    """Return the configuration and the scripts that start it."""
+    own = (tensors_have_names, kernels_have_names, tpus_gather_sequences)
+    refuse_first(target, "maxtext", own=own)
+    return bundled(
+        target,
+        product=PRODUCT,
+        start=start_of(target),
+        warnings=found_warnings(target),
+        own=lambda head: {CONFIG_FILE: maxtext_file(head, target)},
+    )
 
 
 def found_warnings(target: Target) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.maxtext.export import ALWAYS_KEPT, ALWAYS_REPLAYED, AXES, KEPT_BY
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file
 from meshwright.launchers.reading.documents import (
     DOCUMENTS,
@@ -40,59 +40,52 @@ _TRAINERS = re.compile(r"maxtext\.(?:[\w.]+\.)?train(?:\.py)?", re.IGNORECASE)
 _TRAINER_FILES = re.compile(r"(?:.*/)?maxtext/(?:[\w/]+/)?train\.py", re.IGNORECASE)
 
 
-class MaxTextReader:
-    """Reader of MaxText's YAML, and of commands that start MaxText with values of their own."""
-
-    name = "maxtext"
-
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has MaxText's names, or a script starts it from its own base.yml."""
-        if source.is_script:
-            started = next(_started(source, Overrides()), None)
-            return started is not None and not any(
-                word.text.endswith(DOCUMENTS) and source.other(word.text) for word in started
-            )
-        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-        return sum(name in names for name in _OWN) > 1
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file configures.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
-        """
-        known = known_of(source, overrides)
-        given = {} if source.is_script else dict(document_of(source))
-        over = _assigned(known, None if source.is_script else source.name)
-        fields = Fields(source.name, given | over, overrides)
-        if given:
-            fields.note_commands(over)
-        model = _model(fields, known)
-        fields.expect("max_target_length")
-        mesh = _mesh(fields, known)
-        configuration = _configuration(fields, mesh, model)
-        workload = Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=fields.integer("max_target_length", 1),
-            precision=fields.priced(self.name, "dtype", "bfloat16"),
-            optimizer=fields.priced(self.name, "opt_type", "adamw"),
-            framework_options=_options(fields, configuration),
+def _recognises(source: Source) -> bool:
+    if source.is_script:
+        started = next(_started(source, Overrides()), None)
+        return started is not None and not any(
+            word.text.endswith(DOCUMENTS) and source.other(word.text) for word in started
         )
-        fields.stop()
-        return LaunchFile(
-            launcher=self.name,
-            model=model,
-            workload=workload,
-            configuration=configuration,
-            num_nodes=known.world.num_nodes,
-            gpus_per_node=known.world.gpus_per_node,
-            notes=(*known.notes, *fields.notes),
-            unread=fields.unread(self.name),
-            places={
-                "tensor_parallel_size": fields.place("ici_tensor_sequence_parallelism"),
-                "seq_length": fields.place("max_target_length"),
-            },
-        )
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    return sum(name in names for name in _OWN) > 1
+
+
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    known = known_of(source, overrides)
+    given = {} if source.is_script else dict(document_of(source))
+    over = _assigned(known, None if source.is_script else source.name)
+    fields = Fields(source.name, given | over, overrides)
+    if given:
+        fields.note_commands(over)
+    model = _model(fields, known)
+    fields.expect("max_target_length")
+    mesh = _mesh(fields, known)
+    configuration = _configuration(fields, mesh, model)
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=fields.integer("max_target_length", 1),
+        precision=fields.priced("maxtext", "dtype", "bfloat16"),
+        optimizer=fields.priced("maxtext", "opt_type", "adamw"),
+        framework_options=_options(fields, configuration),
+    )
+    fields.stop()
+    return LaunchFile(
+        launcher="maxtext",
+        model=model,
+        workload=workload,
+        configuration=configuration,
+        num_nodes=known.world.num_nodes,
+        gpus_per_node=known.world.gpus_per_node,
+        notes=(*known.notes, *fields.notes),
+        unread=fields.unread("maxtext"),
+        places={
+            "tensor_parallel_size": fields.place("ici_tensor_sequence_parallelism"),
+            "seq_length": fields.place("max_target_length"),
+        },
+    )
+
+
+MAXTEXT_READER = Reader(name="maxtext", recognises=_recognises, read=_read)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -440,35 +440,28 @@ def decided_names(target: Target) -> tuple[str, ...]:
     return (*planned, *(f"model.{name}" for name in silent))
 
 
-class MegatronBridge:
-    """Exporter to a training script of Megatron-Bridge that takes Hydra overrides."""
+VERSIONS = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
-    name = "megatron-bridge"
-    versions = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
-    def export(self, target: Target) -> ExportBundle:
-        """Return the overrides and the two scripts that start them.
-
-        Raises:
-            RefusedExportError: Megatron-Bridge cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name, OWN_RULES)
-        return bundled(
-            target,
-            product=PRODUCT,
-            start=StartCommand(
-                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
-                before=RUN,
-                needs=NEEDS,
-                packages=megatron_packages(target, bridge_facts(target)),
-                environment=tuple(environment(target, bridge_facts(target))),
-                has_arguments=True,
-                decides=decided_names(target),
-                assignments=True,
-            ),
-            warnings=found_warnings(target),
-            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, override_parts(target))},
-        )
+def export(target: Target) -> ExportBundle:
+    """Return the overrides and the two scripts that start them."""
+    refuse_first(target, "megatron-bridge", OWN_RULES)
+    return bundled(
+        target,
+        product=PRODUCT,
+        start=StartCommand(
+            program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
+            before=RUN,
+            needs=NEEDS,
+            packages=megatron_packages(target, bridge_facts(target)),
+            environment=tuple(environment(target, bridge_facts(target))),
+            has_arguments=True,
+            decides=decided_names(target),
+            assignments=True,
+        ),
+        warnings=found_warnings(target),
+        own=lambda head: {ARGUMENTS_FILE: arguments_file(head, override_parts(target))},
+    )
 
 
 def found_warnings(target: Target) -> Iterator[str]:

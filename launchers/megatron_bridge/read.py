@@ -26,7 +26,7 @@ from meshwright.launchers.megatron_core.read import (
 )
 from meshwright.launchers.megatron_lm.flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
 from meshwright.launchers.megatron_lm.read import launch_file
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     Command,
     best,
@@ -375,65 +375,58 @@ _TAKEN_APART = (*_LENGTHS, _DDP)
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 
 
-class MegatronBridgeReader:
-    """Reader of launch scripts and override files of Megatron-Bridge."""
+def _recognises(source: Source) -> bool:
+    if source.is_script:
+        commands = commands_of(readable_script(source))
+        named = any(_names_recipe(command) for command in commands)
+        return named or best(commands, _is_override)[1] >= _LEAST_NAMES
+    if source.suffix not in (".yaml", ".yml"):
+        return False
+    found = sum(_is_override(f"{name}=") for name in looks_like_document(source))
+    return found >= _LEAST_NAMES
 
-    name = "megatron-bridge"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether there are overrides of a recipe."""
-        if source.is_script:
-            commands = commands_of(readable_script(source))
-            named = any(_names_recipe(command) for command in commands)
-            return named or best(commands, _is_override)[1] >= _LEAST_NAMES
-        if source.suffix not in (".yaml", ".yml"):
-            return False
-        found = sum(_is_override(f"{name}=") for name in looks_like_document(source))
-        return found >= _LEAST_NAMES
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    given, known = Given(), known_of(source, overrides)
+    world, recipe = known.world, None
+    if source.is_script:
+        script = script_of(source, overrides)
+        commands = commands_of(script)
+        named = [one for one in commands if _names_recipe(one)]
+        command, count = chosen(
+            named or commands,
+            _is_said if named else _is_override,
+            overrides,
+            source.name,
+            all_train=bool(named),
+        )
+        if count < _LEAST_NAMES and not named:
+            raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
+        recipe, settings = _recipe_of(command, overrides)
+        own = [*_of_its_file(source, command), *_overrides(command.words)]
+        if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it, too
+            settings = [one for one in settings if one[0] != "model.seq_length"]
+        for note in script.notes:
+            given.note(note)
+        started = world_of(source.text, script, command)
+        world = started if started.num_gpus else replace(world, lacking=started.lacking)
+        _require_said(settings, own, recipe)
+        _list_others(given, command.words)
+        settings += own
+    else:
+        settings = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
+    for key, _, line in [one for one in settings if overrides.ignores(one[0])]:
+        given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
+    _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
+    if recipe is not None:
+        given.note(
+            f"{recipe.name} is a recipe of Megatron-Bridge: what the command leaves out comes from it"
+        )
+    overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
+    return launch_file("megatron-bridge", given, overrides, world, name="launch file")
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run of a recipe with these overrides.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
-        """
-        given, known = Given(), known_of(source, overrides)
-        world, recipe = known.world, None
-        if source.is_script:
-            script = script_of(source, overrides)
-            commands = commands_of(script)
-            named = [one for one in commands if _names_recipe(one)]
-            command, count = chosen(
-                named or commands,
-                _is_said if named else _is_override,
-                overrides,
-                source.name,
-                all_train=bool(named),
-            )
-            if count < _LEAST_NAMES and not named:
-                raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
-            recipe, settings = _recipe_of(command, overrides)
-            own = [*_of_its_file(source, command), *_overrides(command.words)]
-            if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it, too
-                settings = [one for one in settings if one[0] != "model.seq_length"]
-            for note in script.notes:
-                given.note(note)
-            started = world_of(source.text, script, command)
-            world = started if started.num_gpus else replace(world, lacking=started.lacking)
-            _require_said(settings, own, recipe)
-            _list_others(given, command.words)
-            settings += own
-        else:
-            settings = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
-        for key, _, line in [one for one in settings if overrides.ignores(one[0])]:
-            given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
-        _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
-        if recipe is not None:
-            given.note(
-                f"{recipe.name} is a recipe of Megatron-Bridge: what the command leaves out comes from it"
-            )
-        overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
-        return launch_file(self.name, given, overrides, world, name="launch file")
+MEGATRON_BRIDGE_READER = Reader(name="megatron-bridge", recognises=_recognises, read=_read)
 
 
 def _is_override(text: str) -> bool:

@@ -46,6 +46,7 @@ from meshwright.launchers.megatron_lm.model_rules import MODEL_RULES
 from meshwright.launchers.megatron_lm.rules import PARALLEL_RULES, sizes_are_positive
 from meshwright.launchers.rules import model_is_stated, refuse
 from meshwright.launchers.target import ExportBundle, Target, pads
+from meshwright.launchers.templates import filled, template
 from meshwright.solver.space.launcher_rules import overlap_notes
 
 # --------------------------------------------------------------------------------------------------
@@ -89,52 +90,6 @@ _RESHARDS = """
         # Optimizer states that another tp or pp can load, not other replicas alone.
         --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"""
 
-_TORCHRUN = """\
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-source "${here}/@ARGUMENTS@"  # MEGATRON_ARGS: every value that the plan decided
-
-# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
-readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
-NODE_RANK="${NODE_RANK:-0}"
-MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
-MASTER_PORT="${MASTER_PORT:-29500}"
-: ${MEGATRON_LM_DIR:?"set it to a checkout of Megatron-LM @VERSIONS@"}
-: ${MASTER_ADDR:?"set it to the host of node rank 0"}
-if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
-    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
-    exit 2
-fi
-
-@MOCK@
-else
-    : ${DATA_PATH:?"set it to @DATA@@OR_MOCK@"}
-    : ${TOKENIZER_TYPE:?"set it, @TOKENIZER@@OR_MOCK@"}
-    : ${TOKENIZER_MODEL:?"set it to the file, folder or name of the tokenizer@OR_MOCK@"}
-    : ${TRAIN_ITERS:?"set it to the number of steps@OR_MOCK@"}
-    : ${LR:?"set it to the learning rate@OR_MOCK@"}
-    run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
-        --tokenizer-model "${TOKENIZER_MODEL}"
-        --padded-vocab-size @ROWS@  # the plan's, however few tokens the tokenizer has
-        --train-iters "${TRAIN_ITERS}" --lr "${LR}"
-        --log-interval "${LOG_INTERVAL:-10}" --log-throughput
-        --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
-        # A run that is started again goes on from the last checkpoint.
-        --save "${CHECKPOINTS:-${here}/checkpoints}" --load "${CHECKPOINTS:-${here}/checkpoints}"
-        --save-interval "${SAVE_INTERVAL:-1000}"@RESHARDS@)
-fi
-# A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
-run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
-
-@PACKAGES@@GUARD@
-
-@ENVIRONMENT@
-exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
-    --rdzv-backend static --node-rank "${NODE_RANK}" \\
-    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
-    "${MEGATRON_LM_DIR}/@PROGRAM@" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
-"""
-
 
 def program_of(target: Target) -> str:
     """Return the program that trains the plan's model."""
@@ -157,12 +112,12 @@ def arguments_file(head: str, sections: Iterable[Section]) -> str:
 
 def torchrun_script(head: str, target: Target) -> str:
     """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
-    return "#!/usr/bin/env bash\n" + head + _filled(_TORCHRUN, target)
+    return "#!/usr/bin/env bash\n" + head + filled(template("megatron_lm/launch.sh"), _values(target))
 
 
-def _filled(text: str, target: Target) -> str:
+def _values(target: Target) -> dict[str, str]:
     planned = [one.name for section in sections(target) for one in section.flags]
-    values = {
+    return {
         "ARGUMENTS": ARGUMENTS_FILE,
         "ROWS": str(padded_vocabulary(target)),
         "VERSIONS": versions_of(target),
@@ -180,9 +135,6 @@ def _filled(text: str, target: Target) -> str:
             (*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *_OTHER_LAYERS, *planned)
         ).rstrip("\n"),
     }
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
 
 
 def _data(target: Target) -> dict[str, str]:
@@ -202,32 +154,23 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
     )
 
 
-class MegatronLm:
-    """Exporter to Megatron-LM's ``pretrain_gpt.py``, or ``pretrain_hybrid.py`` for a pattern of layers."""
-
-    name = "megatron-lm"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the arguments file and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
-        """
-        refuse((sizes_are_positive,), target)  # the other rules divide by sizes
-        rules = (*PARALLEL_RULES, *MODEL_RULES, model_is_stated(self.name))
-        refuse(rules, target)
-        warnings = list(found_warnings(target))
-        packages = packages_of(target)
-        product = f"Megatron-LM {versions_of(target)}"
-        head = header(target, warnings, product, packages=packages)
-        files = {
-            ARGUMENTS_FILE: arguments_file(head, sections(target)),
-            TORCHRUN_FILE: torchrun_script(head, target),
-            SLURM_FILE: slurm_script(head, target),
-        }
-        kept = (("CHECKPOINTS", "checkpoints in this folder"),)
-        start = StartCommand(program=program_of(target), needs=needs(target), takes=kept, packages=packages)
-        return with_readme(target, files, product=product, start=start, warnings=warnings)
+def export(target: Target) -> ExportBundle:
+    """Return the arguments file and the two scripts that start it."""
+    refuse((sizes_are_positive,), target)  # the other rules divide by sizes
+    rules = (*PARALLEL_RULES, *MODEL_RULES, model_is_stated("megatron-lm"))
+    refuse(rules, target)
+    warnings = list(found_warnings(target))
+    packages = packages_of(target)
+    product = f"Megatron-LM {versions_of(target)}"
+    head = header(target, warnings, product, packages=packages)
+    files = {
+        ARGUMENTS_FILE: arguments_file(head, sections(target)),
+        TORCHRUN_FILE: torchrun_script(head, target),
+        SLURM_FILE: slurm_script(head, target),
+    }
+    kept = (("CHECKPOINTS", "checkpoints in this folder"),)
+    start = StartCommand(program=program_of(target), needs=needs(target), takes=kept, packages=packages)
+    return with_readme(target, files, product=product, start=start, warnings=warnings)
 
 
 def found_warnings(target: Target) -> Iterator[str]:

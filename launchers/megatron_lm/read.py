@@ -20,7 +20,7 @@ from meshwright.launchers.megatron_lm.read_run import (
     workload_of,
 )
 from meshwright.launchers.megatron_lm.refusals import refuse_contradictions
-from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     World,
     best,
@@ -34,76 +34,54 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.given import MAX_LISTED, Given, Value, given_flags
 from meshwright.launchers.reading.known import named_model
+from meshwright.launchers.templates import data
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import Script
 
 _LEAST_FLAGS = 2
-# Programs of Megatron-LM that build other models from the same flags.
-_OTHER_PROGRAMS = {
-    "pretrain_bert.py": "an encoder", "pretrain_t5.py": "an encoder-decoder",
-    "pretrain_ict.py": "an encoder", "pretrain_retro.py": "a retrieval model",
-    "pretrain_vlm.py": "a vision model", "pretrain_llava.py": "a vision model",
-    "pretrain_megatron_llava.py": "a vision model", "finetune_megatron_llava.py": "a vision model",
-    "finetune_megatron_qwen_vl.py": "a vision model", "train_esm2.py": "an encoder",
-    "pretrain_vision_classify.py": "a vision model", "pretrain_vision_dino.py": "a vision model",
-    "pretrain_vision_inpaint.py": "a vision model",
-}  # fmt: skip
 
 
-class MegatronLmReader:
-    """Reader of Megatron-LM's launch scripts."""
+def _recognises(source: Source) -> bool:
+    return best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS
 
-    name = "megatron-lm"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a script has flags of Megatron-LM."""
-        return best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that a script starts.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and flag.
-        """
-        script = script_of(source, overrides)
-        command, count = chosen(commands_of(script), _is_flag, overrides, source.name)
-        if count < _LEAST_FLAGS:
-            raise refused(
-                f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
-                "(pretrain_gpt.py --num-layers …)"
-            )
-        program = command.program.rsplit("/", 1)[-1]
-        require_training(command, source.name)
-        if program in _OTHER_PROGRAMS:
-            line = command.before[0].line if command.before else 1
-            raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
-        given = given_flags(command.words, overrides)
-        if program in _OF_PATTERNS and not {"hybrid-layer-pattern", "hybrid-override-pattern"} & _plain(
-            given
-        ):
-            raise refused(
-                f"{program} takes its layers from --hybrid-layer-pattern, which is not given",
-                allowed="--hybrid-layer-pattern M*-E…",
-            )
-        if not program:
-            _require_started(script, given, source.name)
-            given.note(
-                "no command in it starts a program: what such a command adds to its flags is not known"
-            )
-        for note in script.notes:
-            given.note(note)
-        world = world_of(source.text, script, command)
-        if world.processes == 1 and overrides.num_gpus in (None, 1):
-            given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
-        launcher = translate(
-            given, lambda name: script.files.get(name) or source.other(name), script.filled
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    script = script_of(source, overrides)
+    command, count = chosen(commands_of(script), _is_flag, overrides, source.name)
+    if count < _LEAST_FLAGS:
+        raise refused(
+            f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
+            "(pretrain_gpt.py --num-layers …)"
         )
-        require_known(given, program)
-        return launch_file(
-            launcher, given, overrides, world, name=source.name.partition(".")[0], include=source.other
+    program = command.program.rsplit("/", 1)[-1]
+    require_training(command, source.name)
+    if model := data("reading/programs.yaml")["other_models"].get(program):
+        line = command.before[0].line if command.before else 1
+        raise refused(f"line {line}: {program} trains {model}, which is not priced")
+    given = given_flags(command.words, overrides)
+    if program in _OF_PATTERNS and not {"hybrid-layer-pattern", "hybrid-override-pattern"} & _plain(given):
+        raise refused(
+            f"{program} takes its layers from --hybrid-layer-pattern, which is not given",
+            allowed="--hybrid-layer-pattern M*-E…",
         )
+    if not program:
+        _require_started(script, given, source.name)
+        given.note("no command in it starts a program: what such a command adds to its flags is not known")
+    for note in script.notes:
+        given.note(note)
+    world = world_of(source.text, script, command)
+    if world.processes == 1 and overrides.num_gpus in (None, 1):
+        given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
+    launcher = translate(given, lambda name: script.files.get(name) or source.other(name), script.filled)
+    require_known(given, program)
+    return launch_file(
+        launcher, given, overrides, world, name=source.name.partition(".")[0], include=source.other
+    )
+
+
+MEGATRON_LM_READER = Reader(name="megatron-lm", recognises=_recognises, read=_read)
 
 
 _OF_PATTERNS = ("pretrain_mamba.py", "pretrain_hybrid.py")

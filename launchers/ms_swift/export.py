@@ -86,36 +86,27 @@ def _loaded(target: Target) -> str:
     return "--mcore_adapter" if target.workload.lora_rank else "--mcore_model"
 
 
-class MsSwift:
-    """Exporter to Megatron-SWIFT."""
-
-    name = "ms-swift"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the arguments and the two scripts that start them.
-
-        Raises:
-            RefusedExportError: ms-swift cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name, OWN_RULES)
-        return bundled(
-            target,
-            product=PRODUCT,
-            shape=True,
-            start=StartCommand(
-                program=PROGRAM,
-                before=RUN,
-                needs=NEEDS,
-                follows="--model … --dataset … --lr …",
-                takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
-                packages=packages_of(target),
-                environment=(*environment(target, megatron_facts(target)), *_image_environment(target)),
-                has_arguments=True,
-                decides=decided_names(argument_parts(target)),
-            ),
-            warnings=found_warnings(target),
-            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
-        )
+def export(target: Target) -> ExportBundle:
+    """Return the arguments and the two scripts that start them."""
+    refuse_first(target, "ms-swift", OWN_RULES)
+    return bundled(
+        target,
+        product=PRODUCT,
+        shape=True,
+        start=StartCommand(
+            program=PROGRAM,
+            before=RUN,
+            needs=NEEDS,
+            follows="--model … --dataset … --lr …",
+            takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
+            packages=packages_of(target),
+            environment=(*environment(target, megatron_facts(target)), *_image_environment(target)),
+            has_arguments=True,
+            decides=decided_names(argument_parts(target)),
+        ),
+        warnings=found_warnings(target),
+        own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
+    )
 
 
 def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from meshwright.launchers.megatron_core.read import (
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.ms_swift.export import ALL_LINEAR, FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     World,
     best,
@@ -74,63 +74,52 @@ _QUIET = ("expert_tensor_parallel_size",)
 _SUMS = "accumulate_allreduce_grads_in_fp32"
 
 
-class MsSwiftReader:
-    """Reader of launch scripts of Megatron-SWIFT."""
+def _recognises(source: Source) -> bool:
+    return best(commands_of(readable_script(source)), _is_name)[1] >= _LEAST_NAMES
 
-    name = "ms-swift"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a script has Megatron's names in snake case."""
-        return best(commands_of(readable_script(source)), _is_name)[1] >= _LEAST_NAMES
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that a script starts.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
-        """
-        script = script_of(source, overrides)
-        command, count = chosen(commands_of(script), _is_name, overrides, source.name)
-        if count < _LEAST_NAMES:
-            raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
-        require_training(command, source.name)
-        program = command.program or next((w.text for w in command.words if w.text.endswith(".py")), "")
-        if _BRIDGES in program:
-            line = next(word.line for word in command.words)
-            message = (
-                f"line {line} of {shown(source.name)} starts Megatron-Bridge's {shown(program)}, which"
-            )
-            raise refused(
-                f"{message} takes a recipe and its settings from the checkout next to it",
-                allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
-            )
-        if _OTHERS.search(program):
-            line, program = command.words[0].line, shown(program.rpartition("/")[2])
-            message = (
-                f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
-            )
-            raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
-        given, others = _given(command.words, overrides)
-        for note in script.notes:
-            given.note(note)
-        if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
-            given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
-        known = known_of(source, overrides)
-        started = world_of(source.text, script, command)
-        said = started.num_gpus or started.gpus_per_node
-        world = started if said else replace(known.world, lacking=started.lacking)
-        unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
-        if world.gpus_per_node and not world.num_nodes and not unknown:
-            world = replace(world, num_nodes=1)  # default of NNODES
-        named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
-        model = Word(named, 0) if named else None
-        found = completed(
-            self.name, given, known, world, adapters=_adapters(others, command.words), named=model
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    script = script_of(source, overrides)
+    command, count = chosen(commands_of(script), _is_name, overrides, source.name)
+    if count < _LEAST_NAMES:
+        raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
+    require_training(command, source.name)
+    program = command.program or next((w.text for w in command.words if w.text.endswith(".py")), "")
+    if _BRIDGES in program:
+        line = next(word.line for word in command.words)
+        message = f"line {line} of {shown(source.name)} starts Megatron-Bridge's {shown(program)}, which"
+        raise refused(
+            f"{message} takes a recipe and its settings from the checkout next to it",
+            allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
         )
-        if not is_off(others.get(_LANGUAGE_ONLY, "false")):
-            return replace(found, model=replace(found.model, tower=None))
-        run = with_images(found, known, _image_settings(others, environment_of(script, command)))
-        return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
+    if _OTHERS.search(program):
+        line, program = command.words[0].line, shown(program.rpartition("/")[2])
+        message = f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
+        raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
+    given, others = _given(command.words, overrides)
+    for note in script.notes:
+        given.note(note)
+    if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
+        given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
+    known = known_of(source, overrides)
+    started = world_of(source.text, script, command)
+    said = started.num_gpus or started.gpus_per_node
+    world = started if said else replace(known.world, lacking=started.lacking)
+    unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
+    if world.gpus_per_node and not world.num_nodes and not unknown:
+        world = replace(world, num_nodes=1)  # default of NNODES
+    named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
+    model = Word(named, 0) if named else None
+    found = completed(
+        "ms-swift", given, known, world, adapters=_adapters(others, command.words), named=model
+    )
+    if not is_off(others.get(_LANGUAGE_ONLY, "false")):
+        return replace(found, model=replace(found.model, tower=None))
+    run = with_images(found, known, _image_settings(others, environment_of(script, command)))
+    return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
+
+
+MS_SWIFT_READER = Reader(name="ms-swift", recognises=_recognises, read=_read)
 
 
 def completed(

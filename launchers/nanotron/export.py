@@ -143,25 +143,16 @@ START = StartCommand(
 )
 
 
-class Nanotron:
-    """Exporter to nanotron's ``run_train.py``."""
-
-    name = "nanotron"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the YAML and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: nanotron cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        return bundled(
-            target,
-            product=PRODUCT,
-            start=START,
-            warnings=found_warnings(target),
-            own=lambda head: {CONFIG_FILE: nanotron_file(head, target)},
-        )
+def export(target: Target) -> ExportBundle:
+    """Return the YAML and the two scripts that start it."""
+    refuse_first(target, "nanotron")
+    return bundled(
+        target,
+        product=PRODUCT,
+        start=START,
+        warnings=found_warnings(target),
+        own=lambda head: {CONFIG_FILE: nanotron_file(head, target)},
+    )
 
 
 def found_warnings(target: Target) -> Iterator[str]:

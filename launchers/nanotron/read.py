@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, passing
@@ -40,50 +40,43 @@ _SHAPE = (
 _MAX_ZERO = 1
 
 
-class NanotronReader:
-    """Reader of ``run_train.py``'s configuration."""
+def _recognises(source: Source) -> bool:
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    return sum(name in names for name in _OWN) > 1
 
-    name = "nanotron"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has nanotron's sections."""
-        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-        return sum(name in names for name in _OWN) > 1
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+    model = _padded(fields, _read_model(fields, overrides))
+    configuration = _configuration(fields, model)
+    fields.expect("tokens.sequence_length")
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=fields.integer("tokens.sequence_length", 1),
+        precision=_precision(fields),
+        optimizer=_optimizer(fields),
+    )
+    _refuse_others(fields, overrides)
+    _refuse_options(fields, known.source, overrides)
+    fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
+    fields.stop()
+    return LaunchFile(
+        launcher="nanotron",
+        model=model,
+        workload=workload,
+        configuration=configuration,
+        num_nodes=known.world.num_nodes,
+        gpus_per_node=known.world.gpus_per_node,
+        notes=tuple(fields.notes),
+        unread=fields.unread("nanotron"),
+        places={
+            "tensor_parallel_size": fields.place("parallelism.tp"),
+            "seq_length": fields.place("tokens.sequence_length"),
+        },
+    )
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file configures.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
-        """
-        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
-        model = _padded(fields, _read_model(fields, overrides))
-        configuration = _configuration(fields, model)
-        fields.expect("tokens.sequence_length")
-        workload = Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=fields.integer("tokens.sequence_length", 1),
-            precision=_precision(fields),
-            optimizer=_optimizer(fields),
-        )
-        _refuse_others(fields, overrides)
-        _refuse_options(fields, known.source, overrides)
-        fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
-        fields.stop()
-        return LaunchFile(
-            launcher=self.name,
-            model=model,
-            workload=workload,
-            configuration=configuration,
-            num_nodes=known.world.num_nodes,
-            gpus_per_node=known.world.gpus_per_node,
-            notes=tuple(fields.notes),
-            unread=fields.unread(self.name),
-            places={
-                "tensor_parallel_size": fields.place("parallelism.tp"),
-                "seq_length": fields.place("tokens.sequence_length"),
-            },
-        )
+NANOTRON_READER = Reader(name="nanotron", recognises=_recognises, read=_read)
 
 
 def _refuse_others(fields: Fields, overrides: Overrides) -> None:

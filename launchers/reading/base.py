@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Protocol
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
@@ -93,22 +92,13 @@ class LaunchFile:
     places: Mapping[str, Place] = field(default_factory=dict)  # where the files set some of the sizes
 
 
-class Reader(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
     """Reader of one launcher's files."""
 
-    @property
-    def name(self) -> str:
-        """The launcher's id."""
-
-    def recognises(self, source: Source) -> bool:
-        """Return whether the form and names of a file are this launcher's; never raises."""
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file starts.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and field.
-        """
+    name: str  # the launcher's id
+    recognises: Callable[[Source], bool]  # whether the form and names of a file are the launcher's
+    read: Callable[[Source, Overrides], LaunchFile]  # InvalidProblemError: a fault, with line and field
 
 
 def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:

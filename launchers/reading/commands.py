@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, pairwise, zip_longest
 
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
+from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.commands import Starters, is_python
@@ -48,37 +49,6 @@ _PRINTERS = ("echo", "printf", "cat", "tee")
 HANDLERS = (  # train without a file argument
     *_PRINTERS, "cp", "mv", "ln", "rm", "ls", "test", "[", "[[", "sed", "grep", "head", "tail", "wget",
     "curl", "chmod", "touch", "mkdir", "cd",
-)  # fmt: skip
-# Programs and subcommands that take training flags but do not train on sequences.
-_OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), does)
-    for pattern, does in (
-        ((r"(\w+_)?(text_gen|inference)\w*\.py|(test_)?(generate|infer|sample)(_\w*)?\.py"),
-         "generates text"),
-        (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
-        (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
-        (r"(preprocess|analyze|tokenize|prepare)(_\w+)?\.py|(report|offline)_\w+\.py|axolotl preprocess",
-         "prepares data"),
-        (r"create_\w*index\.py", "prepares data"),
-        (r"(configure|(make|create|write|render)_\w*conf(ig)?s?)\.py", "writes a configuration"),
-        ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
-         r"merge-lora|rollout|chat|api|webchat|webui)|"
-         r"axolotl (inference|evaluate|merge-lora|merge-sharded-fsdp-weights|quantize|vllm-serve)"),
-         "trains nothing"),
-        (r"trl (chat|env|vllm-serve|skills)", "trains nothing"),
-        (r"(swift|megatron) rlhf|rlhf\.py|trl (?!sft)\w+", "trains on preferences or rewards"),
-        ((r"(\w+_)?(c?dpo|grpo|orpo|ppo|kto|simpo|rloo|gspo|dapo|ipo|sppo|bco|reward\w*|rm|prm|rlhf|rl|"
-         r"reinforce\w*)(_\w+)?\.py"),
-         "trains on preferences or rewards"),
-        ((r"(\w+_)?(classif\w*|seq_?cls|ner|glue|squad|swag|mlm|embed(der|ding)s?|retriev\w+|rerank\w*|"
-         r"(bi|cross)_?encoder|contrastive|simcse)(_\w+)?\.py|run_(summarization|translation|seq2seq|qa)\w*\.py"),
-         "trains another head than a language model's, or on another task than the next token"),
-        (r"(\w+_)?(distil\w*|kd)(_\w+)?\.py", "learns from another model"),
-        (r"(\w+_)?(unlearn\w*|forget\w*)(_\w+)?\.py", "unlearns what a model knows"),
-        (r"(\w+_)?(medusa|eagle\d?)(_\w+)?\.py", "trains heads that guess tokens ahead"),
-        (r"(\w+_)?(get_)?(grads?|gradients?)(_\w+)?\.py", "collects gradients and trains nothing"),
-        (r"(xla|gaudi)_spawn\.py", "starts processes on no GPU"),
-    )
 )  # fmt: skip
 
 
@@ -485,7 +455,12 @@ def other_use(command: Command) -> str:
     if any(word.text.startswith("--retro-") for word in command.words) and not base.startswith("pretrain"):
         return "prepares data"  # Megatron-LM, tools/retro/main.py
     name = base.replace("-", "_").lower() if base.endswith(".py") else base
-    return next((does for pattern, does in _OTHERS if pattern.fullmatch(name)), "")
+    return next((does for pattern, does in _others() if pattern.fullmatch(name)), "")
+
+
+@cache
+def _others() -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern), does) for pattern, does in data("reading/programs.yaml")["others"]]
 
 
 # Arguments with data or a tokenizer as JSON, which is not needed for reading.

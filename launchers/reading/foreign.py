@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from meshwright.launchers.flags import flags_of
@@ -20,6 +20,7 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.values import Script, Word
@@ -27,47 +28,10 @@ from meshwright.shell.values import Script, Word
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
 _NEMO_1_STEP = f"a Megatron-Bridge recipe of the same training, or {_SIZES}"
 _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
-_SCRIPT = "the command that it starts, saved as a script"
-_ALL: Callable[..., bool] = all
-_ANY: Callable[..., bool] = any
-
-# Description, next step, and whether all or any names identify it; a name that ends in a dot is a prefix.
-_DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = (
-    ("a Kubernetes manifest", _SCRIPT, _ALL, ("apiVersion", "kind")),
-    ("a SkyPilot task", _SCRIPT, _ALL, ("resources.", "run")),
-    ("a Compose file", _SCRIPT, _ALL, ("services.",)),
-    ("a model's own configuration", "--model with this file", _ALL, ("model_type", "hidden_size")),
-    ("GPT-NeoX's", _SIZES, _ANY, ("pipe_parallel_size", "pipe-parallel-size", "model-parallel-size")),
-    ("NeuronX Distributed Training's", _SIZES, _ANY, ("distributed_strategy.",)),
-    ("Primus'", _SIZES, _ALL, ("modules.pre_trainer.framework",)),
-    ("verl's", _SIZES, _ANY, ("actor_rollout_ref.", "algorithm.adv_estimator")),
-    ("NeMo-RL's", _SIZES, _ANY, ("policy.megatron_cfg.", "policy.dtensor_cfg.", "grpo.")),
-    ("LLM Foundry's", _SIZES, _ALL, ("max_duration", "train_loader.")),
-    ("torchtune's", _SIZES, _ALL, ("model._component_",)),
-    ("OLMo's", _SIZES, _ALL, ("model.d_model", "model.n_layers")),
-    ("LitGPT's", _SIZES, _ALL, ("out_dir", "train.global_batch_size", "train.micro_batch_size")),
-    ("NeMo 1's", _NEMO_1_STEP, _ANY, (
-        "model.mcore_gpt", "model.megatron_amp_O2", "model.encoder_seq_length",
-    )),
-    ("NeMo 2's", _SIZES, _ANY, ("_factory_", "task._target_", "trainer._target_", "model.config._target_")),
-    ("a test of Megatron-LM's", "its MODEL_ARGS as a script", _ANY, ("MODEL_ARGS.",)),
-)  # fmt: skip
 _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
 _NEMO, _NEMO_1 = "a recipe of NeMo 2", "a run of NeMo 1"
-# Commands of trainers without a reader, by their first words.
-_STARTED = tuple(
-    (re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what)
-    for words, what in (
-        (r"nemo llm \S+", _NEMO), (r"main\.py (?:\S+ )*training=\S+", _NEMO_1),
-        (r"-m verl\.\S+", "a run of verl"), (r"litgpt \S+", "a run of LitGPT"),
-        (r"tune run", "a run of torchtune"), (r"-m openrlhf\.\S+", "a run of OpenRLHF"),
-        (r"xtuner train", "a run of xtuner"),
-        (r"composer (?:\S+ )*train(?:/train)?\.py", "a run of LLM Foundry"),
-        (r"-m levanter\.\S+", "a run of levanter"),
-    )
-)  # fmt: skip
 _PYTHON_NAMES: Mapping[str, str] = {
     "megatron": "a recipe of Megatron-Bridge", "nemo": _NEMO, "nemo_run": _NEMO,
 }  # fmt: skip
@@ -92,8 +56,11 @@ def foreign(source: Source) -> Iterator[FieldError]:
         yield _fault(source, what, _SIZES if what == _NEMO else _STARTER)
     else:
         names = looks_like_document(source)
-        for what, step, needed, marks in _DOCUMENTS:
-            if needed(_has(names, mark) for mark in marks):
+        steps = {"sizes": _SIZES, "nemo_1": _NEMO_1_STEP}
+        for one in data("reading/programs.yaml")["documents"]:
+            held = [_has(names, mark) for mark in one.get("all") or one["any"]]
+            if all(held) if "all" in one else any(held):
+                what, step = one["what"], steps.get(one["step"], one["step"])
                 yield _fault(source, what if " " in what else f"{what} configuration", step)
                 return
 
@@ -101,12 +68,18 @@ def foreign(source: Source) -> Iterator[FieldError]:
 def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
     for words in script.commands:
         text = " ".join(word.text for word in words[:_FIRST_WORDS])
-        what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
+        what = next((what for pattern, what in _started() if pattern.search(text)), None)
         if what is not None:
             message = f"line {words[0].line} of {shown(source.name)} starts {what}, which is not read"
             step = _NEMO_1_STEP if what == _NEMO_1 else _SIZES
             yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
             return
+
+
+@cache
+def _started() -> list[tuple[re.Pattern[str], str]]:
+    rows = data("reading/programs.yaml")["started"]
+    return [(re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what) for words, what in rows]
 
 
 _FIRST_WORDS = 24  # including those of the launcher

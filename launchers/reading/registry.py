@@ -65,20 +65,20 @@ from meshwright.shell.values import (
 
 # In the order of trial: names that only one launcher has go first. A reader is loaded when it is tried.
 _READERS: Mapping[str, str] = {
-    "flagscale": "flagscale.read:FlagScaleReader",
-    "maxtext": "maxtext.read:MaxTextReader",
-    "torchtitan": "torchtitan.read:TorchtitanReader",
-    "nanotron": "nanotron.read:NanotronReader",
-    "deepspeed": "deepspeed.read:DeepSpeedReader",
-    "axolotl": "axolotl.read:AxolotlReader",
-    "trl": "trl.read:TrlReader",
-    "llama-factory-accelerate": "llama_factory.read:LlamaFactoryTrainerReader",
-    "accelerate": "accelerate.read:AccelerateReader",
-    "llama-factory": "llama_factory.read:LlamaFactoryReader",
-    "megatron-bridge": "megatron_bridge.read:MegatronBridgeReader",
-    "transformers": "transformers.read:TrainerReader",
-    "ms-swift": "ms_swift.read:MsSwiftReader",
-    "megatron-lm": "megatron_lm.read:MegatronLmReader",
+    "flagscale": "flagscale.read:FLAGSCALE_READER",
+    "maxtext": "maxtext.read:MAXTEXT_READER",
+    "torchtitan": "torchtitan.read:TORCHTITAN_READER",
+    "nanotron": "nanotron.read:NANOTRON_READER",
+    "deepspeed": "deepspeed.read:DEEPSPEED_READER",
+    "axolotl": "axolotl.read:AXOLOTL_READER",
+    "trl": "trl.read:TRL_READER",
+    "llama-factory-accelerate": "llama_factory.read:LLAMA_FACTORY_TRAINER_READER",
+    "accelerate": "accelerate.read:ACCELERATE_READER",
+    "llama-factory": "llama_factory.read:LLAMA_FACTORY_READER",
+    "megatron-bridge": "megatron_bridge.read:MEGATRON_BRIDGE_READER",
+    "transformers": "transformers.read:TRAINER_READER",
+    "ms-swift": "ms_swift.read:MS_SWIFT_READER",
+    "megatron-lm": "megatron_lm.read:MEGATRON_LM_READER",
 }
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
@@ -89,7 +89,7 @@ _KINDS = (
 
 @cache
 def _reader(name: str) -> Reader:
-    reader: Reader = named(_READERS[name])()
+    reader: Reader = named(_READERS[name])
     return reader
 
 

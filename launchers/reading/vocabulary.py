@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from meshwright.launchers.reading.base import Include
+from meshwright.launchers.templates import data
 from meshwright.shell.values import UNKNOWN
 
 # Megatron-LM's kinds with a table of their own, unless a file overrides it: tokens and source.
@@ -20,53 +22,6 @@ _KINDS: Mapping[str, tuple[int, str]] = {
     "tiktokentokenizer": (131072, "Megatron-LM's default of --vocab-size"),  # 2 ** 17
 }
 _GPT2, _LLAMA_2 = "gpt2bpetokenizer", "llama2tokenizer"
-# Names as in hub ids and paths, longer before shorter.
-_NAMES: tuple[tuple[str, int], ...] = (
-    # Distilled models have their base model's tokens (arXiv:2501.12948, section 2.4), not their teacher's.
-    (r"deepseek[-_]?r1[-_.]distill[-_.]llama", 128256),
-    (r"deepseek[-_]?r1[-_.]distill[-_.]qwen", 151665),
-    (r"distill(?:ed)?(?:[-_.]|$)", 0),  # with a base model that the name need not state
-    (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
-    (r"gpt[-_]?2", 50257),
-    (r"code[-_]?llama.*python", 32000),
-    (r"code[-_]?llama.*(7b|13b)", 32016),
-    (r"code[-_]?llama", 32000),
-    (r"llama[-_ ]?guard[-_ ]?[34]|llama[-_ ]?4|scout|maverick", 202048),
-    (r"tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
-    (r"llama[-_ ]?3(?:[-_.]?[123])?(?!\d|b(?![a-z]))", 128256),
-    (r"llama[-_ ]?3b(?![a-z])", 0),  # Llama 3.2's, or one of another vocabulary
-    (r"llama[-_ ]?[12]", 32000),
-    (r"llama[-_]?(7|13|30|33|65|70)b", 32000),
-    (r"mistral[-_]nemo|nemo[-_]12b|tekken", 131072),
-    (r"mistral[-_.]large[-_.]instruct[-_.]2407|mistral[-_.]small[-_.]instruct[-_.]2409", 32768),
-    (r"mixtral[-_.]8x22b[-_.]instruct|mistral[-_.]7b[-_.](instruct[-_.])?v0\.3|codestral|mathstral", 32768),
-    (r"ministral[-_.]3[-_.]|mistral[-_.]small[-_.](4|24b|3\.)", 131072),
-    (r"mi(?:ni)?stral[-_.](large|small|medium|[38]b)|pixtral|devstral|magistral", 0),  # of several editions
-    (r"stable[-_]?lm", 0),
-    (r"mistral|mixtral|zephyr", 32000),
-    (r"qwen[-_]?3\.5|qwen[-_]?3[-_.]next|codeqwen", 0),
-    (r"openeurollm|qwen3[-_]\d\.\db[-_]ne", 262145),  # Gemma 3's
-    (r"qwen[-_]?3", 151669),
-    (r"qwen[-_]?2[._-]?5|qwq|qwen[-_]?2p5", 151665),
-    (r"qwen[-_]?2|qwen[-_]?1\.5", 151646),
-    (r"deepseek[-_]?(v3|r1)|deepseek[-_]?v3", 128815),
-    (r"deepseek[-_]?(v2|coder[-_]?v2)|moonlight[-_]?ds", 100002),
-    (r"gpt[-_]?oss|o200k", 200019),
-    (r"gemma[-_]?3", 262145),
-    (r"gemma[-_]?4", 262144),
-    (r"gemma", 256000),
-    (r"star[-_]?coder|smollm2?[-_](135m|360m|1\.7b)|cosmo2", 49152),
-    (r"smollm3", 128256),
-    (r"santacoder", 49152),
-    (r"bloom|bigscience[-/_]tokenizer|bigscience", 250680),
-    (r"opt[-_](125m|350m|1\.3b|2\.7b|6\.7b|13b|30b|66b)", 50265),
-    (r"(^|[-_])t5[-_]", 32100),
-    (r"falcon[-_](7b|40b|180b)", 65024),
-    (r"yi[-_](6b|9b|34b)", 64000),
-    (r"phi[-_]?3", 32011),
-    (r"olmo[-_]?2|dolma2", 100278),
-)  # fmt: skip
-_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), size) for pattern, size in _NAMES)
 _FILES = ("tokenizer.json", "vocab.json")
 _PIECES = ".model"  # of SentencePiece
 _STATED = re.compile(r"(?:tokeni[sz]er|vocab|bpe|spm)\D*(?<!\d)(\d{5,6})(?!\d)", re.IGNORECASE)
@@ -79,10 +34,16 @@ _OF_NOBODY = re.compile(
 _A_SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?b(?![a-z0-9])", re.IGNORECASE)  # of a model: qwen-7b
 
 
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], int]]:
+    names = data("reading/tokenizers.yaml")
+    return [(re.compile(pattern, re.IGNORECASE), size) for pattern, size in names.items()]
+
+
 def named_vocabulary(name: str) -> int | None:
     """Return the tokens of a tokenizer by a hub id, or a path that ends in one; None if unknown."""
     for part in reversed(name.rstrip("/").split("/")[-3:]):
-        size = next((size for pattern, size in _PATTERNS if pattern.search(part)), None)
+        size = next((size for pattern, size in _patterns() if pattern.search(part)), None)
         if size is not None:
             return size or None  # 0: of several sizes
     return None

@@ -17,8 +17,10 @@ from meshwright.launchers.export import (
     compiled_facts,
 )
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.launchers.templates import filled
 from meshwright.launchers.torchtitan.export_model import (
     LLAMA,
+    TEXTS,
     family_of,
     in_8_bits,
     model_text,
@@ -126,49 +128,6 @@ def flavor(target: Target) -> str:
 MODULE = "torchtitan_plan"
 PYTHON_FILE = f"{MODULE}.py"
 
-_TEXT = '''\
-"""One configuration of torchtitan 0.3: --module torchtitan_plan --config plan."""
-
-@STANDARD@
-from functools import partial
-
-@IMPORTS@
-
-RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
-
-# The model's shape.
-@MODEL@
-
-# What does not change the cost of a step: launch.sh asks for the first two.
-HF_ASSETS_PATH, DATASET = os.environ["HF_ASSETS_PATH"], os.environ["DATASET"]
-LEARNING_RATE = float(os.environ.get("LR", "3e-4"))
-
-_LINEAR = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
-_NORM = {"weight": nn.init.ones_}
-_EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
-
-
-@FUNCTIONS@
-
-
-def plan() -> Trainer.Config:
-    """Everything that the plan decided."""
-    return Trainer.Config(
-        model_spec=model_spec(),
-        hf_assets_path=HF_ASSETS_PATH,
-        loss=@LOSS@.Config(global_vocab_size=VOCAB_SIZE),
-        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),
-        optimizer=default_adamw(lr=LEARNING_RATE),
-        training=TrainingConfig(
-@TRAINING@
-        ),
-        parallelism=ParallelismConfig(
-@PARALLELISM@
-        ),
-        activation_checkpoint=RECOMPUTATION["@RECOMPUTE@"](),
-        compile=CompileConfig(@COMPILE@),
-    )
-'''
 _IMPORTS = (  # for every model
     "from torch import nn",
     "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
@@ -191,8 +150,7 @@ def python_file(head: str, target: Target) -> str:
     compiled = {"enable": bool(parts), "components": parts}
     if overlaps_tensor(target):
         compiled["enable_async_tensor_parallel"] = True
-    text = _TEXT
-    for name, value in {
+    values = {
         "STANDARD": model.standard,
         "IMPORTS": "\n".join(sorted([*_IMPORTS, *model.imports])),
         "MODEL": model.constants,
@@ -202,9 +160,8 @@ def python_file(head: str, target: Target) -> str:
         "PARALLELISM": _arguments(parallelism),
         "RECOMPUTE": target.config.recompute_granularity,
         "COMPILE": ", ".join(f"{name}={_python(value)}" for name, value in compiled.items()),
-    }.items():
-        text = text.replace(f"@{name}@", value)
-    return head + text
+    }
+    return head + filled(TEXTS["module"], values)
 
 
 def _python(value: object) -> str:
@@ -240,18 +197,6 @@ def is_stated_by_0_2(model: ModelSpec) -> bool:
 TOML_FILE = "torchtitan_0_2.toml"
 FLAVOR_MODULE = "torchtitan_0_2_model"
 FLAVOR_FILE = f"{FLAVOR_MODULE}.py"
-
-_FLAVOR = '''\
-"""The model of the plan as a flavor of torchtitan 0.2's llama3 (experimental.custom_import)."""
-
-from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
-from torchtitan.models.llama3.model.args import RoPEScalingArgs
-
-llama3_args["@FLAVOR@"] = TransformerModelArgs(
-@ARGUMENTS@
-    rope_scaling_args=RoPEScalingArgs(scaling_factor=@FACTOR@),  # 1.0: no scaling
-)
-'''
 
 
 def toml_file(head: str, target: Target) -> str:
@@ -292,8 +237,9 @@ def flavor_file(head: str, target: Target) -> str:
         "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
     }
     lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
-    text = _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
-    return head + text.replace("@FACTOR@", repr(rotary_factor(target.model)))
+    factor = repr(rotary_factor(target.model))
+    values = {"FLAVOR": flavor(target), "ARGUMENTS": lines, "FACTOR": factor}
+    return head + filled(TEXTS["flavor_0_2"], values)
 
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
@@ -304,21 +250,6 @@ _BESIDE = EnvironmentVariable(
     reason="torchtitan imports the plan's module by its name.",
     is_expression=True,
 )
-PROGRAMS = f"""\
-program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}"
-    --model.hf_assets_path "${{HF_ASSETS_PATH}}" --training.dataset "${{DATASET}}")
-if [[ "${{TORCHTITAN_VERSION:-@VERSION@}}" != 0.2* ]]; then
-    program=(-m torchtitan.train --module {MODULE} --config plan)
-fi
-"""
-_MODULE = f"program=(-m torchtitan.train --module {MODULE} --config plan)\n"
-_LOGGED = """\
-# The time of every step is logged; torchtitan's own interval is 10 steps.
-# A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
-program+=(--metrics.log_freq "${LOG_INTERVAL:-1}"
-    --checkpoint.enable --checkpoint.interval "${SAVE_INTERVAL:-500}"
-    --comm.init_timeout_seconds "${TIMEOUT_S:-1800}"
-    --comm.train_timeout_seconds "${TIMEOUT_S:-1800}")"""
 NEEDS = (
     ("HF_ASSETS_PATH", "the folder of the model's tokenizer files"),
     ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
@@ -339,40 +270,33 @@ def start(target: Target, version: str, *, both: bool) -> StartCommand:
         packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),
         takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
         environment=(_BESIDE, *_ASKED),
-        before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
+        before=filled(TEXTS["programs" if both else "program"], {"VERSION": version}) + TEXTS["logged"],
     )
 
 
-class Torchtitan:
-    """Exporter to ``torchtitan.train``."""
+VERSIONS = ("0.3", "0.2")
 
-    name = "torchtitan"
-    versions = ("0.3", "0.2")
 
-    def export(self, target: Target) -> ExportBundle:
-        """Return the module, the TOML with its model, and the two scripts that start either.
-
-        Raises:
-            RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        both = is_stated_by_0_2(target.model) and not in_8_bits(target)
-        version = target.version or self.versions[0]
-        if version != self.versions[0] and not both:
-            why = (
-                "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
-                "no experts and no latent attention; products in 8 bits are written for 0.3"
-            )
-            raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
-        return bundled(
-            target,
-            product=PRODUCT if both else NEWER_ALONE,
-            start=start(target, version, both=both),
-            warnings=found_warnings(target),
-            own=lambda head: (
-                {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})
-            ),
+def export(target: Target) -> ExportBundle:
+    """Return the module, the TOML with its model, and the two scripts that start either."""
+    refuse_first(target, "torchtitan")
+    both = is_stated_by_0_2(target.model) and not in_8_bits(target)
+    version = target.version or VERSIONS[0]
+    if version != VERSIONS[0] and not both:
+        why = (
+            "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
+            "no experts and no latent attention; products in 8 bits are written for 0.3"
         )
+        raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
+    return bundled(
+        target,
+        product=PRODUCT if both else NEWER_ALONE,
+        start=start(target, version, both=both),
+        warnings=found_warnings(target),
+        own=lambda head: (
+            {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})
+        ),
+    )
 
 
 def _files_of_0_2(head: str, target: Target) -> dict[str, str]:

@@ -8,9 +8,11 @@ the module is read back. Calls: torchtitan 0.3.0, models/llama3, models/qwen3 an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.launchers.target import Target
+from meshwright.launchers.templates import data, filled
 from meshwright.profiles.model import ModelSpec
 
 
@@ -121,177 +123,7 @@ def _expert_constants(model: ModelSpec) -> dict[str, object]:
 # The text of the functions.
 
 
-_ROPE = """\
-    rope = @ROPE@.Config(
-        dim=@ROTARY_DIM@,
-        max_seq_len=MAX_SEQ_LEN,
-        theta=ROTARY_BASE,
-        scaling=ROTARY_SCALING,
-        @FACTOR@=ROTARY_SCALING_FACTOR,@LENGTH@
-    )"""
-_GROUPED_QUERIES = """\
-make_gqa_config(
-            dim=HIDDEN_SIZE,
-            n_heads=NUM_HEADS,
-            n_kv_heads=NUM_KV_HEADS,
-            head_dim=HEAD_DIM,
-            wqkv_param_init=_LINEAR,
-            wo_param_init=_LINEAR,
-            inner_attention=get_attention_config("flex"),
-            fuse_qkv=True,
-            rope=rope,@NORM@
-        )"""
-_QUERY_KEY_NORM = """
-            qk_norm=RMSNorm.Config(normalized_shape=HEAD_DIM, eps=NORM_EPSILON, param_init=_NORM),"""
-_LATENT = """\
-Attention.Config(
-            dim=HIDDEN_SIZE,
-            n_heads=NUM_HEADS,
-            q_lora_rank=Q_LORA_RANK,
-            kv_lora_rank=KV_LORA_RANK,
-            qk_nope_head_dim=QK_NOPE_HEAD_DIM,
-            qk_rope_head_dim=QK_ROPE_HEAD_DIM,
-            v_head_dim=V_HEAD_DIM,
-            mscale=SOFTMAX_MSCALE,
-            wq=None if Q_LORA_RANK else linear(HIDDEN_SIZE, queries),
-            wq_a=linear(HIDDEN_SIZE, Q_LORA_RANK) if Q_LORA_RANK else None,
-            wq_b=linear(Q_LORA_RANK, queries) if Q_LORA_RANK else None,
-            q_norm=RMSNorm.Config(normalized_shape=Q_LORA_RANK or 1, eps=NORM_EPSILON, param_init=_NORM),
-            wkv_a=linear(HIDDEN_SIZE, KV_LORA_RANK + QK_ROPE_HEAD_DIM),
-            kv_norm=RMSNorm.Config(normalized_shape=KV_LORA_RANK, eps=NORM_EPSILON, param_init=_NORM),
-            wkv_b=linear(KV_LORA_RANK, NUM_HEADS * (QK_NOPE_HEAD_DIM + V_HEAD_DIM)),
-            wo=linear(NUM_HEADS * V_HEAD_DIM, HIDDEN_SIZE),
-            inner_attention=get_attention_config("flex"),
-            rope=rope,
-        )"""
-_QUERIES = """
-    queries = NUM_HEADS * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)"""
-_MLP = """\
-make_ffn_config(
-            dim=HIDDEN_SIZE,
-            hidden_dim=FFN_HIDDEN_SIZE,
-            w1_param_init=_LINEAR,
-            w2w3_param_init=_LINEAR,
-        )"""
-_LAYER = '''\
-def layer(@INDEX@):
-    """One transformer layer."""
-@ROPE_TEXT@@QUERIES@
-    return @FAMILY@TransformerBlock.Config(
-        attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        attention=@ATTENTION@,
-        feed_forward=@MLP@,@MOE@
-    )
-'''
-_PRODUCT = '''\
-def linear(inputs, outputs):
-    """One linear layer without a bias."""
-    return Linear.Config(in_features=inputs, out_features=outputs, param_init=_LINEAR)
-
-
-'''
-_EXPERTS = '''\
-_EXPERTS = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), _LINEAR["weight"])
-
-
-def mlp(width):
-    """A gated MLP."""
-    return make_ffn_config(
-        dim=HIDDEN_SIZE, hidden_dim=width, w1_param_init=_LINEAR, w2w3_param_init=_LINEAR
-    )
-
-
-def experts():
-    """Routed experts, and those that see every token; a bias of the router's choice balances them.
-
-    torchtitan has no loss that balances; its own mixtures all have this bias.
-    """
-    return make_moe_config(
-        num_experts=NUM_EXPERTS,
-        load_balance_coeff=LOAD_BALANCE,
-        router=make_router_config(
-            dim=HIDDEN_SIZE,
-            num_experts=NUM_EXPERTS,
-            gate_param_init=_LINEAR,
-            top_k=TOP_K,
-            score_func=ROUTER_SCORE,
-            route_norm=ROUTER_NORMALIZED,
-            route_scale=ROUTER_SCALING,
-            num_expert_groups=ROUTER_GROUPS,
-            num_limited_groups=ROUTER_TOP_GROUPS,
-        ),
-        routed_experts=make_routed_experts_config(
-            dim=HIDDEN_SIZE,
-            hidden_dim=EXPERT_HIDDEN_SIZE,
-            num_experts=NUM_EXPERTS,
-            top_k=TOP_K,
-            param_init=_EXPERTS,
-            comm_backend="standard",
-        ),
-        shared_experts=mlp(SHARED_HIDDEN_SIZE) if SHARED_HIDDEN_SIZE else None,
-    )
-
-
-'''
-_MTP = '''\
-def further_tokens():
-    """The layers that predict further tokens, each with a layer of the last one's kind."""
-    inner = layer(NUM_LAYERS - 1)
-    norm = RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM)
-    return [
-        MTPTransformerBlock.Config(
-            attention=copy.deepcopy(inner.attention),
-            feed_forward=copy.deepcopy(inner.feed_forward),
-            moe=copy.deepcopy(inner.moe),
-            attention_norm=copy.deepcopy(norm),
-            ffn_norm=copy.deepcopy(norm),
-            enorm=copy.deepcopy(norm),
-            hnorm=copy.deepcopy(norm),
-            eh_proj=linear(2 * HIDDEN_SIZE, HIDDEN_SIZE),
-            mtp_norm=copy.deepcopy(norm),
-        )
-        for _ in range(NUM_MTP_LAYERS)
-    ]
-
-
-'''
-_MODEL = '''\
-@PARTS@def model_spec():
-    """The model as torchtitan builds it."""
-    model = @FAMILY@Model.Config(
-        dim=HIDDEN_SIZE,
-        vocab_size=VOCAB_SIZE,@TIED@
-        tok_embeddings=Embedding.Config(
-            num_embeddings=VOCAB_SIZE, embedding_dim=HIDDEN_SIZE, param_init=_EMBEDDING
-        ),
-        norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        lm_head=Linear.Config(in_features=HIDDEN_SIZE, out_features=VOCAB_SIZE, param_init=_LINEAR),
-        layers=[layer(@EACH@) for @EACH_NAME@ in range(NUM_LAYERS)],@MTP@
-    )@CONVERTED@
-    return ModelSpec(
-        name="@NAME@",
-        flavor="@FLAVOR@",
-        model=model,
-        parallelize_fn=@PARALLELIZE@,
-        pipelining_fn=pipeline_llm,
-        post_optimizer_build_fn=@HOOK@,
-        state_dict_adapter=@ADAPTER_NAME@,
-    )'''
-_CONVERTED = """
-    # Products in 8 bits, every row with its scale; the output head and routers stay in bf16.
-    for converter in (@CONVERTERS@):
-        model = converter.build().convert(model)"""
-_LINEAR_CONVERTER = (
-    'Float8LinearConverter.Config(filter_fqns=["lm_head", "router.gate"], model_compile_enabled=True),'
-)
-_EXPERT_CONVERTER = " Float8GroupedExpertsConverter.Config(model_compile_enabled=True),"
-_TIED = """
-        enable_weight_tying=True,"""
-_LOAD_BALANCE = """
-LOAD_BALANCE = 1e-3  # torchtitan's own: how fast the bias of the router's choice moves"""
-
-
+TEXTS: Mapping[str, str] = data("torchtitan/templates.yaml")
 _LINE = 110  # characters
 
 
@@ -313,7 +145,7 @@ def model_text(target: Target, flavor: str) -> ModelText:
     adapted = family is not QWEN or model.query_key_norm != "none"  # Qwen3's names for Qwen3's layers
     words = {
         "PARTS": _parts(target),
-        "TIED": _TIED if model.tied_embeddings else "",
+        "TIED": TEXTS["tied"] if model.tied_embeddings else "",
         "EACH_NAME": "index" if model.moe else "_",
         "EACH": "index" if model.moe else "",
         "MTP": "\n        mtp_layers=further_tokens()," if model.num_mtp_layers else "",
@@ -329,16 +161,10 @@ def model_text(target: Target, flavor: str) -> ModelText:
     return ModelText(
         imports=_imports(target, adapted=adapted),
         standard="import copy\nimport os" if model.num_mtp_layers else "import os",
-        constants=constants + (_LOAD_BALANCE if model.moe else ""),
-        functions=_filled(_MODEL, words),
+        constants=constants + (TEXTS["load_balance"] if model.moe else ""),
+        functions=filled(TEXTS["model"], words),
         loss="MTPLoss" if model.num_mtp_layers else "CrossEntropyLoss",
     )
-
-
-def _filled(text: str, words: dict[str, str]) -> str:
-    for name, value in words.items():
-        text = text.replace(f"@{name}@", value)
-    return text
 
 
 def _imports(target: Target, *, adapted: bool) -> list[str]:
@@ -380,30 +206,30 @@ def _converted(target: Target) -> str:
     """Return the converters to 8 bits; nothing in 16."""
     if not in_8_bits(target):
         return ""
-    return _CONVERTED.replace(
-        "@CONVERTERS@", _LINEAR_CONVERTER + (_EXPERT_CONVERTER if target.model.moe else "")
+    return TEXTS["converted"].replace(
+        "@CONVERTERS@", TEXTS["linear_converter"] + (TEXTS["expert_converter"] if target.model.moe else "")
     )
 
 
 def _parts(target: Target) -> str:
     model = target.model
     latent, routed = model.mla is not None, model.moe is not None
-    norm = _QUERY_KEY_NORM if model.query_key_norm == "per_head" else ""
+    norm = TEXTS["query_key_norm"] if model.query_key_norm == "per_head" else ""
     yarn = model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
-    layer = _filled(
-        _LAYER,
+    layer = filled(
+        TEXTS["layer"],
         {
             "INDEX": "index" if routed else "",
-            "ROPE_TEXT": _ROPE,
+            "ROPE_TEXT": TEXTS["rope"],
             "ROPE": rope_of(model),
             "ROTARY_DIM": "QK_ROPE_HEAD_DIM" if latent else "HEAD_DIM",
             "FACTOR": "rope_factor" if yarn else "scaling_factor",
             "LENGTH": "\n        original_seq_len=ROTARY_ORIGINAL_LENGTH," if latent else "",
-            "QUERIES": _QUERIES if latent else "",
-            "ATTENTION": _LATENT if latent else _GROUPED_QUERIES.replace("@NORM@", norm),
-            "MLP": "mlp(FFN_HIDDEN_SIZE) if index in DENSE_LAYERS else None" if routed else _MLP,
+            "QUERIES": TEXTS["queries"] if latent else "",
+            "ATTENTION": TEXTS["latent"] if latent else TEXTS["grouped_queries"].replace("@NORM@", norm),
+            "MLP": "mlp(FFN_HIDDEN_SIZE) if index in DENSE_LAYERS else None" if routed else TEXTS["mlp"],
             "MOE": "\n        moe=None if index in DENSE_LAYERS else experts()," if routed else "",
         },
     )
-    parts = [_PRODUCT if latent else "", _EXPERTS if routed else "", layer + "\n\n"]
-    return "".join(parts) + (_MTP if model.num_mtp_layers else "")
+    parts = [TEXTS["product"] if latent else "", TEXTS["experts"] if routed else "", layer + "\n\n"]
+    return "".join(parts) + (TEXTS["mtp"] if model.num_mtp_layers else "")

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 
 from meshwright.launchers.flags import flag_names, flags_of
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -251,62 +251,55 @@ class _ParallelDegrees:
     pp: int
 
 
-class TorchtitanReader:
-    """Reads torchtitan's TOML and Python configurations."""
+def _recognises(source: Source) -> bool:
+    if source.suffix == ".py":
+        return looks_like_module(source)
+    if source.is_script:
+        try:
+            named = named_of(source, Overrides())
+        except InvalidProblemError:
+            return False
+        return named.is_torchtitans and source.other(f"{named.module}.py") is None
+    names = looks_like_document(source) if source.suffix == ".toml" else {}
+    return sum(name in names for name in _OWN) > 1
 
-    name = "torchtitan"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether a file has torchtitan's own names."""
-        if source.suffix == ".py":
-            return looks_like_module(source)
-        if source.is_script:
-            try:
-                named = named_of(source, Overrides())
-            except InvalidProblemError:
-                return False
-            return named.is_torchtitans and source.other(f"{named.module}.py") is None
-        names = looks_like_document(source) if source.suffix == ".toml" else {}
-        return sum(name in names for name in _OWN) > 1
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    is_module = source.suffix == ".py" or source.is_script
+    known = known_of(source, overrides)
+    values, notes = over(_stated(source, known), known)
+    values = _in_older_names(values)
+    fields = Fields(source.name, values, overrides)
+    for note in notes:
+        fields.note(note)
+    model = model_of(fields, known, is_module=is_module)
+    configuration, batch = _configuration(fields, known, model, is_module=is_module)
+    workload = _workload(fields, known, batch, configuration.pipeline_schedule)
+    positions = model.max_position_embeddings
+    if overrides.model is None and positions and workload.seq_length > positions:
+        message = f"{workload.seq_length}, but the model has {positions} positions"
+        if is_module:
+            fields.fault("training.seq_len", message)
+        else:  # 0.2, models/*/model/args.py (update_from_config)
+            fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
+    fields.stop()
+    return LaunchFile(
+        launcher="torchtitan",
+        model=model,
+        workload=workload,
+        configuration=configuration,
+        num_nodes=known.world.num_nodes,
+        gpus_per_node=known.world.gpus_per_node,
+        notes=tuple(fields.notes),
+        unread=fields.unread("torchtitan"),
+        places={
+            "tensor_parallel_size": fields.place("parallelism.tensor_parallel_degree"),
+            "seq_length": fields.place("training.seq_len"),
+        },
+    )
 
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that the file configures.
 
-        Raises:
-            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
-        """
-        is_module = source.suffix == ".py" or source.is_script
-        known = known_of(source, overrides)
-        values, notes = over(_stated(source, known), known)
-        values = _in_older_names(values)
-        fields = Fields(source.name, values, overrides)
-        for note in notes:
-            fields.note(note)
-        model = model_of(fields, known, is_module=is_module)
-        configuration, batch = _configuration(fields, known, model, is_module=is_module)
-        workload = _workload(fields, known, batch, configuration.pipeline_schedule)
-        positions = model.max_position_embeddings
-        if overrides.model is None and positions and workload.seq_length > positions:
-            message = f"{workload.seq_length}, but the model has {positions} positions"
-            if is_module:
-                fields.fault("training.seq_len", message)
-            else:  # 0.2, models/*/model/args.py (update_from_config)
-                fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
-        fields.stop()
-        return LaunchFile(
-            launcher=self.name,
-            model=model,
-            workload=workload,
-            configuration=configuration,
-            num_nodes=known.world.num_nodes,
-            gpus_per_node=known.world.gpus_per_node,
-            notes=tuple(fields.notes),
-            unread=fields.unread(self.name),
-            places={
-                "tensor_parallel_size": fields.place("parallelism.tensor_parallel_degree"),
-                "seq_length": fields.place("training.seq_len"),
-            },
-        )
+TORCHTITAN_READER = Reader(name="torchtitan", recognises=_recognises, read=_read)
 
 
 def _mesh(fields: Fields, known: Known) -> _ParallelDegrees:

@@ -155,36 +155,27 @@ def _trained_whole(target: Target, name: str) -> Values:
     return {name: list(target.workload.trained_modules)} if target.workload.trained_modules else {}
 
 
-class Axolotl:
-    """Exporter to ``python -m axolotl.cli.train``."""
-
-    name = "axolotl"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return Axolotl's YAML without data and model, and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: Axolotl cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        values = axolotl_values(target)
-        decided = (*sorted(values), *(name for name in AXOLOTL_OTHERS if name not in values))
-        return bundled(
-            target,
-            product=AXOLOTL,
-            shape=True,
-            start=StartCommand(
-                program='-m axolotl.cli.train "${joined}"',
-                needs=AXOLOTL_NEEDS,
-                packages=_axolotl_packages(target),
-                decides=decided,
-                before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(decided), 100))),
-            ),
-            warnings=_axolotl_warnings(target),
-            own=lambda head: {
-                AXOLOTL_FILE: head + yaml.safe_dump(values | OF_THE_RUN | _RESUMES, sort_keys=True)
-            },
-        )
+def export_axolotl(target: Target) -> ExportBundle:
+    """Return Axolotl's YAML without data and model, and the two scripts that start it."""
+    refuse_first(target, "axolotl")
+    values = axolotl_values(target)
+    decided = (*sorted(values), *(name for name in AXOLOTL_OTHERS if name not in values))
+    return bundled(
+        target,
+        product=AXOLOTL,
+        shape=True,
+        start=StartCommand(
+            program='-m axolotl.cli.train "${joined}"',
+            needs=AXOLOTL_NEEDS,
+            packages=_axolotl_packages(target),
+            decides=decided,
+            before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(decided), 100))),
+        ),
+        warnings=_axolotl_warnings(target),
+        own=lambda head: {
+            AXOLOTL_FILE: head + yaml.safe_dump(values | OF_THE_RUN | _RESUMES, sort_keys=True)
+        },
+    )
 
 
 def _axolotl_packages(target: Target) -> tuple[Requirement, ...]:
@@ -303,37 +294,28 @@ def _adapter_values(target: Target) -> Values:
     return values
 
 
-class Trl:
-    """Exporter to ``accelerate launch -m trl.scripts.sft``."""
-
-    name = "trl"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the mesh in accelerate's file, TRL's own, and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: TRL cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name)
-        values = trl_values(target)
-        return bundled(
-            target,
-            product=TRL,
-            shape=True,
-            start=StartCommand(
-                program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
-                needs=TRL_NEEDS,
-                packages=_trl_packages(target, values),
-                command=True,
-                before=_TRL_RESUMES,
-                decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
-            ),
-            warnings=_trainer_warnings(target),
-            own=lambda head: {
-                CONFIG_FILE: accelerate_file(head, target),
-                TRL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
-            },
-        )
+def export_trl(target: Target) -> ExportBundle:
+    """Return the mesh in accelerate's file, TRL's own, and the two scripts that start it."""
+    refuse_first(target, "trl")
+    values = trl_values(target)
+    return bundled(
+        target,
+        product=TRL,
+        shape=True,
+        start=StartCommand(
+            program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
+            needs=TRL_NEEDS,
+            packages=_trl_packages(target, values),
+            command=True,
+            before=_TRL_RESUMES,
+            decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
+        ),
+        warnings=_trainer_warnings(target),
+        own=lambda head: {
+            CONFIG_FILE: accelerate_file(head, target),
+            TRL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
+        },
+    )
 
 
 def _trl_packages(target: Target, values: Values) -> tuple[Requirement, ...]:
@@ -454,36 +436,27 @@ def _llama_factory_packages(target: Target, values: Values) -> tuple[Requirement
     return (*(one for one in trainer_packages(target) if one != PEFT), *flash)
 
 
-class LlamaFactoryAccelerate:
-    """Exporter to ``accelerate launch`` of LLaMA-Factory's ``src/train.py``, without Megatron-Core."""
-
-    name = "llama-factory-accelerate"
-
-    def export(self, target: Target) -> ExportBundle:
-        """Return the mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it.
-
-        Raises:
-            RefusedExportError: LLaMA-Factory cannot run the plan; one FieldError per fault.
-        """
-        refuse_first(target, self.name, (kernel_has_a_name,))
-        values = llama_factory_values(target)
-        program = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{LLAMA_FACTORY_FILE}" "$@"'
-        return bundled(
-            target,
-            product=LLAMA_FACTORY,
-            shape=True,
-            start=StartCommand(
-                program="\n".join([*accelerate_launch(target), program]),
-                needs=LLAMA_FACTORY_NEEDS,
-                packages=_llama_factory_packages(target, values),
-                follows=LLAMA_FACTORY_FOLLOWS,
-                command=True,
-                decides=(*values, *(name for name in LLAMA_FACTORY_OTHERS if name not in values)),
-                assignments=True,
-            ),
-            warnings=_trainer_warnings(target),
-            own=lambda head: {
-                CONFIG_FILE: accelerate_file(head, target),
-                LLAMA_FACTORY_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
-            },
-        )
+def export_llama_factory(target: Target) -> ExportBundle:
+    """Return the mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it."""
+    refuse_first(target, "llama-factory-accelerate", (kernel_has_a_name,))
+    values = llama_factory_values(target)
+    program = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{LLAMA_FACTORY_FILE}" "$@"'
+    return bundled(
+        target,
+        product=LLAMA_FACTORY,
+        shape=True,
+        start=StartCommand(
+            program="\n".join([*accelerate_launch(target), program]),
+            needs=LLAMA_FACTORY_NEEDS,
+            packages=_llama_factory_packages(target, values),
+            follows=LLAMA_FACTORY_FOLLOWS,
+            command=True,
+            decides=(*values, *(name for name in LLAMA_FACTORY_OTHERS if name not in values)),
+            assignments=True,
+        ),
+        warnings=_trainer_warnings(target),
+        own=lambda head: {
+            CONFIG_FILE: accelerate_file(head, target),
+            LLAMA_FACTORY_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
+        },
+    )

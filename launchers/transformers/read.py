@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import AccelerateReader, optimizers, ranks_of
+from meshwright.launchers.accelerate.read import optimizers, ranks_of
 from meshwright.launchers.accelerate.read_command import (
     Shares,
     shares_of,
     shares_of_environment,
 )
-from meshwright.launchers.deepspeed.read import DeepSpeedReader
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import (
@@ -31,7 +30,7 @@ from meshwright.launchers.reading.adapters import (
     trained_whole,
     whole_base,
 )
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     Command,
     World,
@@ -115,7 +114,7 @@ class Tool:
     recomputes: bool = False
     tuner: str = "full"
     length: int | None = None
-    launcher: str = AccelerateReader.name  # launcher of its replicas and meshes
+    launcher: str = "accelerate"  # launcher of its replicas and meshes
     programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (launchers.flags)
 
 
@@ -147,65 +146,56 @@ _MIXERS = ("dataset_mixer_list", "dataset_mix_dir")  # open-instruct's own
 _ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|launcher)\.py$|^$")
 
 
-class TrainerReader:
-    """Reader of commands and YAML of scripts on transformers' Trainer."""
+def _recognises(source: Source) -> bool:
+    if source.is_script:
+        return _is_known(*best(_commands(readable_script(source)), _is_name))
+    names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
+    return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
-    name = "transformers"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether there are names of TrainingArguments."""
-        if source.is_script:
-            return _is_known(*best(_commands(readable_script(source)), _is_name))
-        names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
-        return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that a command or a YAML file starts.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, is not priced, or is missing.
-        """
-        known = known_of(source, overrides)
-        if not source.is_script:
-            start = start_of(source, overrides)
-            over = {} if start is None else values_of(start[1].words, overrides)
-            over.pop("config", None)
-            fields = Fields(source.name, document_of(source) | over, overrides)
-            fields.note_commands(over)
-            if start is None:
-                return trainer_run(fields, known, _tool(fields))
-            script, command = start
-            shares = shares_of(_of_start(command), known.source)
-            known.world = world_of("", script, command)
-            require_gpus_of_their_own(fields, script, command, shares)
-            started = started_by(script, command)
-            return trainer_run(
-                fields, known, _tool(fields), started=started, shares=shares, program=command.program
-            )
-        script = script_of(source, overrides)
-        command, count = chosen(_commands(script), _is_name, overrides, source.name)
-        if not _is_known(command, count):
-            raise refused(
-                f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
-            )
-        require_training(command, source.name)
-        _require_one_run(script, command, overrides, source.name)
-        known.world = world_of(source.text, script, command)
-        beside = _arguments_beside(source, command)
-        values = on_its_engine(command, beside | values_of(command.words, overrides))
-        values |= of_environment(environment_of(script, command), values)
-        fields = Fields(source.name, values, overrides)
-        fields.take("config")
-        for note in script.notes:
-            fields.note(note)
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    known = known_of(source, overrides)
+    if not source.is_script:
+        start = start_of(source, overrides)
+        over = {} if start is None else values_of(start[1].words, overrides)
+        over.pop("config", None)
+        fields = Fields(source.name, document_of(source) | over, overrides)
+        fields.note_commands(over)
+        if start is None:
+            return trainer_run(fields, known, _tool(fields))
+        script, command = start
         shares = shares_of(_of_start(command), known.source)
-        shares = shares or shares_of_environment(environment_of(script, command), known.source)
-        if shares is not None and known.header.plan_id is None:
-            known.header = header_of(shares.source.text)  # of an exported plan left as a capture
+        known.world = world_of("", script, command)
         require_gpus_of_their_own(fields, script, command, shares)
-        tool, started = _tool(fields, command.program), started_by(script, command)
-        program = command.program
-        return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
+        started = started_by(script, command)
+        return trainer_run(
+            fields, known, _tool(fields), started=started, shares=shares, program=command.program
+        )
+    script = script_of(source, overrides)
+    command, count = chosen(_commands(script), _is_name, overrides, source.name)
+    if not _is_known(command, count):
+        raise refused(f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it")
+    require_training(command, source.name)
+    _require_one_run(script, command, overrides, source.name)
+    known.world = world_of(source.text, script, command)
+    beside = _arguments_beside(source, command)
+    values = on_its_engine(command, beside | values_of(command.words, overrides))
+    values |= of_environment(environment_of(script, command), values)
+    fields = Fields(source.name, values, overrides)
+    fields.take("config")
+    for note in script.notes:
+        fields.note(note)
+    shares = shares_of(_of_start(command), known.source)
+    shares = shares or shares_of_environment(environment_of(script, command), known.source)
+    if shares is not None and known.header.plan_id is None:
+        known.header = header_of(shares.source.text)  # of an exported plan left as a capture
+    require_gpus_of_their_own(fields, script, command, shares)
+    tool, started = _tool(fields, command.program), started_by(script, command)
+    program = command.program
+    return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
+
+
+TRAINER_READER = Reader(name="transformers", recognises=_recognises, read=_read)
 
 
 def _require_one_run(script: Script, command: Command, overrides: Overrides, name: str) -> None:
@@ -344,7 +334,7 @@ def trainer_run(
         },
     )
     found = ranks_run(tool.launcher, fields, known, overrides, shares)
-    if not program and shares is None and found.launcher != DeepSpeedReader.name and (world or 1) > 1:
+    if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
         fields.note(REPLICAS)
     options = {
         **found.workload.framework_options,
@@ -520,7 +510,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
     by_layer = fields.flag("galore_layerwise", default=False) if own is None else own[1]
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     broken = {
-        "shards": config.zero_stage > 0 or found.launcher == DeepSpeedReader.name,
+        "shards": config.zero_stage > 0 or found.launcher == "deepspeed",
         "several": by_layer and (config.num_gpus > 1 or config.num_microbatches > 1),
         "fp32": name not in OPTIMIZERS,
     }
@@ -542,19 +532,19 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         fields.stop()
     if base != "bf16":
         require_whole_weights(fields, found.configuration.zero_stage, rank)
-    elif rank and tool in _PEFTS and not in_bf16 and found.launcher != DeepSpeedReader.name:
+    elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
         base = whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
 
 
 def keeps_no_copy(found: LaunchFile) -> bool:
     """Return whether bf16 weights have no copy: FSDP2 casts them up, DeepSpeed keeps an fp32 copy."""
-    return found.configuration.zero_stage == 0 and found.launcher != DeepSpeedReader.name
+    return found.configuration.zero_stage == 0 and found.launcher != "deepspeed"
 
 
 def optimizer_under(found: LaunchFile, said: str) -> str:
     """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments."""
-    return found.workload.optimizer if found.launcher == DeepSpeedReader.name else said
+    return found.workload.optimizer if found.launcher == "deepspeed" else said
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:

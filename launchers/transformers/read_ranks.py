@@ -28,7 +28,7 @@ from meshwright.launchers.accelerate.read import (
     values_of_file,
 )
 from meshwright.launchers.accelerate.read_command import Shares
-from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.commands import (
@@ -300,7 +300,7 @@ def _of_deepspeeds(values: Mapping[str, LocatedValue], base: str, overrides: Ove
     """Return the run of DeepSpeed's values, with ``auto`` filled from supplied values."""
     text = json.dumps(_nested(_resolved(values, overrides)))
     name = base if base.endswith(".json") else f"{base}.json"
-    return DeepSpeedReader().read(Source(name=name, text=text), overrides)
+    return DEEPSPEED_READER.read(Source(name=name, text=text), overrides)
 
 
 def engines_precision(fields: Fields, beside: Source) -> str:
@@ -332,7 +332,7 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
 
 def _resolved(values: Mapping[str, LocatedValue], overrides: Overrides) -> dict[str, object]:
     """Return DeepSpeed's values with ``auto`` replaced as by transformers' ``HfTrainerDeepSpeedConfig``."""
-    known, keys = _filled(overrides), flag_names(DeepSpeedReader.name)
+    known, keys = _filled(overrides), flag_names("deepspeed")
     found: dict[str, object] = {}
     for name, one in values.items():
         if one.value == "auto" and name in known:

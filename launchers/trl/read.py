@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.accelerate.read import (
+    ACCELERATE_READER,
     ACCUMULATION,
     CHECKPOINTING,
     ENGINE,
     MICRO_BATCH,
-    AccelerateReader,
     Arguments,
     arguments,
     mesh_run,
@@ -24,7 +24,6 @@ from meshwright.launchers.accelerate.read import (
     recomputes,
 )
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
-from meshwright.launchers.deepspeed.read import DeepSpeedReader
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.adapters import (
     adapted,
@@ -34,7 +33,7 @@ from meshwright.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import (
     commands_beside,
     file_of_commands,
@@ -80,79 +79,72 @@ _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modul
 _DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
 
 
-class TrlReader:
-    """Reader of TRL's YAML of supervised fine-tuning, with accelerate's file if a script names it."""
+def _recognises(source: Source) -> bool:
+    return _is_sft(source) or (ACCELERATE_READER.recognises(source) and _starts_trl(source))
 
-    name = "trl"
 
-    def recognises(self, source: Source) -> bool:
-        """Return whether it is TRL's own file, or accelerate's next to a script that starts TRL."""
-        return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
-
-    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
-        """Return the run that both files configure.
-
-        Raises:
-            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
-        """
-        named = file_of_commands(source, _named_files(source))
-        files = [source, *documents_beside(known_of(source, overrides).source)]
-        sft = named or next((one for one in files if _is_sft(one)), None)
-        shares = _shares(source, files, sft, overrides)
-        known = known_of(source if shares is None else shares.source, overrides)
-        over = _of_sft_command(sft, overrides) if sft else {}
-        fields = Fields(sft.name, document_of(sft) | over, overrides) if sft else Fields(source.name, {})
-        fields.note_commands(over)
-        precision = _precision(fields)
-        if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
-            fields.note(PADDED.format(_LENGTH))
-        if fields.has("model_name") and not fields.has(_MODEL):
-            why = "is not one of TRL's names, and its parser stops there: the file is another program's"
-            fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
-        take_model(fields, known, _MODEL)
-        given, length = _sft_arguments(fields, known, over)
-        adapters, base = _peft(fields), base_of(fields, nested=False)
-        fields.refuse_unpriced("trl", "transformers")
-        projected = trainers_galore(fields, known.model())
-        optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
-        dtype = _dtype(fields, precision, frozen=bool(adapters))
-        fields.word("attn_implementation", "")
-        liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
+def _read(source: Source, overrides: Overrides) -> LaunchFile:
+    named = file_of_commands(source, _named_files(source))
+    files = [source, *documents_beside(known_of(source, overrides).source)]
+    sft = named or next((one for one in files if _is_sft(one)), None)
+    shares = _shares(source, files, sft, overrides)
+    known = known_of(source if shares is None else shares.source, overrides)
+    over = _of_sft_command(sft, overrides) if sft else {}
+    fields = Fields(sft.name, document_of(sft) | over, overrides) if sft else Fields(source.name, {})
+    fields.note_commands(over)
+    precision = _precision(fields)
+    if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
+        fields.note(PADDED.format(_LENGTH))
+    if fields.has("model_name") and not fields.has(_MODEL):
+        why = "is not one of TRL's names, and its parser stops there: the file is another program's"
+        fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
+    take_model(fields, known, _MODEL)
+    given, length = _sft_arguments(fields, known, over)
+    adapters, base = _peft(fields), base_of(fields, nested=False)
+    fields.refuse_unpriced("trl", "transformers")
+    projected = trainers_galore(fields, known.model())
+    optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
+    dtype = _dtype(fields, precision, frozen=bool(adapters))
+    fields.word("attn_implementation", "")
+    liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
+    fields.stop()
+    unread = fields.unread("trl", "transformers")
+    plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
+    rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
+    if shares is not None and shares.kind() == "DEEPSPEED":
+        run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
+    else:
+        run = mesh_run("trl", rest, known, given, seq_length=length, precision=precision)
+    if base != "bf16":
+        require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
+        adapters["base_precision"] = base
+    rest.word("mixed_precision", allowed=flags_of("accelerate")["mixed_precision"].choices)
+    rest.stop()
+    options = {
+        **run.workload.framework_options,
+        **kernel_of(fields, run.launcher, run.configuration),
+        **liger_on,
+    }
+    optimizer = optimizer_under(run, optimizer)
+    if not adapters:
+        optimizer = _of_whole_weights(optimizer, dtype, run)
+        optimizer = layerwise(fields, run, optimizer) if projected else optimizer
         fields.stop()
-        unread = fields.unread("trl", "transformers")
-        plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
-        rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
-        if shares is not None and shares.kind() == "DEEPSPEED":
-            run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
-        else:
-            run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
-        if base != "bf16":
-            require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
-            adapters["base_precision"] = base
-        rest.word("mixed_precision", allowed=flags_of("accelerate")["mixed_precision"].choices)
-        rest.stop()
-        options = {
-            **run.workload.framework_options,
-            **kernel_of(fields, run.launcher, run.configuration),
-            **liger_on,
-        }
-        optimizer = optimizer_under(run, optimizer)
-        if not adapters:
-            optimizer = _of_whole_weights(optimizer, dtype, run)
-            optimizer = layerwise(fields, run, optimizer) if projected else optimizer
-            fields.stop()
-        elif base == "bf16" and dtype == "float32" and run.launcher != DeepSpeedReader.name:
-            fields.note("frozen weights in float32 (dtype, TRL's default) take 4 bytes each")
-            adapters["base_precision"] = "fp32"
-        workload = replace(
-            run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
-        )
-        run = replace(run, workload=workload)
-        if shares is None:  # no file sets their place on nodes
-            run = replace(run, num_nodes=None, gpus_per_node=None)
-            if run.configuration.num_gpus > 1:
-                fields.note(REPLICAS)
-        return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+    elif base == "bf16" and dtype == "float32" and run.launcher != "deepspeed":
+        fields.note("frozen weights in float32 (dtype, TRL's default) take 4 bytes each")
+        adapters["base_precision"] = "fp32"
+    workload = replace(
+        run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
+    )
+    run = replace(run, workload=workload)
+    if shares is None:  # no file sets their place on nodes
+        run = replace(run, num_nodes=None, gpus_per_node=None)
+        if run.configuration.num_gpus > 1:
+            fields.note(REPLICAS)
+    return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+TRL_READER = Reader(name="trl", recognises=_recognises, read=_read)
 
 
 def _sft_by_deepspeed(
@@ -171,7 +163,7 @@ def _sft_by_deepspeed(
     overrides = replace(
         known.overrides, model=known.model(), num_gpus=world, values={**known.overrides.values, **values}
     )
-    return ranks_run(TrlReader.name, fields, known, overrides, shares)
+    return ranks_run("trl", fields, known, overrides, shares)
 
 
 def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.launchers.megatron_lm.export import MegatronLm
+from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     found = target(
         LLAMA_70B, Configuration(data_parallel_size=2, tensor_parallel_size=8, stage_layers=(80,))
     )
-    for name, text in MegatronLm().export(found).files.items():
+    for name, text in export_megatron_lm(found).files.items():
         (tmp_path / name).write_text(text)
     torchrun = tmp_path / "bin" / "torchrun"
     torchrun.parent.mkdir()
@@ -351,7 +351,7 @@ def read(folder: Path, text: str) -> MeasuredRun:
 @pytest.mark.parametrize("environment", [{}, {"TRAIN_ITERS": "6"}])
 def test_megatron_lm(tmp_path: Path, environment: dict[str, str]) -> None:
     config = Configuration(data_parallel_size=2, tensor_parallel_size=8, stage_layers=(80,))
-    folder = folder_of(MegatronLm().export(target(LLAMA_70B, config)), tmp_path)
+    folder = folder_of(export_megatron_lm(target(LLAMA_70B, config)), tmp_path)
     arguments = megatron_arguments(words_of_start(folder, **environment), 16)
     run = read(folder, megatron_log(arguments, STEP_S))
     assert run.step_time_s == pytest.approx(STEP_S, rel=0.003)
@@ -362,7 +362,7 @@ def test_megatron_lm(tmp_path: Path, environment: dict[str, str]) -> None:
 
 def test_a_real_run_of_megatron_lm_logs_every_tenth_step(tmp_path: Path) -> None:
     config = Configuration(data_parallel_size=2, tensor_parallel_size=8, stage_layers=(80,))
-    folder = folder_of(MegatronLm().export(target(LLAMA_70B, config)), tmp_path)
+    folder = folder_of(export_megatron_lm(target(LLAMA_70B, config)), tmp_path)
     real = {"MOCK_DATA": "0", "DATA_PATH": "d", "TOKENIZER_TYPE": "t", "TOKENIZER_MODEL": "m", "LR": "1e-4"}
     arguments = megatron_arguments(words_of_start(folder, TRAIN_ITERS="90", **real), 16)
     assert read(folder, megatron_log(arguments, STEP_S)).step_time_s == pytest.approx(STEP_S, rel=0.003)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.launchers.megatron_core.names import layout
-from meshwright.launchers.megatron_lm.export import MegatronLm
+from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export, launcher_names
@@ -48,7 +48,7 @@ EVERY_OTHER = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336, num_dense_l
 
 
 def flags(found: Target) -> list[str]:
-    return words(MegatronLm().export(found).files["megatron_args.sh"])
+    return words(export_megatron_lm(found).files["megatron_args.sh"])
 
 
 def value(found: Target, name: str) -> str:
@@ -96,7 +96,7 @@ def test_mxfp8_weights_are_gathered_in_the_gradients_buffer_as_megatron_core_nee
     # replace_raw_data, which raises NotImplementedError for MXFP8; Megatron-FSDP has buffers of its own.
     found = held_in_8_bits(recipe, name)
     assert {GATHER, REUSE} & set(flags(found)) == written
-    files = MegatronLm().export(found).files
+    files = export_megatron_lm(found).files
     back = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
     assert back.workload.framework_options["precision_recipe"] == recipe
     assert back.workload.framework_options["low_precision_weights"] is True
@@ -117,7 +117,7 @@ def test_weights_with_a_copy_in_2_bytes_are_not_gathered_in_8_bits() -> None:
     ],
 )
 def test_mxfp8_weights_without_a_buffer_are_refused_when_read(lacking: str, message: str) -> None:
-    files = dict(MegatronLm().export(held_in_8_bits("mxfp8", "llama-3.1-70b-interleaved")).files)
+    files = dict(export_megatron_lm(held_in_8_bits("mxfp8", "llama-3.1-70b-interleaved")).files)
     files["megatron_args.sh"] = re.sub(
         f"^ *{lacking}\\n", "", files["megatron_args.sh"], flags=re.MULTILINE
     )
@@ -131,13 +131,13 @@ def with_options(config: Configuration = SMALL, **options: str | bool) -> Target
 
 
 def warnings(found: Target) -> str:
-    return "\n".join(MegatronLm().export(found).warnings)
+    return "\n".join(export_megatron_lm(found).warnings)
 
 
 def test_the_registry_knows_megatron_lm_and_names_the_nearest_for_a_misspelling() -> None:
     found = CASES["llama-3.1-70b-interleaved"]
     assert "megatron-lm" in launcher_names()
-    assert export(found.plan, found.problem, "megatron-lm") == MegatronLm().export(found)
+    assert export(found.plan, found.problem, "megatron-lm") == export_megatron_lm(found)
     with pytest.raises(UnknownNameError, match="Did you mean megatron-lm") as unknown:
         export(found.plan, found.problem, "megatron")
     assert unknown.value.errors[0].pointer == "/launcher"
@@ -198,7 +198,7 @@ def test_the_loss_that_balances_experts_is_written_and_its_lack_is_a_warning() -
 
 
 def test_the_table_has_the_planned_rows_however_few_tokens_the_tokenizer_has() -> None:
-    script = MegatronLm().export(CASES["llama-3.1-70b-interleaved"]).files["launch.sh"]
+    script = export_megatron_lm(CASES["llama-3.1-70b-interleaved"]).files["launch.sh"]
     dry, _, real = script.partition("\nelse\n")
     assert "--padded-vocab-size 129024 " in real  # 128 256 rows, padded to 126 times 128 * 8
     assert "--padded-vocab-size" not in dry  # whose synthetic tokens have one more
@@ -291,7 +291,7 @@ def test_a_gpu_before_ampere_gets_the_unfused_attention() -> None:
 def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fsdp(
     found: Target, line: str
 ) -> None:
-    lines = MegatronLm().export(found).files["launch.sh"].splitlines()
+    lines = export_megatron_lm(found).files["launch.sh"].splitlines()
     assert [one for one in lines if "CUDA_DEVICE_MAX_CONNECTIONS" in one] == ([line] if line else [])
 
 
@@ -333,7 +333,7 @@ def test_two_groups_of_equal_nodes_are_exported_with_a_warning_about_the_order_o
 
 
 def test_every_warning_stands_in_the_files_too() -> None:
-    bundle = MegatronLm().export(CASES["mixtral-8x7b-experts"])
+    bundle = export_megatron_lm(CASES["mixtral-8x7b-experts"])
     assert bundle.warnings
     for name, text in bundle.files.items():
         line = "- {}\n" if name == "README.md" else "# Warning: {}\n"
@@ -342,7 +342,7 @@ def test_every_warning_stands_in_the_files_too() -> None:
 
 def test_a_name_cannot_end_its_comment_and_start_a_command() -> None:
     hostile = replace(LLAMA_70B, display_name="x\ntouch /tmp/owned\r#@ENVIRONMENT@")
-    files = MegatronLm().export(target(hostile, SMALL)).files
+    files = export_megatron_lm(target(hostile, SMALL)).files
     assert "\ntouch" not in files.pop("README.md")
     for text in files.values():
         assert "# Model x?touch /tmp/owned?#@ENVIRONMENT@, 8192 tokens a sequence" in text.splitlines()
@@ -364,7 +364,7 @@ def source_of(files: dict[str, str]) -> Source:
 
 def ramped(schedule: str) -> Source:
     """The files of a plan with a batch of 64, edited to reach it by this schedule."""
-    files = MegatronLm().export(target(LLAMA_70B, CONFIG, seq_length=8192)).files
+    files = export_megatron_lm(target(LLAMA_70B, CONFIG, seq_length=8192)).files
     arguments = files["megatron_args.sh"]
     edited = arguments.replace("--global-batch-size 64", f"--step-batch-size-schedule '{schedule}'")
     assert edited != arguments
@@ -432,7 +432,7 @@ def test_every_kind_of_row_of_a_catalog_model_is_exported_with_all_its_layers(na
         model=model, cluster=cluster, workload=Workload(global_batch_size=256, seq_length=seq)
     )
     for config in proposed(problem):
-        bundle = MegatronLm().export(Target(plan=plan(config), problem=problem))
+        bundle = export_megatron_lm(Target(plan=plan(config), problem=problem))
         args = parser().parse_args(words(bundle.files["megatron_args.sh"]))
         assert stage_layers(args) == config.stage_layers
         assert args.global_batch_size == config.global_batch_size

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from meshwright.launchers.megatron_lm import model_rules, rules
-from meshwright.launchers.megatron_lm.export import MegatronLm
+from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.rules import Rule, near_divisors, near_multiples
 from meshwright.launchers.target import Target
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec
@@ -261,7 +261,7 @@ def test_the_smallest_illegal_plan_is_one_fault_with_field_and_nearest_value(pai
 @EVERY
 def test_an_illegal_plan_is_refused_by_the_exporter(pair: Pair) -> None:
     with pytest.raises(RefusedExportError) as refused:
-        MegatronLm().export(pair.illegal)
+        export_megatron_lm(pair.illegal)
     assert pair.field in {fault.field for fault in refused.value.errors}
 
 
@@ -275,7 +275,7 @@ def test_every_rule_of_both_tables_has_a_pair() -> None:
 def test_every_fault_of_a_plan_is_named_at_once() -> None:
     broken = replace(ONE, zero_stage=4, pipeline_schedule="gpipe", stage_layers=(3,))
     with pytest.raises(RefusedExportError) as refused:
-        MegatronLm().export(case(config=broken))
+        export_megatron_lm(case(config=broken))
     assert [fault.field for fault in refused.value.errors] == [
         "config.stage_layers", "config.pipeline_schedule", "config.zero_stage",
     ]  # fmt: skip

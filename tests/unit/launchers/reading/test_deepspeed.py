@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from meshwright.launchers.deepspeed.read import DeepSpeedReader
+from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.profiles.errors import InvalidProblemError
 from tests.launchers.cases import LLAMA_70B
@@ -19,7 +19,7 @@ def read(stage: int, **sections: object) -> LaunchFile:
         "zero_optimization": {"stage": stage, **sections},
     }  # fmt: skip
     overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
-    return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+    return DEEPSPEED_READER.read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
 
 
 def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
@@ -42,7 +42,7 @@ def test_the_oldest_form_of_the_section_is_stage_1() -> None:
     overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
     for switch, stage in ((True, 1), (False, 0)):
         text = json.dumps({**raw, "zero_optimization": switch})
-        found = DeepSpeedReader().read(Source(name="ds_config.json", text=text), overrides)
+        found = DEEPSPEED_READER.read(Source(name="ds_config.json", text=text), overrides)
         assert found.configuration.zero_stage == stage
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.launchers.megatron_core.names import flag_kinds
-from meshwright.launchers.megatron_lm.export import MegatronLm
+from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.megatron_lm.flags import sections
 from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -29,7 +29,7 @@ from tests.launchers.megatron_arguments import parser, recompute_layers, stage_l
 
 def read_back(found: Target) -> Configuration:
     """The configuration of the exported files, from their flags and the launch script's GPUs alone."""
-    files = MegatronLm().export(found).files
+    files = export_megatron_lm(found).files
     args = parser().parse_args(words(files["megatron_args.sh"]))
     nodes, gpus = map(int, re.findall(r"NUM_NODES=(\d+) GPUS_PER_NODE=(\d+)", files["launch.sh"])[0])
     tp, pp, cp = (
@@ -131,7 +131,7 @@ def test_any_legal_plan_is_read_back_unchanged(found: Target) -> None:
 @given(legal_targets())
 @settings(max_examples=20, deadline=None)
 def test_the_same_plan_gives_the_same_bytes(found: Target) -> None:
-    assert MegatronLm().export(found) == MegatronLm().export(found)
+    assert export_megatron_lm(found) == export_megatron_lm(found)
 
 
 # Launch commands are read back: exported plans, scripts as people write them, and nonsense.
@@ -187,7 +187,7 @@ def read_launch_file(
 
 
 def exported(found: Target) -> LaunchFile:
-    files = MegatronLm().export(found).files
+    files = export_megatron_lm(found).files
     return read_launch_file(files["launch.sh"], include=files.get)
 
 
