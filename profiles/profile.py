@@ -20,7 +20,7 @@ from meshwright.profiles.capabilities import launcher_names, launchers_of, launc
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
-from meshwright.profiles.collectives.tables import slowdown_tables
+from meshwright.profiles.collectives.tables import SLOWEST_BYTES_PER_S, slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
@@ -62,6 +62,7 @@ class Level:
     fitted_on: str
     sigmas: Mapping[str, float]  # spreads of ln(measured / predicted), uncalibrated
     constants: Mapping[str, LevelConstant]
+    slowest_network_bytes_per_s: float = SLOWEST_BYTES_PER_S  # per GPU, of the runs that it was fitted on
 
 
 @cache
@@ -96,6 +97,7 @@ def level_of(stack: str | None) -> Level:
             )
             for name, entry in raw.get("constants", {}).items()
         },
+        slowest_network_bytes_per_s=float(raw.get("slowest_network_bytes_per_s", SLOWEST_BYTES_PER_S)),
     )
 
 
@@ -401,6 +403,19 @@ def stack_constants(stack: str | None) -> Constants:
     return Constants(**values)
 
 
+def network_share(stack: str | None, line_bytes_per_s: float) -> float:
+    """Return the share of a network's line rate that a stack reaches.
+
+    On networks at least as fast as those of the runs that it was fitted on it is a constant. What is lost
+    there takes a time per byte in hosts and GPUs, which a slower network does not lengthen.
+    """
+    share, least_s = stack_constants(None).network, 1.0 / line_bytes_per_s
+    lost_s = (1.0 / share - 1.0) / max(line_bytes_per_s, level_of(None).slowest_network_bytes_per_s)
+    beyond = 1.0 / stack_constants(stack).network - 1.0 / share
+    lost_s += beyond / max(line_bytes_per_s, level_of(stack).slowest_network_bytes_per_s)
+    return least_s / (least_s + lost_s)
+
+
 def framework_of(launcher_or_framework: str) -> str:
     """Return a launcher's framework, or the framework of that name; of ``any`` the first's.
 
@@ -473,6 +488,9 @@ def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
 def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
     facts = framework_facts(framework_of(launcher_or_framework))
     constants = stack_constants(facts.stack)
+    line_bytes_per_s = group.inter_node.payload_bytes_per_s
+    if line_bytes_per_s < level_of(facts.stack).slowest_network_bytes_per_s:
+        constants = replace(constants, network=network_share(facts.stack, line_bytes_per_s))
     operators = operators_of(group.gpu)
     warnings = []
     if facts.attention_kernel in _BEFORE_BLACKWELL and group.gpu.architecture == "blackwell":

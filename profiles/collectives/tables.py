@@ -55,7 +55,7 @@ _RAILS, _RAIL_BYTES_PER_S = 8, 50e9  # of the cluster that the network's table w
 
 # Of the networks of the open runs, to which the rates that software stacks reach are fitted with the shares
 # as they are: 50 Gbit/s a GPU (Jean Zay's V100).
-_SLOWEST_BYTES_PER_S = 6.25e9
+SLOWEST_BYTES_PER_S = 6.25e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +194,20 @@ def _inside(table: OperatorTable) -> FloatArray:
 def _across(kind: str, shares: NetworkShares, lines: Lines) -> FloatArray:
     """Return the rows of 1 to about a million islands.
 
-    A step's start-up is a time, so that on a slow network a part loses as little as a larger one on a fast.
+    A step's start-up is a time: on a network slower than all of the open runs' a part loses as little as a
+    larger one on the network that the shares were measured on. It takes at least as long as on the slowest
+    of the open runs.
     """
+    line = float(lines.network_bytes_per_s)
+    rows = _rows_across(kind, shares, PARTS)
+    if line >= SLOWEST_BYTES_PER_S:
+        return rows
+    own = _rows_across(kind, shares, PARTS * (_RAIL_BYTES_PER_S / line))
+    return np.asarray(np.maximum(own, rows + np.log2(line / SLOWEST_BYTES_PER_S)))
+
+
+def _rows_across(kind: str, shares: NetworkShares, parts: FloatArray) -> FloatArray:
     islands = np.maximum(2.0 ** (np.arange(ACROSS_ROWS) / ROWS_PER_DOUBLING), 2.0)
-    parts = PARTS * max(_SLOWEST_BYTES_PER_S / float(lines.network_bytes_per_s), 1.0)
     if kind == "all_to_all":
         return _exchange_across(islands, shares, parts)
     ring = shares.ring_share(parts)

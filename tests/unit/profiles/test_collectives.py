@@ -340,3 +340,24 @@ def test_a_curve_that_contradicts_itself_names_its_place_and_the_nearest_legal_v
     with pytest.raises(InvalidProblemError) as refused:
         cluster_from_mapping(raw)
     assert [(fault.pointer, fault.nearest) for fault in refused.value.errors] == [(pointer, nearest)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slow_network_starts_a_step_as_fast_as_a_fast_one_and_is_never_faster(kind: str) -> None:
+    parts = np.array([2.0**17, 2.0**20, 2.0**24])
+    rows = row_of(np.full(3, 8.0), np.full(3, 24.0))
+
+    def taken_s(network: float) -> np.ndarray:
+        lines = Lines(
+            island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=100e9, network_bytes_per_s=network
+        )
+        return slowdown_tables("a100-sxm-80gb", lines, None)[kind].at(rows, parts) / network
+
+    slowest = taken_s(6.25e9)
+    before = slowest
+    for network in (6.2e9, 3.125e9, 0.78125e9, 0.1e9):
+        seconds = taken_s(network)
+        assert (seconds >= before * 0.999).all(), "more bandwidth is never slower"
+        before = seconds
+    # at 0.1 GB/s a megabyte takes 10 ms, next to which its start-up is small
+    assert before[1] < 1.15 * parts[1] / 0.1e9

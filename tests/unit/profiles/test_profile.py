@@ -15,6 +15,7 @@ from meshwright.profiles.profile import (
     framework_of,
     level_of,
     level_values,
+    network_share,
     squared_distances,
     stack_constants,
     stack_names,
@@ -182,6 +183,19 @@ def test_collectives_over_tcp_are_paced_by_the_core_that_copies_and_wait_for_the
         fabrics.append(default_profile(cluster, "megatron-lm").fabric)
     rdma, sockets = fabrics
     # 42 of 100 Gbit/s, and 20 microseconds more a hop
-    assert sockets.lines.network_bytes_per_s == pytest.approx(0.42 * rdma.lines.network_bytes_per_s)
+    usual = stack_constants("megatron-core").network
+    assert rdma.lines.network_bytes_per_s == pytest.approx(12.5e9 * usual)
+    core = 0.42 * 12.5e9
+    assert sockets.lines.network_bytes_per_s == pytest.approx(core * network_share("megatron-core", core))
     assert rdma.hop_s == 0.0
     assert sockets.hop_s == pytest.approx(20e-6)
+
+
+def test_what_deepspeed_loses_of_a_slow_network_is_a_time_and_not_a_share() -> None:
+    # Selene's runs, at 25 GB/s a GPU, reach 0.542 of it, all stacks together 0.748 on 6.25 GB/s and more
+    assert network_share("zero", 50e9) == network_share("zero", 25e9) == pytest.approx(0.542)
+    lost_s = (1 / 0.748 - 1) / 6.25e9 + (1 / 0.542 - 1 / 0.748) / 25e9
+    slow = 100e9 / 8 / 16  # one link of 100 Gbit/s for 16 GPUs
+    assert network_share("zero", slow) == pytest.approx(1 / (1 + lost_s * slow), rel=1e-9)
+    rates = [rate * network_share("zero", rate) for rate in (0.5e9, 3e9, 6e9, 7e9, 24e9, 26e9)]
+    assert rates == sorted(rates)
