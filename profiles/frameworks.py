@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import yaml
@@ -361,7 +361,13 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
     """
     if not options:
         return facts
-    changed: dict[str, Any] = {}
+    stated = tuple((name, type(value), value) for name, value in options.items())  # True is equal to 1
+    return _with_stated(facts, stated)
+
+
+@lru_cache(maxsize=128)  # a search asks about the options of its few variants hundreds of times
+def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...]) -> FrameworkFacts:
+    options, changed = {name: value for name, _, value in stated}, dict[str, Any]()
     for name, value in options.items():
         if name == "flash_attention":
             kernel = facts.attention_kernel if facts.flash == bool(value) else None

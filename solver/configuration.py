@@ -407,7 +407,13 @@ def mesh_of(config: Configuration) -> tuple[object, ...]:
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
     """Return a stable name: 12 hex digits of SHA-256 over problem and configuration."""
-    values = {name: v for name, v in asdict(config).items() if name in _NAMED or v != _DEFAULTS[name]}
+    values = {
+        name: value
+        for name, usual in _DEFAULTS.items()
+        if (value := getattr(config, name)) != usual or name in _NAMED
+    }
+    for name in values.keys() & {"stage_groups", "replicas"}:
+        values[name] = [asdict(one) for one in values[name]]
     for one in values.get("replicas", ()):
         for name in _SINCE_REPLICAS:
             del one[name]  # 1 on node groups

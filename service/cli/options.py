@@ -7,7 +7,6 @@ of them, the file first, options over it. Help must come at once: nothing here l
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -86,16 +85,9 @@ _FOR_ONE_COMMAND = {
 }
 
 
-_ALLOCATIONS = 50_000  # between two looks for garbage; Python's own 700 cost a small search .05 CPU seconds
-
-
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Load NumPy and pydantic as one short command needs them; what it starts later sees none of it.
-
-    What is loaded stays, and a search makes hardly any cycles: garbage is looked for once in a while.
-    """
-    gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])
+    """Load NumPy and pydantic as one short command needs them; what it starts later sees none of it."""
     added = {name: value for name, value in _FOR_ONE_COMMAND.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -52,7 +52,6 @@ from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import between
 from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
-from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 # --------------------------------------------------------------------------------------------------
 # What looks wrong: runs that cannot be, runs that contradict each other, constants at their bounds.
@@ -149,6 +148,8 @@ def _bits(workload: Workload) -> int:
 
 @cache
 def _records() -> Mapping[tuple[str, int], Record]:
+    from meshwright.solver.runs.table import CATALOG_RUNS, read_runs  # noqa: PLC0415 - a plan reads no runs
+
     found: dict[tuple[str, int], Record] = {}
     for run in read_runs(CATALOG_RUNS):
         if run.shape is None or not run.measured.step_time_s:

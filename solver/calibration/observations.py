@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, Stages, assemble, objective_s
 from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.table import Run, RunShape
+
+if TYPE_CHECKING:  # a plan reads no table of runs
+    from meshwright.solver.runs.table import Run, RunShape
 
 
 def require_equal_nodes(config: Configuration, at: str) -> None:

@@ -392,10 +392,14 @@ class Answered:
 def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:
     """Return a function that finds a plan's variant; a configuration has one id for each."""
     digests = {problem_digest(one.problem): one for one in variants[::-1]}
+    known = dict[str, Variant]()
 
     def variant_of(plan: Plan) -> Variant:
-        ids = ((plan_id_of(digest, plan.config), one) for digest, one in digests.items())
-        return next((one for plan_id, one in ids if plan_id == plan.plan_id), variants[0])
+        if plan.plan_id not in known:
+            ids = ((plan_id_of(digest, plan.config), one) for digest, one in digests.items())
+            found = (one for plan_id, one in ids if plan_id == plan.plan_id)
+            known[plan.plan_id] = next(found, variants[0])
+        return known[plan.plan_id]
 
     return variant_of
 

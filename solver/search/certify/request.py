@@ -13,7 +13,7 @@ Loads nothing but the standard library: CP-SAT's process reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 LARGEST = 2**52  # coefficients and sums stay exact in float64 and far from overflow in int64
@@ -57,14 +57,18 @@ class Request:
     deterministic_limit: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers."""
-        return asdict(self)
+        """Return plain lists and numbers; its lists are shared with the request."""
+        return {**_shallow(self), "rows": [_shallow(row) for row in self.rows]}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Request:
         """Return the request that ``to_json`` wrote."""
         rows = [RowRequest(**row) for row in raw["rows"]]
         return cls(**{**raw, "rows": rows})
+
+
+def _shallow(one: Request | RowRequest) -> dict[str, Any]:
+    return {f.name: getattr(one, f.name) for f in fields(one)}
 
 
 def is_expressible(request: Request) -> bool:
