@@ -378,6 +378,7 @@ def problem_digest(problem: Problem) -> str:
 
     Facts of the model that have their default are left out, and so are a frozen base in bf16, nothing
     trained next to adapters and the usual interval of an optimizer, so that a new fact changes no digest.
+    Warnings of the cluster count as none, so that their wording changes none either.
 
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
@@ -394,7 +395,7 @@ def problem_digest(problem: Problem) -> str:
         workload = {name: value for name, value in workload.items() if name not in _OF_IMAGES}
     parts = {
         "model": model_to_mapping(problem.model),
-        "cluster": problem.cluster.to_mapping(),
+        "cluster": {**problem.cluster.to_mapping(), "warnings": ()},
         "workload": workload,
         "launcher": problem.launcher,
         **({} if problem.stack is None else {"stack": problem.stack}),

@@ -133,8 +133,8 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
 
 
 def digest_of(problem: Problem) -> str:
-    """Return SHA-256, in hex, of the canonical request as compact JSON with sorted keys."""
-    canonical = problem_to_mapping(problem)
+    """Return SHA-256, in hex, of the canonical request without warnings, compact JSON with sorted keys."""
+    canonical = problem_to_mapping(replace(problem, cluster=replace(problem.cluster, warnings=())))
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

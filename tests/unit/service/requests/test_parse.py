@@ -75,6 +75,14 @@ def test_what_was_assumed_about_a_cluster_stays_with_the_problem() -> None:
     assert parse_problem(problem_to_mapping(problem)) == problem
 
 
+def test_the_wording_of_a_warning_changes_no_digest() -> None:
+    problem = parse_problem(request(cluster={"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}))
+    (warning,) = problem.cluster.warnings
+    reworded = replace(problem, cluster=replace(problem.cluster, warnings=(warning.upper(),)))
+    assert problem_digest(reworded) == problem_digest(problem)
+    assert digest_of(reworded) == digest_of(problem)
+
+
 def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
     pins = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
     forward = parse_problem(request(search={"pin": pins}))
