@@ -97,6 +97,7 @@ _NOT_OPTIONS = {
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
     "autocasts", "reduces_copies", "latents_whole", "low_precision_sequences", "balances_by_neighbours",
+    "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -144,6 +145,7 @@ class FrameworkFacts:
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
     dynamic_context_parallel: bool  # each document is split over only as many ranks as it needs
+    dynamic_context_packing: bool  # and documents of as many ranks fill passes together
     overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
     delay_wgrad: bool  # weight gradients are put off, so that more runs under overlapped exchanges
     shared_expert_overlap: bool  # shared experts run during the exchange of routed tokens
@@ -155,6 +157,7 @@ class FrameworkFacts:
     low_precision_dispatch: bool  # tokens travel to their experts in 8 bits (and back in 16)
     moe_force_balance: bool  # every expert gets as many tokens as any other, as benchmarks force it
     balances_by_neighbours: bool  # forced balance sends a token to experts that follow each other
+    routes_padding: bool  # padding tokens go to experts like any other token
     moe_capacity_factor: float  # tokens of an expert over the mean: more are dropped; 0: none is
     moe_routing_groups: str  # "8/4": tokens go to 4 of 8 groups of experts; 1/1: to any
     moe_permute_fusion: bool  # one kernel permutes tokens

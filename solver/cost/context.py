@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import product
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -403,7 +405,9 @@ class Context:
 
         A document of s tokens takes the smallest power of two of ranks with at most ``seq / c`` tokens
         each (Megatron-LM d98e8a64 ``pipeline_parallel/hybrid_cp_schedule.py gpus_needed``), one after
-        the other and unpacked. A rank takes part in ``ranks / c`` of them.
+        the other and unpacked. A rank takes part in ``ranks / c`` of them. Where passes are packed, each
+        has ``seq / c`` tokens on every rank: documents of several lengths fill it (d48bd6be
+        ``datasets/data_schedule_utils.py next_hdp_group_packing_aware``).
         """
         filled, capacity = self.workload.filled, self.seq_length / self.c
         if filled is None:
@@ -413,11 +417,15 @@ class Context:
         for length, share in zip(filled.grid.tolist(), filled.at_grid(1).tolist(), strict=True):
             ranks = np.clip(2.0 ** np.ceil(np.log2(length / capacity)), 1.0, self.c)
             group = replace(self.ring_group, size=ranks)
+            together = (
+                capacity * ranks / length if self.facts.dynamic_context_packing else np.ones_like(self.c)
+            )
+            documents = self.micro_batch * together
             own = replace(
-                self, c=ranks, seq_length=length, tokens=self.micro_batch * length / ranks, packs=False,
-                ring_group=group, exchange_group=group, image_ranks=ranks,
+                self, c=ranks, seq_length=length, micro_batch=documents, tokens=documents * length / ranks,
+                packs=False, ring_group=group, exchange_group=group, image_ranks=ranks,
             )  # fmt: skip
-            found.append((share * number * ranks / self.c, own))
+            found.append((share * number * ranks / self.c / together, own))
         return found
 
     @cached_property
@@ -493,13 +501,30 @@ class Context:
         """Return the tokens of the busiest rank's experts over the mean, shape (n,); 1 on a rank with all.
 
         Under a capacity factor every expert is padded to it; with a graph of whole steps the factor is
-        the room that is reserved, not what is filled.
+        the room that is reserved, not what is filled. Padding tokens are one and the same token, and are
+        taken to choose the same experts of a layer.
         """
-        facts = self.facts
+        facts, moe, padding = self.facts, self.model.moe, self.padding_share
         if facts.moe_capacity_factor and facts.cuda_graph != "full_iteration":
             return np.full_like(self.t, facts.moe_capacity_factor)
-        busiest = 1.0 if facts.balanced else self.constants.expert_imbalance
+        busiest = np.full_like(self.t, 1.0 if facts.balanced else self.constants.expert_imbalance)
+        if moe is not None and facts.routes_padding and not facts.balanced and padding.any():
+            sizes, of_row = np.unique(self.e, return_inverse=True)
+            same = np.array([load_of_same(moe.num_experts, moe.top_k, int(size)) for size in sizes])
+            busiest = (1.0 - padding) * busiest + padding * same[of_row.ravel()]
         return np.where(self.e > 1, busiest, 1.0)
+
+    @cached_property
+    def padding_share(self) -> FloatArray:
+        """Return the share of a micro-batch's tokens that pad documents, (n,); 0 where they are packed."""
+        filled, lengths = self.workload.filled, self.workload.lengths
+        if filled is None or lengths is None or lengths.batching == "packing":
+            return np.zeros_like(self.t)
+        if lengths.batching == "padding":
+            return np.full_like(self.t, 1.0 - filled.real_share)
+        sizes, of_row = np.unique(self.micro_batch, return_inverse=True)
+        padded = np.array([filled.longest(int(size)).mean() for size in sizes])
+        return np.asarray(1.0 - filled.lengths.mean() / padded[of_row.ravel()])
 
     @cached_property
     def moe_tokens(self) -> FloatArray:
@@ -520,6 +545,27 @@ class Context:
         """
         layers = np.maximum(self.model.num_layers / self.p, 1.0)
         return np.where(self.sharding.hides_reductions | self.sharding.in_torch_pipeline, 1.0, layers)
+
+
+@lru_cache(maxsize=256)
+def load_of_same(experts: int, chosen: int, ranks: int) -> float:
+    """Return the tokens of the busiest of ``ranks`` over the mean where all choose the same experts.
+
+    ``chosen`` of the experts are drawn without putting them back, and every rank holds as many experts:
+    the expected largest number on a rank over ``chosen / ranks``. No more than ``most`` on any rank are
+    the coefficient of ``x^chosen`` in ``(sum of C(experts / ranks, j) x^j, j <= most)^ranks`` draws.
+    """
+    own, expected = experts // ranks, 0.0
+    for most in range(chosen):  # E[max] is the sum of P(max > most)
+        power, factor = [1, *[0] * chosen], [comb(own, j) for j in range(min(most, own) + 1)]
+        for _ in range(ranks):
+            raised = [0] * (chosen + 1)
+            for (i, left), (j, right) in product(enumerate(power), enumerate(factor)):
+                if i + j <= chosen:
+                    raised[i + j] += left * right
+            power = raised
+        expected += 1.0 - power[chosen] / comb(experts, chosen)
+    return expected / (chosen / ranks)
 
 
 def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:

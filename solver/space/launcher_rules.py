@@ -420,6 +420,8 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
     name, lengths = "dynamic_context_parallel", problem.workload.lengths
     option = f"/workload/framework_options/{name}"
     stated = problem.workload.framework_options.get(name)
+    if problem.workload.framework_options.get("dynamic_context_packing"):
+        yield from _packing_faults(problem.launcher, bool(stated))
     if stated and problem.launcher == "none" and not NEEDS["self-attention alone"](problem.model):
         message = "true: it needs a model with self-attention alone"
         yield FieldError(pointer=option, message=message, allowed="false", nearest="false")
@@ -433,6 +435,21 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
             message=f"{name} needs the lengths of packed documents, and {found}",
             allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192)",
         )
+
+
+def _packing_faults(launcher: str, dynamic: bool) -> Iterator[FieldError]:
+    pointer = "/workload/framework_options/dynamic_context_packing"
+    if launcher not in ("none", "any"):
+        message = (
+            f"true: {launcher} packs no passes; Megatron-LM's dev branch alone does"
+        )
+        yield FieldError(
+            pointer=pointer, message=message, allowed="false, or true with launcher none", nearest="false"
+        )
+    elif not dynamic:
+        message = "true: there is nothing to pack without dynamic_context_parallel"
+        allowed = "false, or true with dynamic_context_parallel: true"
+        yield FieldError(pointer=pointer, message=message, allowed=allowed, nearest="false")
 
 
 def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

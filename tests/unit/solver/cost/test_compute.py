@@ -9,10 +9,12 @@ import pytest
 
 from meshwright.profiles.collectives.collectives import all_to_all_s
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.tables import load_operator_tables
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel
 from meshwright.solver.cost.compute import (
@@ -29,7 +31,7 @@ from meshwright.solver.cost.compute import (
 from meshwright.solver.cost.compute import (
     flash_s as kernel_s,
 )
-from meshwright.solver.cost.context import Context, PassSeconds, context_of
+from meshwright.solver.cost.context import Context, PassSeconds, context_of, load_of_same
 from meshwright.solver.cost.launches import layer_floor_s
 from meshwright.solver.cost.memory import layer_activation_bytes
 from meshwright.solver.cost.parameters import adapter_bytes
@@ -409,6 +411,31 @@ def test_a_rank_that_holds_all_experts_has_their_mean_load_and_pads_to_a_capacit
     assert load(alone, moe_force_balance=False) == 1.0
     assert load(ON_8, moe_force_balance=False) > 1.0
     assert load(alone, moe_capacity_factor=1.25) == 1.25
+
+
+def test_padding_tokens_choose_the_same_experts_and_their_ranks_are_waited_for() -> None:
+    """Two of four experts on two ranks: both on one with chance 1/3, so 4/3 on the busiest; the mean is 1.
+
+    On four ranks, the busiest has one, and the mean is a half.
+    """
+    assert load_of_same(4, 2, 2) == pytest.approx(4.0 / 3.0)
+    assert load_of_same(4, 2, 4) == pytest.approx(2.0)
+    moe = a_moe_model().moe
+    assert moe is not None
+    three_quarters = SequenceLengths(histogram=((512, 1.0),), batching="padding")  # of 2048 tokens
+    rows = Columns.of([a_layout(**ON_8)])
+
+    def load(lengths: SequenceLengths | None, stack: str = "nemo", **options: object) -> float:
+        problem = a_problem(a_moe_model(), lengths=lengths, framework_options=options)
+        return float(context_of(problem, rows, a_profile(problem, stack)).expert_load[0])
+
+    same = load_of_same(moe.num_experts, moe.top_k, 8)
+    assert load(three_quarters) == pytest.approx(load(None) / 4.0 + 0.75 * same)
+    assert load(replace(three_quarters, batching="packing")) == load(None)
+    assert load(three_quarters, moe_force_balance=True) == 1.0
+    problem = a_problem(a_moe_model(), lengths=three_quarters)
+    profile = replace(a_profile(problem, "nemo"), framework=framework_facts("automodel"))
+    assert context_of(problem, rows, profile).expert_load[0] == load(None)  # which masks them
 
 
 def test_what_expert_tensor_ranks_gather_is_sorted_only_where_several_experts_take_it() -> None:

@@ -158,3 +158,42 @@ def test_files_that_megatron_lm_refuses_or_that_are_not_priced_name_the_flag(
     files["megatron_args.sh"] = files["megatron_args.sh"].replace(*change)
     with pytest.raises(InvalidProblemError, match=says):
         read(files, LONG)
+
+
+def packed(lengths: SequenceLengths) -> float:
+    options = {"dynamic_context_parallel": True, "dynamic_context_packing": True}
+    return step_s(replace(asked(lengths, framework_options=options), launcher="none"))
+
+
+def test_packed_documents_pass_as_a_micro_batch_of_them_on_one_rank() -> None:
+    """Sixteen documents of 2048 tokens a sequence on cp 4: each rank has a pass of four of them."""
+    alone = replace(ROW, context_parallel_size=1, data_parallel_size=8, micro_batch_size=4)
+    plain = asked(None, dynamic=False, global_batch_size=256, seq_length=SEQ // 16)
+    assert packed(all_of(SEQ // 16)) == pytest.approx(step_s(replace(plain, launcher="none"), alone))
+
+
+def test_packing_helps_short_documents_and_changes_nothing_for_those_that_fill_a_rank() -> None:
+    single = replace(asked(all_of(SEQ // 4)), launcher="none")
+    assert packed(all_of(SEQ // 4)) == pytest.approx(step_s(single))
+    short = replace(asked(all_of(SEQ // 32)), launcher="none")
+    assert packed(all_of(SEQ // 32)) < step_s(short)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "says"),
+    [
+        ("none", {"dynamic_context_packing": True}, "nothing to pack without dynamic_context_parallel"),
+        (
+            "megatron-lm", {"dynamic_context_packing": True, "dynamic_context_parallel": True},
+            "dev branch alone does",
+        ),
+    ],
+)  # fmt: skip
+def test_packing_without_dynamic_sizes_or_that_no_release_has_is_refused(
+    launcher: str, options: dict[str, object], says: str
+) -> None:
+    problem = replace(asked(framework_options=options), launcher=launcher)
+    found = [*option_faults(problem, launcher_capabilities(launcher))]
+    (fault,) = (one for one in found if one.pointer.endswith("/dynamic_context_packing"))
+    assert says in fault.message
+    assert fault.allowed
