@@ -9,8 +9,8 @@
   router sends to experts and the TFLOP/s count.
 - Nemotron 3 Nano over Qwen3-30B-A3B in NeMo AutoModel: 16,789 over 12,040 tokens per second on 8 H100 in
   its performance summary (36044ad3), with DeepEP, forced balance, all layers recomputed and four sequences
-  a micro-batch. Issue 1187 compares 8,000 tokens per second on 4 B200, without DeepEP, with 12,000, and does
-  not state on what these were measured; the summary has them for H100. We price Qwen3 on both.
+  a micro-batch. Issue 1187 compares 8,000 tokens per second on 4 B200, without DeepEP, with 12,000 on GPUs
+  that it does not name; the summary has them for H100. We price Qwen3 on both.
 - Dynamic over fixed context parallelism: up to 1.48 times as fast (Megatron-LM's README), which does not
   state model, lengths or GPUs. We price Llama 2 13B on 64 H100, eight ranks a sequence of 131,072 tokens.
   The example of Megatron-LM's dev branch (d48bd6be ``examples/dynamic_context_parallel``) is stated: 1.41
@@ -154,7 +154,7 @@ def _looped_experts_s(model: ModelSpec, gpus: int) -> float:
 def nemotron_3_nano() -> Iterator[Check]:
     """Predict the tokens per second of Nemotron 3 Nano in those of Qwen3-30B-A3B."""
     hybrid, plain = _model("nemotron-3-nano-30b-a3b"), find_model("qwen3-30b-a3b")
-    forced = {"moe_dispatcher": "deepep", "moe_force_balance": True}
+    forced: dict[str, str | bool] = {"moe_dispatcher": "deepep", "moe_force_balance": True}
     qwen_s = _micro_batch_s(plain, "dgx-h100", 8, forced)
     same = qwen_s / _micro_batch_s(hybrid, "dgx-h100", 8, forced)
     name = "Nemotron 3 Nano over Qwen3-30B-A3B: tokens/s per GPU"
