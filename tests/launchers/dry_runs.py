@@ -6,10 +6,13 @@ not, both sides pad it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshwright.launchers.target import Target
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
@@ -19,6 +22,7 @@ from tests.launchers.cases import CASES, DEEPSEEK_V3, GPT3_175B, MIXTRAL, target
 from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR
 from tests.launchers.plans import CASES as OTHER_CASES
 
+REAL_CONFIGS = Path(__file__).parents[1] / "unit" / "profiles" / "fixtures" / "real-configs.json"
 TIED = replace(
     GPT3_175B, name="small-tied", num_layers=30, hidden_size=1024, ffn_hidden_size=4096,
     num_attention_heads=16, num_kv_heads=16, head_dim=64, vocab_size=50257,
@@ -74,7 +78,24 @@ def megatron_lm() -> list[DryRun]:
         "experts with tensor ranks": target(SHARED, experts, seq_length=4096),
         "fewer key heads than tensor ranks": target(replace(LLAMA, num_kv_heads=4), wide, seq_length=4096),
     }
-    return [*(DryRun(name, one) for name, one in found.items()), *real_models()]
+    return [*(DryRun(name, one) for name, one in found.items()), *real_models(), *hybrids()]
+
+
+def hybrids() -> Iterator[DryRun]:
+    """Published patterns of Mamba 2, attention, MLPs and experts: alone, on tensor ranks and on stages."""
+    configs = {one["name"]: one["config"] for one in json.loads(REAL_CONFIGS.read_text("utf-8"))}
+    tensor = replace(TENSOR, tensor_parallel_size=4)
+    for name in ("nemotron-3-nano-30b-a3b", "nemotron-h-56b"):
+        model = model_from_config(configs[name], name=name)
+        layers, experts = model.num_layers, model.moe is not None
+        uneven = (layers // 2 - 3, layers - layers // 2 + 3)
+        for kind, config in (
+            ("on one rank", Configuration(num_microbatches=8, stage_layers=(layers,))),
+            ("on tensor ranks", replace(tensor, stage_layers=(layers,))),
+            ("on stages", replace(STAGES, pipeline_parallel_size=2, stage_layers=uneven,
+                                  expert_parallel_size=4 if experts else 1)),
+        ):  # fmt: skip
+            yield DryRun(f"{name} {kind}", target(model, config, seq_length=4096))
 
 
 def real_models() -> Iterator[DryRun]:

@@ -1,20 +1,23 @@
 """Megatron-LM 0.19 builds every rank of a plan on the meta device, under torch's fake process group.
 
-What ``pretrain_gpt.py`` builds, by Megatron-LM's own builder, from the exported arguments; instead of
-Transformer Engine's layers, which need a GPU, its own local ones of the same shapes.
+What ``pretrain_gpt.py`` or ``pretrain_hybrid.py`` builds, by Megatron-LM's own builders, from the exported
+arguments; instead of Transformer Engine's layers, which need a GPU, its own local ones of the same shapes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
+import types
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import mamba_kernels  # noqa: F401 - first: stand-ins for what a GPU's compiler builds
 import torch
 from megatron_lm import configured, facts_of  # first: it makes the rest importable
 from protocol import Case, Seen, serve
@@ -25,12 +28,18 @@ torch.cuda.Stream = lambda *_args, **_options: None
 torch.Tensor.cuda = lambda self, *_args, **_options: self
 
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.models.hybrid import hybrid_block  # noqa: E402
+from megatron.core.post_training.modelopt.hybrid import model_specs as hybrid_specs  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.ssm import mamba_mixer  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: E402
-from megatron.training.argument_utils import gpt_config_from_args  # noqa: E402
+from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
+from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args  # noqa: E402
 from megatron.training.models.gpt import GPTModelBuilder  # noqa: E402
+from megatron.training.models.hybrid import HybridModelBuilder  # noqa: E402
 
+mamba_mixer.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
 _attention = DotProductAttention.__init__
 
 
@@ -76,7 +85,7 @@ def built(args: Any, config: Any, rank: int) -> Seen:
             create_gloo_process_groups=False,
         )  # fmt: skip
         tensor_parallel.random.initialize_rng_tracker()
-        builder = GPTModelBuilder(gpt_config_from_args(args, config))
+        builder = builder_of(args, config)
         groups = ProcessGroupCollection.use_mpu_process_groups()
         parts, tensor_ranks = args.virtual_pipeline_model_parallel_size, args.tensor_model_parallel_size
         with torch.device("meta"):
@@ -99,9 +108,19 @@ def built(args: Any, config: Any, rank: int) -> Seen:
         torch.distributed.destroy_process_group()
 
 
+def builder_of(args: Any, config: Any) -> Any:
+    """The builder of the program that the plan is exported to."""
+    if not args.hybrid_layer_pattern:
+        return GPTModelBuilder(gpt_config_from_args(args, config))
+    hybrid = hybrid_config_from_args(args, config)
+    hybrid_specs.Norm = hybrid_block.TENorm = WrappedTorchNorm  # not Transformer Engine's
+    hybrid.hybrid_stack_spec = hybrid_specs.get_hybrid_stack_modelopt_spec(local_core_attention=True)
+    return HybridModelBuilder(hybrid)
+
+
 def kind_of(layer: Any) -> str:
     """Whether a layer has experts."""
-    return "moe" if isinstance(layer.mlp, MoELayer) else "dense"
+    return "moe" if isinstance(getattr(layer, "mlp", None), MoELayer) else "dense"
 
 
 def shapes(module: Any, tensor_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
