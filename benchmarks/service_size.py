@@ -87,7 +87,7 @@ def measure(kind: str, num_jobs: int) -> Figures:
         print(f"{kind}, {num_jobs} jobs: filled in {time.monotonic() - began_s:.0f} s", flush=True)
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant=TENANT, scope="admin"))
         wide = {"workers": "0", "max_submits_per_minute": "1000000"}
-        with serving({**settings, **wide}) as server:
+        with serving({**settings, **wide}, fresh=True) as server:
             found = asyncio.run(times_of(server, token))
         print(table({f"{kind}, {num_jobs:,} jobs": found}), flush=True)
         return found

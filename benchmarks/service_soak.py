@@ -129,7 +129,7 @@ def main() -> int:
     asked = parser.parse_args()
     with place("sqlite") as (settings, database):
         _, token = Keys(database, actor="soak").create(NewKey(tenant="soak", scope="admin"))
-        with serving({**settings, "workers": "0"}) as server:
+        with serving({**settings, "workers": "0"}, fresh=True) as server:
             samples, statuses = asyncio.run(soak(server, token, asked.seconds))
     growth, faults = growth_bytes(samples), sum(n for status, n in statuses.items() if status >= 500)  # noqa: PLR2004 - 5xx
     grew = growth > MOST_GROWTH_BYTES

@@ -120,7 +120,7 @@ def measure(kind: str) -> Figures:
     """Every figure of one database."""
     with place(kind) as (settings, database):
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant="bench"))
-        with serving({**settings, "workers": "0"}) as server:
+        with serving({**settings, "workers": "0"}, fresh=True) as server:
             options = ["--celery"] if kind == "postgresql" else []
             with working(settings, *options, stderr=subprocess.DEVNULL):
                 time.sleep(WORKER_START_S)
