@@ -14,7 +14,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
 from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
-from meshwright.service.report.formatting import built_words, sentence_case
+from meshwright.service.report.formatting import built_words, sentence_case, with_questions
 from meshwright.service.report.rank_map import RankMap, rank_map
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
@@ -160,7 +160,7 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
         comparison=comparison_of(answer, first),
         what_if=extras.what_if,
         provenance=facts_of(answer, problem, digest=extras.digest),
-        warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
+        warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
         problem_json=extras.problem_json,
     )
 

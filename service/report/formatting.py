@@ -22,6 +22,24 @@ def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+# Warnings name a field of the request as its path and value; people read what they can type or tick.
+
+
+ALSO_TRY = "Also try"  # the form's question for search.allow
+_ALLOWED = re.compile(r"search\.allow: (\w+)")
+
+
+def with_options(warning: str) -> str:
+    """Return a warning with fields of the request as options of the command line."""
+    return _ALLOWED.sub(r"--allow \1", warning)
+
+
+def with_questions(warning: str) -> str:
+    """Return a warning with fields of the request as questions of the form."""
+    return _ALLOWED.sub(rf"“{ALSO_TRY}: \1”", warning)
+
+
+# --------------------------------------------------------------------------------------------------
 # What the words of a report mean, in one sentence each: shown on hover, read by screen readers.
 
 

@@ -17,7 +17,7 @@ from meshwright.profiles.figures import tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import beyond_lines
-from meshwright.service.report.formatting import pieces, with_ties, wrapped
+from meshwright.service.report.formatting import pieces, with_options, with_ties, wrapped
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
@@ -197,7 +197,8 @@ def _outside(prediction: Prediction, width: int) -> list[Text]:
 
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
-    return [wrapped(f"warning: {clean(one)}", width, indent=2, style="yellow") for one in warnings]
+    said = (f"warning: {with_options(clean(one))}" for one in warnings)
+    return [wrapped(one, width, indent=2, style="yellow") for one in said]
 
 
 def profile_words(answer: Answer, problem: Problem) -> str:

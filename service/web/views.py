@@ -14,7 +14,7 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
-from meshwright.service.report.formatting import gib, seconds
+from meshwright.service.report.formatting import gib, seconds, with_questions
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
 from meshwright.service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
@@ -184,7 +184,7 @@ def answer_page(
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
         pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
-        warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
+        warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
         chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
         launcher=_launcher(answer, problem) if is_first else "",
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,

@@ -355,7 +355,7 @@ def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:
     then, now = (_taken(problem, one) for one in (plan, first))
     return (
         f"#{plan.rank} needs {' and '.join(plan.needs)}, which a stock installation lacks: {then} "
-        f"instead of {now}; --allow {EVERY_SWITCH} ranks such plans, too"
+        f"instead of {now}; search.allow: {EVERY_SWITCH} ranks such plans, too"
     )
 
 

@@ -14,8 +14,10 @@ from rich.console import Console
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import ALSO_TRY, with_options, with_questions
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer, render_prediction, short_id
+from meshwright.service.requests.fields import FIELDS
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Remedy, SkippedLauncher
 from meshwright.solver.problem import Problem
@@ -315,3 +317,14 @@ def test_a_plan_that_needs_a_package_is_marked_with_its_name() -> None:
     row = to_csv((a_plan(), extra)).splitlines()
     assert row[0].endswith("needs,ranked")
     assert [line.rsplit(",", 2)[1:] for line in row[1:]] == [["", "true"], ["HybridEP", "false"]]
+
+
+def test_a_warning_names_a_field_as_the_reader_can_state_it() -> None:
+    warning = "#11 needs HybridEP: 2.68 s instead of 2.82 s; search.allow: switches ranks such plans, too"
+    assert with_options(warning).endswith("; --allow switches ranks such plans, too")
+    assert with_questions(warning).endswith("; “Also try: switches” ranks such plans, too")
+    (field,) = (one for one in FIELDS if one.path == "search.allow")
+    assert field.question is not None
+    assert field.question.label == ALSO_TRY
+    for plain in ("", "a warning without a field"):
+        assert with_options(plain) == with_questions(plain) == plain

@@ -516,7 +516,7 @@ def test_a_plan_that_needs_a_package_is_listed_behind_the_ranking_where_it_is_fa
         assert (
             f"{plan.prediction.step_time_s:.3g} s instead of {first.prediction.step_time_s:.3g} s" in said
         )
-        assert "--allow switches" in said
+        assert "search.allow: switches" in said
     best = min(plan.prediction.step_time_s for plan in extra)
     assert best <= 1.03 * every.plans[0].prediction.step_time_s
     assert [plan.rank for plan in stock.plans] == list(range(1, len(stock.plans) + 1))
