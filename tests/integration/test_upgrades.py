@@ -133,7 +133,8 @@ def test_every_migration_since_0014_declares_code_that_it_leaves_working() -> No
 OLDER_CLAIM = """
 UPDATE jobs SET state = 'running', fence = fence + 1, attempts = attempts + 1, worker = 'older'
 WHERE id = (
-    SELECT id FROM jobs WHERE state = 'queued' AND tenant = :tenant ORDER BY created_at_s LIMIT 1
+    SELECT id FROM jobs WHERE state = 'queued' AND tenant = :tenant
+    ORDER BY priority, created_at_s, id LIMIT 1
 ) AND state = 'queued' RETURNING id
 """  # what workers of revisions 0014 to 0022 change, which know no kinds
 
@@ -148,19 +149,24 @@ def test_f29_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) ->
             return list(connection.execute(text(OLDER_CLAIM), {"tenant": tenant}).scalars())
 
     assert claimed_by_older() == []
+    for name in ("search", "last of all"):  # the fleet goes behind its tenant's other jobs
+        add_job(clean, name)
+    with clean.write() as connection:
+        connection.execute(text("UPDATE jobs SET priority = 9 WHERE id = 'last of all'"))
+    assert [claimed_by_older() for _ in range(3)] == [["search"], ["last of all"], []]
     add_job(clean, "of another tenant", tenant="other")
     assert claimed_by_older("other") == ["of another tenant"]
     first = claimed(engine)
     assert (first.job_id, first.kind) == ("fleet", "fleet")
     with clean.write() as connection:
-        connection.execute(text("UPDATE jobs SET state = 'queued', worker = NULL"))
+        connection.execute(text("UPDATE jobs SET state = 'queued', worker = NULL WHERE id = 'fleet'"))
     assert claimed_by_older() == []
     again = claimed(engine)
     assert engine.release(again)
     assert claimed_by_older() == []
     assert engine.complete(claimed(engine), Outcome(state="succeeded", answer={}))
-    add_job(clean, "search")
-    assert claimed_by_older() == ["search"]
+    add_job(clean, "after it")
+    assert claimed_by_older() == ["after it"]
     measured(29, "fleets that an older worker got", 0, on=clean.dialect)
 
 

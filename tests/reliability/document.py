@@ -234,8 +234,8 @@ FAULTS = (
     ),
     Fault(
         happens="a fleet is queued while only workers of an older release run, which cannot plan fleets",
-        promise="none of them gets it; it waits for a worker of this release, and its tenant's later jobs "
-        "with it, while other tenants' jobs go on",
+        promise="none of them gets it; it waits for a worker of this release, "
+        "behind its tenant's other jobs, which go on",
         tests=(UPGRADES + "test_f29_a_worker_of_an_older_release_never_gets_a_fleet",),
     ),
 )
