@@ -22,7 +22,7 @@ from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
-from meshwright.service.web.views import problem_of
+from meshwright.service.web.views import named, problem_of
 from meshwright.solver.answer import Plan, plan_from_json
 from meshwright.solver.problem import Problem
 
@@ -61,7 +61,15 @@ def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, secon
     _, other = jobs.plan(tenant, second)
     answer = answer_from_json({**(job.answer or {}), "plans": [one, other]})
     comparison = comparison_of(replace(answer, baseline=None), first)
-    return page(request, "compare.html", job=job, comparison=comparison, first=first, second=second)
+    return page(
+        request,
+        "compare.html",
+        job=job,
+        title=named(job)[0],
+        comparison=comparison,
+        first=first,
+        second=second,
+    )
 
 
 @router.get("/plans/{plan_id}/export", dependencies=[READS])
@@ -90,6 +98,7 @@ def show_files(
         request,
         "export.html",
         job=job,
+        title=named(job)[0],
         plan_id=plan_id,
         rank=plan.rank,
         words=configuration_words(plan.config),

@@ -19,6 +19,7 @@ from meshwright.service.web.callers import SUBMITS, FormDep
 from meshwright.service.web.fields import Form, FormField, faulty, request_of
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
+from meshwright.service.web.views import named
 
 router = APIRouter()
 FIELDS = (
@@ -85,11 +86,13 @@ def _page(
     status: int = 200,
     made: NewShareLinkView | None = None,
 ) -> Response:
+    job = service.jobs.read(tenant, job_id)
     return page(
         request,
         "share.html",
         status=status,
         job_id=job_id,
+        title=job.request["name"] if job.kind == FLEET else named(job)[0],
         form=form,
         fields=FIELDS,
         links=Shares(service.database).of_job(tenant, job_id),
