@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import lcm
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -315,7 +315,8 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gate of attention's output in the queries' projection": model.gate_in_queries,
         "bias of attention's gate": model.gate_bias,
         **{
-            name: model.mixer is not None and model.mixer.kind == kind for kind, name in MIXER_FACTS.items()
+            MIXER_FACTS[kind]: bool(model.mixer and model.mixer.kind == kind)
+            for kind in get_args(MixerKind)
         },
         "mixers next to attention in a layer": model.paired is not None,
         DIFFUSION: model.diffusion is not None,

@@ -52,15 +52,17 @@ MIXER_LIMITS: Limits = {
 _GATES: Mapping[MixerKind, int] = {
     "gated_delta_net": 2,
     "kimi_delta_attention": 1,
+    "lightning_attention": 0,
     "mamba1": 1,
     "mamba2": 1,
+    "short_convolution": 0,
 }
 # Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
 # A selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
 _SCALARS: Mapping[MixerKind, int] = {
-    "gated_delta_net": 2, "kimi_delta_attention": 1, "mamba1": 2, "mamba2": 3,
+    "gated_delta_net": 2, "kimi_delta_attention": 1, "lightning_attention": 0, "mamba1": 2, "mamba2": 3,
+    "short_convolution": 0,
 }  # fmt: skip
-_DELTA_RULES = ("gated_delta_net", "kimi_delta_attention")
 _CHANNELS = ("mamba1", "short_convolution")  # of which each is a head of one value
 # Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
 # With the exponential they are the 9 FLOPs that fvcore counts of its reference.
@@ -184,7 +186,7 @@ class MixerSpec:
     def gates(self) -> int:
         """Return the numbers of a token that set how its state changes."""
         channels = self.key_head_dim * (self.kind == "kimi_delta_attention")
-        return (_GATES.get(self.kind, 0) + channels) * self.num_heads
+        return (_GATES[self.kind] + channels) * self.num_heads
 
     @property
     def projected(self) -> int:
@@ -256,7 +258,7 @@ class MixerSpec:
         """
         biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
         added = self.num_heads * self.key_head_dim * (self.kind == "kimi_delta_attention")
-        scalars = _SCALARS.get(self.kind, 0) * self.num_heads + added
+        scalars = _SCALARS[self.kind] * self.num_heads + added
         return scalars + self.decays + biases + self.split_norm_parameters()
 
     def split_norm_parameters(self) -> int:
@@ -272,7 +274,7 @@ class MixerSpec:
         """
         if self.kind == "mamba1":
             return self.selected * int(self.inner_norms)
-        return self.value_head_dim if self.kind in _DELTA_RULES else 0
+        return self.value_head_dim if self.kind in ("gated_delta_net", "kimi_delta_attention") else 0
 
     def scan_products(self) -> int:
         """Return the multiply-adds of one token's scan, convolution and projections aside.
@@ -283,14 +285,16 @@ class MixerSpec:
         attention's the same with a group for each head. A selective scan has 4 per state, outside of tensor
         cores, a short convolution none.
         """
-        if self.kind == "short_convolution":
-            return 0
-        if self.kind == "mamba1":
-            return _STATE_PRODUCTS * self.decays
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
-        if self.kind in _DELTA_RULES:
-            return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
-        return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
+        match self.kind:
+            case "short_convolution":
+                return 0
+            case "mamba1":
+                return _STATE_PRODUCTS * self.decays
+            case "gated_delta_net" | "kimi_delta_attention":
+                return self.num_heads * (chunk * (3 * k + 2 * v) + 3 * k * v)
+            case "lightning_attention" | "mamba2":
+                return self.num_key_heads * chunk * k + self.num_heads * (chunk * v + 2 * k * v)
 
     def scan_elements(self) -> float:
         """Return the 2-byte elements of a token that the scan's kernels move in a forward pass.
@@ -307,18 +311,21 @@ class MixerSpec:
         Lightning attention's one kernel keeps states on the chip: q, k and v read, the output written
         (lightning-attention 2, arXiv:2401.04658, algorithm 1).
         """
-        if self.kind == "short_convolution":
-            return 0.0
-        if self.kind == "mamba1":
-            return 5.0 * self.value_width + 2.0 * self.key_head_dim
         k, v, chunk = self.key_head_dim, self.value_head_dim, self.chunk
         state = k * v / chunk
-        if self.kind == "lightning_attention":
-            return self.num_heads * (2.0 * k + 2.0 * v)
-        if self.kind in _DELTA_RULES:
-            decays = 12.0 * k * (self.kind == "kimi_delta_attention")
-            return self.num_heads * (7.0 * k + 6.0 * v + 6.0 * chunk + 2.0 * state + decays)
-        return self.num_heads * (3.0 * v + 6.0 * state) + self.num_key_heads * (4.0 * k + 2.0 * chunk)
+        match self.kind:
+            case "short_convolution":
+                return 0.0
+            case "mamba1":
+                return 5.0 * self.value_width + 2.0 * self.key_head_dim
+            case "lightning_attention":
+                return self.num_heads * (2.0 * k + 2.0 * v)
+            case "gated_delta_net" | "kimi_delta_attention":
+                decays = 12.0 * k * (self.kind == "kimi_delta_attention")
+                return self.num_heads * (7.0 * k + 6.0 * v + 6.0 * chunk + 2.0 * state + decays)
+            case "mamba2":
+                keys = self.num_key_heads * (4.0 * k + 2.0 * chunk)
+                return self.num_heads * (3.0 * v + 6.0 * state) + keys
 
     def kept_elements(self) -> float:
         """Return the 2-byte elements of a token that one layer keeps for its backward pass.
@@ -337,20 +344,21 @@ class MixerSpec:
         projection, both inputs of the second gate, and what the convolution and the last product read
         (``Lfm2ShortConv``).
         """
-        if self.kind == "mamba1":
-            apart = 3 * self.value_width + self.selected if self.inner_norms else 0
-            return self.projected + self.value_width + self.selected + apart
-        if self.kind == "mamba2":
-            return self.projected + self.value_width
-        if self.kind == "lightning_attention":
-            return 2.0 * self.convolved + 4.0 * self.value_width
-        if self.kind == "short_convolution":
-            return self.projected + 3.0 * self.value_width
-        of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
-        found = self.convolved + self.num_heads * of_head + 3 * self.value_width
-        if self.kind == "gated_delta_net":
-            return found + 2 * self.gates
-        return found + 2 * self.gates + self.gates + self.latents
+        match self.kind:
+            case "mamba1":
+                apart = 3 * self.value_width + self.selected if self.inner_norms else 0
+                return self.projected + self.value_width + self.selected + apart
+            case "mamba2":
+                return self.projected + self.value_width
+            case "lightning_attention":
+                return 2.0 * self.convolved + 4.0 * self.value_width
+            case "short_convolution":
+                return self.projected + 3.0 * self.value_width
+            case "gated_delta_net" | "kimi_delta_attention":
+                of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
+                found = self.convolved + self.num_heads * of_head + 3 * self.value_width
+                own = self.gates + self.latents if self.kind == "kimi_delta_attention" else 0
+                return found + 2 * self.gates + own
 
     def moved_elements(self) -> float:
         """Return the 2-byte elements of a token that convolution and gated norm move in a forward pass.
@@ -361,15 +369,17 @@ class MixerSpec:
         both and writes. A short convolution's gates each read two and write one. Decays of Kimi's delta
         attention are read once and written in 4 bytes.
         """
-        if self.kind == "short_convolution":
-            return 8.0 * self.value_width
-        if self.kind == "lightning_attention":
-            return 2.0 * self.convolved + 5.0 * self.value_width
-        if self.kind == "kimi_delta_attention":
-            return 2.0 * self.convolved + 3.0 * self.value_width + 3.0 * self.gates
-        if self.kind == "mamba1":
-            return 2.0 * self.convolved + 2.0 * self.selected * self.inner_norms
-        return 2.0 * self.convolved + 3.0 * self.value_width
+        match self.kind:
+            case "short_convolution":
+                return 8.0 * self.value_width
+            case "lightning_attention":
+                return 2.0 * self.convolved + 5.0 * self.value_width
+            case "kimi_delta_attention":
+                return 2.0 * self.convolved + 3.0 * self.value_width + 3.0 * self.gates
+            case "mamba1":
+                return 2.0 * self.convolved + 2.0 * self.selected * self.inner_norms
+            case "gated_delta_net" | "mamba2":
+                return 2.0 * self.convolved + 3.0 * self.value_width
 
     def state_elements(self) -> int:
         """Return the 4-byte elements that a rank of a split sequence passes on.
@@ -378,7 +388,11 @@ class MixerSpec:
         net a matrix of keys by keys (flash-linear-attention 0.4, ``ops/cp``). A convolution alone passes on
         the tokens that it reads before its own.
         """
-        if self.kind == "short_convolution":
-            return self.convolved * (self.convolution - 1)
         k, v = self.key_head_dim, self.value_head_dim
-        return self.num_heads * (k * v + (k * k if self.kind in _DELTA_RULES else 1))
+        match self.kind:
+            case "short_convolution":
+                return self.convolved * (self.convolution - 1)
+            case "gated_delta_net" | "kimi_delta_attention":
+                return self.num_heads * (k * v + k * k)
+            case "lightning_attention" | "mamba1" | "mamba2":
+                return self.num_heads * (k * v + 1)
