@@ -1,6 +1,5 @@
 """Unit factors: every figure enters the code in bytes, seconds, FLOP and bytes per second."""
 
-KB = 10**3
 MB = 10**6
 GB = 10**9
 KIB = 2**10

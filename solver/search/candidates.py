@@ -120,8 +120,10 @@ def _apart(passes_s: FloatArray) -> FloatArray:
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     """Return each row's split and others that fit in memory, none twice."""
-    listed = are_listed(rows)
-    tried = [(_listed if listed[at] else _tried)(rows, at, split) for at, split in enumerate(given)]
+    look()
+    listed, free = are_listed(rows), rows.uneven_stages and not rows.only_split
+    ways = [_listed if one else _tried if free else _given for one in listed]
+    tried = [way(rows, at, split) for at, (way, split) in enumerate(zip(ways, given, strict=True))]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
     every = rows.take(which)
@@ -137,10 +139,11 @@ def _listed(rows: Rows, at: int, split: Split) -> list[Split]:
     return list(dict.fromkeys([split, *splits_of(shape_of(rows, at))]))
 
 
+def _given(_rows: Rows, _at: int, split: Split) -> list[Split]:
+    return [split]
+
+
 def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
-    look()
-    if not rows.uneven_stages or rows.only_split:
-        return [split]
     several, splits_backward = bool(rows.v[at] > 1), bool(rows.splits_backward[at])
     if not several and not (rows.is_uniform and (_is_deep(rows, at) or splits_backward)):
         return [split]

@@ -118,8 +118,8 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
     shape = (len(outer), len(inner))
     chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
+    look()
     for f in fields(Columns):
-        look()
         line = np.empty(shape, dtype=np.int64)
         line[:] = chunked[f.name] if f.name in chunked else getattr(outer, f.name)[:, None]
         lines[f.name] = line.ravel()
