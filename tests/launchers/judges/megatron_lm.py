@@ -116,7 +116,12 @@ def facts_of(args: typing.Any, config: typing.Any) -> Seen:
         "vocab_size": args.vocab_size,
         "mlp_activation": activations[config.activation_func],
         "tied_embeddings": not args.untie_embeddings_and_output_weights,
-        "learned_position_embeddings": not rotates,
+        "learned_position_embeddings": kind == "learned_absolute",
+        "layers_without_rotary": [True] * config.num_layers,
+    }
+    if kind == "none":
+        return found | megatron_core.model_of(config)
+    found |= {
         "rotary_base": args.rotary_base if rotates else None,
         "rotary_fraction": args.rotary_percent,
         "layers_without_rotary": [bool(one) for one in config.no_rope_freq or [0] * config.num_layers],

@@ -28,6 +28,7 @@ torch.cuda.Stream = lambda *_args, **_options: None
 torch.Tensor.cuda = lambda self, *_args, **_options: self
 
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.models.hybrid import hybrid_block  # noqa: E402
 from megatron.core.post_training.modelopt.hybrid import model_specs as hybrid_specs  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
@@ -36,6 +37,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention 
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args  # noqa: E402
+from megatron.training.models.dist_utils import build_virtual_pipeline_stages  # noqa: E402
 from megatron.training.models.gpt import GPTModelBuilder  # noqa: E402
 from megatron.training.models.hybrid import HybridModelBuilder  # noqa: E402
 
@@ -89,9 +91,9 @@ def built(args: Any, config: Any, rank: int) -> Seen:
         groups = ProcessGroupCollection.use_mpu_process_groups()
         parts, tensor_ranks = args.virtual_pipeline_model_parallel_size, args.tensor_model_parallel_size
         with torch.device("meta"):
-            chunks = [
-                builder.build_model(groups, vp_stage=part) for part in (range(parts) if parts else [None])
-            ]
+            chunks = build_virtual_pipeline_stages(
+                builder.build_model, groups, parts, ModelType.encoder_or_decoder
+            )
         return {
             "stage": parallel_state.get_pipeline_model_parallel_rank(),
             "layers": [len(chunk.decoder.layers) for chunk in chunks],
