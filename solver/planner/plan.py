@@ -575,10 +575,18 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
         *answer.warnings,
         *beyond_positions(problem),
         *unwritten(problem),
+        *_of_encoders(problem),
         *_of_tensor_ranks(problem, answer.plans),
         *_of_batch(answer.plans),
     )
     return replace(answer, model=problem.model_figures, warnings=(*warnings, *_of_stack(problem)))
+
+
+def _of_encoders(problem: Problem) -> tuple[str, ...]:
+    if problem.model.diffusion is None:
+        return ()
+    assumed = "text encoder and autoencoder are not priced: their outputs are taken to be computed before"
+    return (f"{assumed}; a script that runs them in every step needs more time and memory",)
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:

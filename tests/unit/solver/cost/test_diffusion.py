@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.library import find_cluster
+from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.checks import check_limits
@@ -17,6 +17,7 @@ from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.compute import core_attention, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import layer_activation_bytes
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, Workload
 
 SIZES = {"num_attention_heads": 16, "attention_head_dim": 128}  # 2048 wide
@@ -99,3 +100,13 @@ def test_adapters_of_a_diffusion_transformer_are_refused() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         check_limits(_problem(FLUX, lora_rank=8))
     assert [one.pointer for one in caught.value.errors] == ["/workload/lora_rank"]
+
+
+def test_answers_say_that_frozen_encoders_are_not_priced() -> None:
+    problem = replace(_problem(WAN), options=replace(_problem(WAN).options, time_limit_s=1.0))
+    profile = default_profile(problem.cluster, "none")
+    of_wan, of_gpt = (
+        ask(replace(problem, model=model), profile).warnings for model in (WAN, find_model("gpt2"))
+    )
+    assert any(one.startswith("text encoder and autoencoder are not priced") for one in of_wan)
+    assert not any("encoder" in one for one in of_gpt)
