@@ -121,6 +121,7 @@ class FrameworkFacts:
     loss_fused: bool  # logits are never kept in fp32
     logits_sharded: bool  # the logits of a rank are V / tp wide
     embedding_sharded: bool  # the embedding of a rank has V / tp rows also where the head is not tied to it
+    embedding_products: bool  # rows of the embedding are found by products with one-hot rows
     prediction_sharded: bool  # multi-token prediction's projection of 2 h to h is split over tp
     latents_whole: bool  # each tensor rank projects all rows to latents, also with sequence parallel
     prediction_recomputed: bool  # multi-token prediction's layers are recomputed as the others are

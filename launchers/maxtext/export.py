@@ -215,6 +215,7 @@ def maxtext_file(head: str, target: Target) -> str:
         **batch_values(target),
         **mesh_values(target),
         **remat_values(target),
+        **({"use_iota_embed": True} if target.facts.embedding_products else {}),
     }
     return head + yaml.safe_dump(values, sort_keys=True)
 
@@ -294,7 +295,14 @@ def export(target: Target) -> ExportBundle:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of MaxText from the plan, and the parts that are left to the user."""
     yield from common_warnings(
-        target, written=("launch_blocking", "recompute_modules", "gradient_dtype", "attention_kernel")
+        target,
+        written=(
+            "launch_blocking",
+            "recompute_modules",
+            "gradient_dtype",
+            "attention_kernel",
+            "embedding_products",
+        ),
     )
     yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
     if target.config.pipeline_parallel_size > 1:

@@ -392,6 +392,8 @@ def _options(fields: Fields, configuration: Configuration) -> dict[str, str | in
     hardware = fields.word("hardware", "tpu", allowed=("tpu", "gpu", "gpu_multiprocess", "cpu"))
     if kernel != "cudnn" and hardware != "tpu":
         found["attention_kernel"] = kernel
+    if fields.flag("use_iota_embed", default=False):
+        found["embedding_products"] = True
     if fields.flag("enable_dropout", default=True) and fields.number("dropout_rate", 0.0) > 0:
         found["dropout"] = True
     selective = configuration.recompute_granularity == "selective"

@@ -161,6 +161,7 @@ def rank_flops(target: Target) -> list[float]:
     rows = 2.0 * _first(ctx.tokens) * hidden / config.tensor_parallel_size
     head, project = rows * _first(ctx.padded_vocabulary), rows * 2.0 * hidden
     found[ranks[-1]] += _LINEAR_TRAINED * head
+    found[ranks[0]] += 2.0 * head * ctx.facts.embedding_products  # one-hot rows need no gradient
     for _ in range(model.num_mtp_layers):  # each a layer behind a projection, and logits of its own
         alike = ctx.facts.prediction_recomputed
         found[ranks[-1]] += (trained[further] if alike else plain) + _LINEAR_TRAINED * (project + head)

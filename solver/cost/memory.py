@@ -44,6 +44,7 @@ _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the f
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FP32_GRADIENT_BYTES = 4.0
 _FUSED_LOGIT_BYTES = 4.0
+ONE_HOT_BYTES = 2.0  # of a one-hot row per token, in the type of products
 _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at least stays
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
@@ -405,6 +406,7 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
     """Return logits with their fp32 copies and gradients at the peak, and the head's input."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
+    per_logit += ONE_HOT_BYTES * ctx.facts.embedding_products  # kept for the embedding's gradient
     logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 

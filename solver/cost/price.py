@@ -43,7 +43,13 @@ from meshwright.solver.cost.compute import (
 )
 from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes, total
 from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
-from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices, spilled_s, state_bytes
+from meshwright.solver.cost.memory import (
+    ONE_HOT_BYTES,
+    layer_activation_bytes,
+    memory_prices,
+    spilled_s,
+    state_bytes,
+)
 from meshwright.solver.cost.parameters import (
     Part,
     Weights,
@@ -327,6 +333,8 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     """Price the look-up: it reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
     look_up = PassSeconds(forward=4.0 * moved, backward=10.0 * (EMBEDDING in ctx.trained_modules) * moved)
+    if ctx.facts.embedding_products:
+        look_up = _one_hot_seconds(ctx)
     model, gemms = ctx.model, list[Gemm]()
     if width := model.projection_parameters / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
@@ -335,6 +343,16 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
         share = width / model.embedding_width  # of the look-up: as many rows, so much longer
         look_up = look_up + PassSeconds(forward=share * look_up.forward, backward=share * look_up.backward)
     return look_up + gemm_seconds(ctx, gemms, "bf16", trained=not ctx.frozen) if gemms else look_up
+
+
+def _one_hot_seconds(ctx: Context) -> PassSeconds:
+    """Price the product of one-hot rows with the embedding: written first, and they need no gradient."""
+    wide = ctx.model.vocab_size / ctx.t
+    product = [Gemm(m=ctx.tokens, n=ctx.model.embedding_width, k=wide)]
+    whole, inputs = (gemm_seconds(ctx, product, "bf16", trained=trained) for trained in (True, False))
+    written = ONE_HOT_BYTES * ctx.tokens * wide / ctx.hbm_bytes_per_s
+    weights = (whole.backward - inputs.backward) * (EMBEDDING in ctx.trained_modules)
+    return PassSeconds(forward=whole.forward + written, backward=weights)
 
 
 def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:

@@ -86,3 +86,8 @@ def test_what_is_not_priced_or_contradicts_is_refused_with_its_name(words: str, 
     with pytest.raises(InvalidProblemError) as fault:
         read(words)
     assert said in " ".join(one.sentence() for one in fault.value.errors)
+
+
+def test_an_embedding_by_one_hot_rows_is_priced() -> None:
+    assert read("use_iota_embed=true").workload.framework_options["embedding_products"] is True
+    assert "embedding_products" not in read("use_iota_embed=false").workload.framework_options

@@ -14,8 +14,9 @@ from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.communication import tensor_parallel
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import head_workspace_bytes
 from meshwright.solver.cost.parameters import unread_products
-from meshwright.solver.cost.price import price
+from meshwright.solver.cost.price import embedding_seconds, price
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, chunks_of, objective_s
 from meshwright.solver.predict import predict
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
@@ -593,3 +594,20 @@ def test_rows_of_all_schedules_are_added_up_as_alone() -> None:
         ranks = row.pipeline_parallel_size
         assert together.peak_memory_bytes[number, :ranks].tolist() == alone.peak_memory_bytes[0].tolist()
         assert together.rank_time_s[number, :ranks].tolist() == alone.rank_time_s[0].tolist()
+
+
+def test_an_embedding_by_products_reads_one_hot_rows_and_multiplies_twice() -> None:
+    model = replace(GPT, tied_embeddings=False)
+    plain, asked = (of(model, {}, "maxtext", embedding_products=on) for on in (False, True))
+    found = embedding_seconds(asked)
+    product = 2.0 * 2048 * 51200 * 1024  # FLOPs: tokens, rows of the table, hidden size
+    written = 2.0 * 2048 * 51200 / asked.hbm_bytes_per_s
+    whole = gemm_seconds(asked, [Gemm(m=asked.tokens, n=1024, k=51200.0)], "bf16")
+    assert found.forward[0] == pytest.approx(whole.forward[0] + written)
+    assert found.forward[0] > product / asked.gpu.peak_bf16_flops
+    # Two products in a backward pass have one for inputs, which one-hot rows do not need.
+    assert product / asked.gpu.peak_bf16_flops < found.backward[0] < whole.backward[0]
+    assert embedding_seconds(plain).forward[0] < found.forward[0] / 10
+    # 2 bytes of 2,048 rows of 51,200 (a multiple of 128) are kept for the table's gradient.
+    more = head_workspace_bytes(asked) - head_workspace_bytes(plain)
+    assert more[0] == 2.0 * 2048 * 51200
