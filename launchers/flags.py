@@ -6,7 +6,7 @@ Each row has one role, so that a launcher's new argument, or one of a fork, is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -129,6 +129,10 @@ class FlagNames:
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""
         return plain_name(name) in self._flags
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the arguments' names."""
+        return iter(self._flags)
 
     def row(self, name: str) -> Flag | None:
         """Return the row of an argument, or of the section that takes any names; None without one."""

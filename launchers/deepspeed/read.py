@@ -246,6 +246,8 @@ def _share_offloaded(
     ratio, group = fields.number(_RATIO, 1.0), _OWN_GROUP
     if fields.raw(_GROUP) != "auto":
         group = fields.number(_GROUP, _OWN_GROUP)
+    if group < 0 or group != int(group):  # zero/config.py: int, ge=0
+        fields.fault(_GROUP, "is not a whole number of 0 or more", nearest=f"{max(round(group), 0)}")
     if not 0.0 <= ratio <= 1.0:
         fields.fault(
             _RATIO, f"{ratio:g} is not a share", allowed="0 to 1", nearest=f"{min(max(ratio, 0), 1):g}"

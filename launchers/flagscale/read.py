@@ -263,7 +263,8 @@ def _take_meshes(given: Given, values: Document, meshes: Sequence[_StatedMesh]) 
 def _take_width(given: Given, values: Document) -> None:
     """Take the MLP width that multiple_of and hidden_dim_multiplier decide (arguments.py.patch)."""
     unit, factor = (values.get(name) for name in ("multiple_of", "hidden_dim_multiplier"))
-    if unit is None or unit.value is None or given.has("ffn-hidden-size") or not given.has("swiglu"):
+    stated = given.has("ffn-hidden-size") or not (given.has("swiglu") and given.has("hidden-size"))
+    if unit is None or unit.value is None or stated:
         return
     times: object = 1 if factor is None or factor.value is None else factor.value
     if not (isinstance(unit.value, int) and unit.value >= 1):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.launchers.flags import flags_of
@@ -57,7 +57,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields = Fields(source.name, given | over, overrides)
     if given:
         fields.note_commands(over)
-    model = _model(fields, known)
+    model = _model(fields, known, over)
     fields.expect("max_target_length")
     mesh = _mesh(fields, known)
     configuration = _configuration(fields, mesh, model)
@@ -416,7 +416,7 @@ _EPSILON = "normalization_layer_epsilon"
 _SCALING = {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 
 
-def _model(fields: Fields, known: Known) -> ModelSpec:
+def _model(fields: Fields, known: Known, over: Collection[str]) -> ModelSpec:
     """Return the supplied model, the named one, or the one of the file's sizes.
 
     Raises:
@@ -427,11 +427,30 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
         return known.overrides.model
     named = fields.word("model_name", "default")
     if named != "default":
-        return _by_name(fields, named)
+        return _agreed(fields, _by_name(fields, named), over)
     for name in _SIZES:
         fields.expect(name, "is not given; add it, or name the model with --model")
     fields.stop()
     return model_from_shape(raw, name="launch file")
+
+
+def _agreed(fields: Fields, model: ModelSpec, over: Collection[str]) -> ModelSpec:
+    """Return the named model; its sizes replace a file's, and those of a command (``over``) are refused.
+
+    configs/pyconfig.py: base.yml and the file first, then the model's own file, then the command, whose
+    differing sizes MaxText takes with ``override_model_config`` alone.
+    """
+    for name, ours in _SIZES.items():
+        stated, own = fields.optional(name, low=-1), getattr(model, ours)
+        if stated in (None, own):
+            continue
+        if name in over:
+            message = f"{stated}, but {model.title} has {own}"
+            fields.fault(name, message, allowed="--model with the model of these sizes", nearest=str(own))
+        else:
+            fields.note(f"{name} {stated} does nothing next to model_name: {model.title} has {own}")
+    fields.stop()
+    return model
 
 
 def _by_name(fields: Fields, named: str) -> ModelSpec:

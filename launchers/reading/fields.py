@@ -195,6 +195,18 @@ _KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a num
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
+def _never(_: str) -> bool:
+    return False
+
+
+# Programs that stop at a name that they do not have, and at which: accelerate 1.15.0 config_args.py
+# (from_yaml_file, not in sections); LLaMA-Factory 0.9.5 hparams/parser.py (_parse_args); maxtext 0.2.5
+# configs/types.py (extra="forbid"); nanotron 0.4 config.py (strict); torchtitan 0.2.2 config/manager.py
+# (_dict_to_dataclass); TRL 1.16.0 scripts/utils.py (parse_args_and_config).
+_STOPS: Mapping[str, Callable[[str], bool]] = {
+    "accelerate": lambda name: "." not in name,
+    **dict.fromkeys(("llama-factory", "maxtext", "nanotron", "torchtitan", "trl"), bool),
+}
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
@@ -441,8 +453,8 @@ class Fields:
             programs: with arguments that the file may give (``launchers.flags``).
 
         Raises:
-            InvalidProblemError: one of them is a typo of a name that is not given, or affects
-                the run.
+            InvalidProblemError: one of them is a typo of a name that is not given, or of any if the first
+                program stops at unknown names; or affects the run.
         """
         known = flag_names(*programs)
         self.refuse_unpriced(*programs)
@@ -450,8 +462,10 @@ class Fields:
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
         self._refuse_kinds(known)
-        for name in left[:_SLIPS_TRIED]:
-            near = None if name in known else meant(name, lacking)
+        for name in (name for name in left[:_SLIPS_TRIED] if name not in known):
+            near = meant(name, lacking)
+            if near is None and _STOPS.get(programs[0], _never)(name):
+                near = meant(name, known)
             if near is not None:
                 self.fault(name, "is unknown", nearest=near)
         self.stop()

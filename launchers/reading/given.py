@@ -173,21 +173,22 @@ class Given:
             self.unread.append(shown)
 
     def refuse_slips(self, names: Mapping[str, str], sections: Sequence[str] = ("",)) -> None:
-        """Refuse unknown names that are a typo of a name that is not given.
+        """Refuse unknown names that are a typo of a name, which the launchers' parsers stop at.
 
         ``names``: flags by their names in snake case; ``sections``: prefixes that may come
-        before them, with the dot. A correct name in another section counts as a typo.
+        before them, with the dot. A correct name in another section counts as a typo if it is not given.
         """
         for shown, (name, value) in self.left.items():
             near = None if _is_known(shown) else meant(name, names)
-            if near is not None and names[near] not in self.values:
-                part = shown.rpartition(".")[2].lstrip("-")
-                right = near if "_" in part else near.replace("_", "-")
-                before = shown.removesuffix(part)
-                if right == part:
-                    self._refuse_section(shown, value, before, right, sections)
-                else:
-                    self.refuse(shown, f"line {value.line}: is unknown", nearest=before + right)
+            if near is None:
+                continue
+            part = shown.rpartition(".")[2].lstrip("-")
+            right = near if "_" in part else near.replace("_", "-")
+            before = shown.removesuffix(part)
+            if right != part:
+                self.refuse(shown, f"line {value.line}: is unknown", nearest=before + right)
+            elif names[near] not in self.values:
+                self._refuse_section(shown, value, before, right, sections)
 
     def _refuse_section(
         self, shown: str, value: Value, section: str, name: str, sections: Sequence[str]

@@ -254,7 +254,7 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
         (
             "accelerate",
             {"gradient_dtype": "bf16"},
-            "absent, or fp32; launchers that take others: deepspeed, llama-factory, megatron-b",
+            "absent, or fp32; launchers that take others: deepspeed, llama-factory, maxtext, megatron-b",
         ),
         ("ms-swift", {"optimizer_offload_fraction": 0.5}, ""),  # hybrid optimizer of Megatron-Core
         ("deepspeed", {"gradient_dtype": "fp32"}, ""),  # communication_data_type, stated and not searched

@@ -155,3 +155,11 @@ def test_what_deepspeed_ignores_or_refuses_is_named(
     (fault,) = (one for pointer, one in faults.items() if pointer.endswith(field))
     if nearest is not None:
         assert fault.nearest == nearest
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(-1, "0"), (0.5, "0"), (2.6, "3")])
+def test_a_group_of_weights_is_a_whole_number(size: float, nearest: str) -> None:
+    with pytest.raises(InvalidProblemError, match=r"sub_group_size: .*whole number") as fault:
+        read(3, sub_group_size=size)
+    assert fault.value.errors[0].nearest == nearest
+    assert read(3, sub_group_size=0).configuration.zero_stage == 3

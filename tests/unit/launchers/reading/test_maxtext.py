@@ -91,3 +91,15 @@ def test_what_is_not_priced_or_contradicts_is_refused_with_its_name(words: str, 
 def test_an_embedding_by_one_hot_rows_is_priced() -> None:
     assert read("use_iota_embed=true").workload.framework_options["embedding_products"] is True
     assert "embedding_products" not in read("use_iota_embed=false").workload.framework_options
+
+
+def test_a_named_models_sizes_replace_a_files_and_a_commands_are_refused() -> None:
+    file = (
+        "model_name: llama3.1-8b\nbase_num_decoder_layers: 5\nper_device_batch_size: 1\n"
+        "max_target_length: 8192\nici_fsdp_parallelism: 8\n"
+    )
+    found = read_launch_files(Source(name="run.yml", text=file), Overrides(num_gpus=8))
+    assert found.model.num_layers == 32
+    assert any("base_num_decoder_layers 5 does nothing" in note for note in found.notes)
+    with pytest.raises(InvalidProblemError, match=r"line 1: 5, but Llama 3\.1 8B has 32"):
+        read("base_num_decoder_layers=5")

@@ -8,7 +8,10 @@ import re
 import pytest
 
 from meshwright.launchers.flags import flags_of
+from meshwright.profiles.errors import InvalidProblemError
 from tests.draws import draws
+from tests.property.test_every_reader import CASES, files_of
+from tests.property.test_every_reader import read as read_exported
 from tests.unit.launchers.reading.test_unknown_values import answer, read
 from tests.unit.launchers.reading.written_scripts import PROGRAMS, SCRIPTS
 
@@ -88,3 +91,27 @@ def test_a_slip_of_any_argument_of_a_launcher_is_refused_or_listed(name: str) ->
             continue  # another argument, or the beginning of one, which argparse takes for it
         given = form.format(near.replace("_", mark))
         require_seen(near, right, text.rstrip() + given + "\n", files, base)
+
+
+# Files of launchers with parsers that stop at unknown names, and a typo of a name that is given, too.
+BOTH_GIVEN = {
+    "trl": ("trl_sft.yaml", "per_device_train_batch_size:", "per_device_train_batch_sise: 7"),
+    "accelerate": ("accelerate.yaml", "num_processes:", "num_proceses: 7"),
+    "maxtext": ("maxtext.yml", "per_device_batch_size:", "per_device_batch_sise: 7"),
+    "nanotron": ("nanotron.yaml", "  micro_batch_size:", "  micro_batch_sise: 7"),
+    "llama_factory_accelerate": ("llama_factory_train.yaml", "cutoff_len:", "cutof_len: 7"),
+    "torchtitan": ("torchtitan_0_2.toml", "local_batch_size =", "local_batch_sise = 7"),
+    "megatron_lm": ("megatron_args.sh", "    --micro-batch-size ", "    --micro-batch-sise 7"),
+    "ms_swift": ("plan_args.sh", "    --micro_batch_size ", "    --micro_batch_sise 7"),
+}
+
+
+@pytest.mark.parametrize("launcher", BOTH_GIVEN)
+def test_a_typo_next_to_the_right_name_is_refused_where_the_launcher_stops_at_it(launcher: str) -> None:
+    file, right, near = BOTH_GIVEN[launcher]
+    files = files_of(launcher, CASES[launcher][0])
+    assert f"\n{right}" in files[file]
+    changed = files | {file: files[file].replace(f"\n{right}", f"\n{near}\n{right}", 1)}
+    with pytest.raises(InvalidProblemError, match="is unknown") as fault:
+        read_exported(launcher, changed)
+    assert right.strip(" :=") in str(fault.value)

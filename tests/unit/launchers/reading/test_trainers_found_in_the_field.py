@@ -621,6 +621,16 @@ def test_flagscale_rounds_the_width_of_gated_layers_up_to_its_own_multiples(own:
     assert (found.model.ffn_hidden_size, found.unread) == (width, ())
 
 
+def test_a_missing_hidden_size_is_named_and_not_the_width_that_follows_from_it() -> None:
+    with pytest.raises(InvalidProblemError) as fault:
+        read(
+            (FLAGSCALE % "multiple_of: 256").replace("hidden_size: 4096, ", ""),
+            Overrides(num_gpus=8),
+            "7b.yaml",
+        )
+    assert ["hidden-size" in one.pointer for one in fault.value.errors] == [True]
+
+
 @pytest.mark.parametrize("own", ["use_dualpipev: true", "num_mtp_predictor: 2", "multiple_of: 0"])
 def test_an_argument_that_flagscale_has_and_no_price_counts_is_refused_in_any_section(own: str) -> None:
     with pytest.raises(InvalidProblemError, match=r"line 2: .*(is not a width|cannot be read)"):
