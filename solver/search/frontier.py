@@ -352,7 +352,8 @@ class Frontier:
         self._primed_from_s = np.inf
         self._sort_in([])  # those that were primed and have no split are gone
         while not interrupted(self):
-            if min(self.waiting_s, np.finfo(np.float64).max) > self.cutoff_s or self.waiting_s == np.inf:
+            waiting_s = self.waiting_s
+            if waiting_s > self.cutoff_s or waiting_s == np.inf:
                 self.finished = True
                 return
             if not self._heap or self._heap[0][0] > self._unseen_s:
@@ -512,15 +513,14 @@ class Frontier:
         objectives = objective_s(rows.prices, rows.columns, rows.stages(list(splits)))
         found = candidates_of(rows, splits)
         first = np.searchsorted(found.which, np.arange(len(indices) + 1)).tolist()
+        known = self.bound_s[list(indices)].tolist()
         for at, (row, split) in enumerate(zip(indices, splits, strict=True)):
             self.solved[row] = Solved(
                 row=row,
                 split=split,
                 objective_s=float(objectives[at]),
                 candidates=tuple(found.splits[first[at] : first[at + 1]]),
-                bound_s=max(
-                    float(found.bound_s[first[at] : first[at + 1]].min()), float(self.bound_s[row])
-                ),
+                bound_s=max(float(found.bound_s[first[at] : first[at + 1]].min()), known[at]),
             )
 
     def simulate(self, row: int) -> None:
