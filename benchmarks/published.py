@@ -132,6 +132,50 @@ def twin_flow() -> Iterator[Row]:
 
 
 # --------------------------------------------------------------------------------------------------
+# ZenFlow (deepspeedai/DeepSpeed edaa7221, blogs/deepspeed-zenflow/README.md): up to 5 times as fast as
+# ZeRO-Offload; its example is Llama 2 7B on 4 A100, where the host updates for 4.6 s
+# (images/zenflow-no-overlap.png). Batch, length and memory are not stated: 1 and 4 sequences of 2,048, and
+# the tutorial's interval of 4 steps, are taken.
+# SuperOffload (blogs/deepspeed-superoffload/README.md): up to 4 times as fast as ZeRO-Offload on GH200, up
+# to 600 TFLOP/s with 4 sequences of 4,096. Llama 70B on 4 GH200 is one of its examples, without a rate; we
+# take one node.
+
+
+_FOUR = 4  # GPUs
+
+
+def hidden_updates() -> Iterator[Row]:
+    """Return the gain of updates on the host that run under passes."""
+    late: Options = {"cpu_update_interval": 4}
+    early: Options = {"super_offload": True}
+    for words, model_name, slug, zero, length, options, most in (
+        ("ZenFlow", "llama-2-7b", "a100-sxm-40gb", 2, 2048, late, 5.0),
+        ("SuperOffload", "llama-3.1-70b", "gh200-96gb", 3, 4096, early, 4.0),
+    ):
+        gpu, model = find_gpu(slug), find_model(model_name)
+        group = NodeGroup(
+            gpu=gpu, num_nodes=1, gpus_per_node=_FOUR, island_gpus=_FOUR, intra_node=gpu.intra_node,
+            inter_node=gpu.inter_node,
+        )  # fmt: skip
+        cluster = ClusterSpec(name=slug, groups=(group,))
+        for micro in (1, 4):
+            config = Configuration(
+                data_parallel_size=_FOUR, zero_stage=zero, zero_shard_size=_FOUR, offload="optimizer",
+                micro_batch_size=micro, recompute_granularity="full", recompute_layers=model.num_layers,
+                stage_layers=(model.num_layers,),
+            )  # fmt: skip
+            steps = []
+            for own in ({}, options):
+                workload = Workload(
+                    global_batch_size=_FOUR * micro, seq_length=length, framework_options=own
+                )
+                problem = Problem(model=model, cluster=cluster, workload=workload, launcher="deepspeed")
+                steps.append(predict(problem, default_profile(cluster, "deepspeed"), config).step_time_s)
+            label = f"{words}, {model_name} on 4 {slug}, {micro} x {length} tokens a GPU"
+            yield Row(f"{label}: speed over ZeRO-Offload (published: up to)", most, steps[0] / steps[1])
+
+
+# --------------------------------------------------------------------------------------------------
 # Zeus (NSDI 2023): seconds of an epoch of ResNet-50 on ImageNet, 128 images a batch, by power limit
 # (ml-energy/zeus a17ec338, examples/research_reproducibility/zeus_nsdi23/trace/summary_power_v100.csv,
 # summary_power_a40.csv). We price its work as matrix products alone.
@@ -212,6 +256,7 @@ def shapes() -> Iterator[Row]:
 SECTIONS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "zero++": ("ZeRO++ on 384 V100 (DeepSpeed's blog, figures 6 and 7)", zero_plus_plus),
     "twin-flow": ("Twin-Flow (ZeRO-Offload++)", twin_flow),
+    "hidden-updates": ("ZenFlow and SuperOffload", hidden_updates),
     "power": ("Power limits (Zeus)", power_limits),
     "zero-infinity": ("ZeRO-Infinity", zero_infinity),
     "shapes": ("Shapes of GPT-Neo", shapes),

@@ -86,9 +86,11 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),
     "secondary_shard_size": (1.0, 1024.0),
+    "cpu_update_interval": (1.0, 1000.0),
+    "selected_gradient_share": (0.01, 1.0),
     "power_limit_w": (0.0, 1e5),
 }
-_WHOLE = ("secondary_shard_size",)  # ranks, which a launch file counts
+_WHOLE = {"secondary_shard_size": "ranks", "cpu_update_interval": "steps"}  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
@@ -172,6 +174,11 @@ class FrameworkFacts:
     offload_modules: str  # modules with offloaded activations: all, or joined by +
     offload_layers: float  # layers with activations on the host; 0: all
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
+    super_offload: bool  # the host updates offloaded states under the backward pass
+    cpu_update_interval: (
+        float  # steps between the host's updates of offloaded states, which nothing waits for
+    )
+    selected_gradient_share: float  # of gradients that GPUs apply at once in steps between those updates
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     adds_gradients_on_host: bool  # and the CPU adds them up there; else they are fetched for every addition
     power_limit_w: float  # watts that each GPU may draw (nvidia-smi -pl); 0: as many as its type
@@ -311,7 +318,7 @@ def _checked(name: str, value: object, current: object) -> object:
         if name in _WHOLE and number != int(number):
             message = f"{number:g} is not a whole number"
             raise InvalidProblemError.of(
-                pointer, message, allowed="a whole number of ranks", nearest=str(int(number))
+                pointer, message, allowed=f"a whole number of {_WHOLE[name]}", nearest=str(int(number))
             )
         return number
     if name == "moe_routing_groups":

@@ -85,6 +85,21 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
     shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
     if shared and (config.zero_stage != 3 or "optimizer@nvme" in config.offload):  # noqa: PLR2004
         yield "offloading a share of the states needs ZeRO-3 and host memory, not drives"
+    yield from _hidden_update_faults(problem, config)
+
+
+def _hidden_update_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    work, offloaded = problem.workload, config.offload == "optimizer"
+    under = work.framework_options.get("super_offload", False)
+    steps = work.framework_options.get("cpu_update_interval", 1)
+    plain = work.optimizer == "adamw" and not work.lora_rank and not (under and steps != 1)
+    if under and not (plain and offloaded and config.zero_stage == 3):  # noqa: PLR2004
+        yield "SuperOffload needs ZeRO-3 and AdamW's states in host memory"
+    whole = work.framework_options.get("optimizer_offload_fraction", 1) == 1
+    if steps != 1 and not (plain and offloaded and whole and config.zero_stage == 2):  # noqa: PLR2004
+        yield "ZenFlow needs ZeRO-2 and all of AdamW's states in host memory"
+    if steps != 1 and config.num_microbatches > 1:
+        yield f"ZenFlow cannot add up the gradients of {config.num_microbatches} micro-batches"
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:

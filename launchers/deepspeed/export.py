@@ -28,6 +28,7 @@ from meshwright.solver.cost.memory import (
     WEIGHTS_IN_CPU,
 )
 from meshwright.solver.cost.parameters import largest_tensor
+from meshwright.solver.cost.step_end import UPDATE_GROUPS
 
 # --------------------------------------------------------------------------------------------------
 # Values that DeepSpeed takes in code: a Python module, each value with its call.
@@ -129,7 +130,6 @@ HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it 
 # Elements of 500 million and DeepSpeed's other defaults, under which the catalog's facts were measured.
 _BUCKET = 500_000_000
 BUCKET_ELEMENT_BYTES = 2  # of gradients in the training precision
-_GROUPS = 20  # of a shard's weights where a share of the states is offloaded: steps of 5 %
 _STAGE_3 = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
@@ -156,7 +156,8 @@ def json_file(head: str, target: Target) -> str:
         "train_batch_size": workload.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
-        "gradient_clipping": 1.0,
+        # with clipping SuperOffload hides nothing (superoffload_stage3.py, partition_grads)
+        "gradient_clipping": 0.0 if target.facts.super_offload else 1.0,
         "steps_per_print": 1,  # by default DeepSpeed logs no time at all (runtime/constants.py)
         "bf16": {"enabled": workload.precision == "bf16"},
         "fp16": {"enabled": workload.precision == "fp16"},
@@ -206,6 +207,15 @@ def _offload(target: Target) -> dict[str, object]:
         if part in devices:
             drive: dict[str, object] = {"nvme_path": NVME_PATH} if devices[part] == "nvme" else {}
             values[key] = {"device": devices[part], "pin_memory": True, **drive}
+    if target.facts.super_offload and devices.get("optimizer") == "cpu":
+        values["offload_optimizer"] |= {"super_offload": True}  # type: ignore[operator]
+        values["sub_group_size"] = _sub_group(target)
+    if target.facts.cpu_update_interval > 1.0:
+        values["zenflow"] = {
+            "topk_ratio": target.facts.selected_gradient_share, "select_strategy": "auto",
+            "select_interval": "auto", "update_interval": int(target.facts.cpu_update_interval),
+            "full_warm_up_rounds": 0, "overlap_step": True,
+        }  # fmt: skip
     share = target.facts.optimizer_offload_fraction
     if share < 1.0 and "optimizer" in devices:
         values["offload_optimizer"] |= {"ratio": share}  # type: ignore[operator]
@@ -229,7 +239,7 @@ def _sub_group(target: Target) -> int:
 
     With DeepSpeed's default of 10^9 a shard is often a single group, and the CPU updates it at any ratio.
     """
-    return -(-target.model.num_parameters() // (target.config.zero_shard_size * _GROUPS))
+    return -(-target.model.num_parameters() // (target.config.zero_shard_size * UPDATE_GROUPS))
 
 
 def offload_devices(offload: str) -> dict[str, str]:
@@ -263,7 +273,8 @@ def _written(target: Target) -> tuple[str, ...]:
     bucket = int(target.facts.bucket_bytes / BUCKET_ELEMENT_BYTES) * BUCKET_ELEMENT_BYTES
     return (
         "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
-        "quantized_reductions", "secondary_shard_size",
+        "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
+        "selected_gradient_share",
         *(["bucket_bytes"] * (bucket == target.facts.bucket_bytes > 0)),
     )  # fmt: skip
 
@@ -299,6 +310,10 @@ def found_warnings(target: Target) -> Iterator[str]:
             "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or "
             "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
         )
+    if target.facts.super_offload:
+        yield "gradient_clipping is 0: with clipping DeepSpeed updates no state under the backward pass"
+    if target.facts.cpu_update_interval > 1.0:
+        yield "ZenFlow applies small gradients some steps late: compare its loss with a run without it"
     if config.offload != "none":
         yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
         yield "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed"

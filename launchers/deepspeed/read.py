@@ -19,6 +19,7 @@ from meshwright.launchers.reading.python_values import constants_of
 from meshwright.profiles.frameworks import OPTION_NUMBERS, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.step_end import UPDATE_GROUPS
 from meshwright.solver.problem import Workload
 
 _BATCH, _MICRO, _COUNT = (
@@ -27,7 +28,7 @@ _BATCH, _MICRO, _COUNT = (
 _TRAINERS = "per_device_train_batch_size"  # the JSON may hold its arguments, too
 _OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
 _MAX_STAGE_WITH_PIPELINE = 1
-_MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
+_MAX_STAGE, _SHARDED_WEIGHTS, _SHARDED_GRADIENTS = 3, 3, 2
 _DEVICES = ("none", "cpu", "nvme")
 _PLACES = {
     part: (f"zero_optimization.{key}.device", f"zero_optimization.{key}.nvme_path")
@@ -36,6 +37,8 @@ _PLACES = {
 _BUCKET = "zero_optimization.reduce_bucket_size"
 _RATIO = "zero_optimization.offload_optimizer.ratio"
 _GROUP = "zero_optimization.sub_group_size"
+_SUPER = "zero_optimization.offload_optimizer.super_offload"
+_ZENFLOW = "zero_optimization.zenflow"
 _LEAST_SHARE = OPTION_NUMBERS["optimizer_offload_fraction"][0]
 _OFF = 0.051  # by which whole groups may miss a ratio before a note states it: one of 20
 _OWN_GROUP = 1e9  # elements of sub_group_size, where the file states none
@@ -74,6 +77,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     configuration = _configuration(fields, known, model, code, (zero, offload))
     options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
     options |= _share_offloaded(fields, model, configuration)
+    options |= _hidden_update(fields, model, configuration)
     for name in fields.unread("deepspeed"):
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
             fields.fault(name, "is not a key of ZeRO's section")
@@ -273,6 +277,58 @@ def _share_offloaded(
             allowed="0.01 to 1",
         )
     return {"optimizer_offload_fraction": share} if share < 1.0 else {}
+
+
+def _hidden_update(
+    fields: Fields, model: ModelSpec, configuration: Configuration
+) -> dict[str, str | int | float | bool]:
+    """Return the options of SuperOffload, which stage 3 alone reads, and of ZenFlow."""
+    found: dict[str, str | int | float | bool] = {}
+    if fields.flag(_SUPER, default=False) and configuration.offload == "optimizer":
+        if configuration.zero_stage != _SHARDED_WEIGHTS:
+            fields.fault(_SUPER, "DeepSpeed reads it only under stage 3", allowed="false", nearest="false")
+        automatic = fields.raw("gradient_clipping") == "auto"  # max_grad_norm of the trainer, 1.0
+        clipped = automatic or fields.number("gradient_clipping", 0.0) > 0.0
+        size = _OWN_GROUP if fields.raw(_GROUP) == "auto" else fields.number(_GROUP, _OWN_GROUP)
+        groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(size, 1.0))
+        if clipped or groups == 1:
+            cause = "gradient_clipping is on" if clipped else "a rank has one group of sub_group_size"
+            fields.note(f"super_offload: {cause}, so that DeepSpeed updates behind the backward pass")
+        else:
+            found["super_offload"] = True
+            if groups != UPDATE_GROUPS:
+                fields.note(
+                    f"super_offload: {groups} groups of sub_group_size are priced as {UPDATE_GROUPS}"
+                )
+    if fields.has_section(_ZENFLOW) or fields.has(_ZENFLOW):
+        found |= _zenflow(fields, configuration)
+    return found
+
+
+def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | int | float | bool]:
+    interval, overlap = f"{_ZENFLOW}.update_interval", f"{_ZENFLOW}.overlap_step"
+    if configuration.zero_stage != _SHARDED_GRADIENTS or configuration.offload != "optimizer":
+        fields.fault(
+            _ZENFLOW, "is priced under stage 2 with the optimizer in host memory", allowed="stage 2"
+        )
+    if configuration.num_microbatches > 1:
+        fields.fault("gradient_accumulation_steps", "ZenFlow replaces it by update_interval", nearest="1")
+    if not fields.flag(overlap, default=False):
+        fields.fault(overlap, "updates that steps wait for are not priced", allowed="true", nearest="true")
+    if fields.raw(interval) in (None, "auto"):
+        fields.fault(interval, "auto depends on the gradients", allowed="2 to 1000", nearest="4")
+        return {}
+    steps, share = fields.number(interval, 4.0), fields.number(f"{_ZENFLOW}.topk_ratio", 0.1)
+    low, high = OPTION_NUMBERS["selected_gradient_share"]
+    if not low <= share <= high:
+        nearest = f"{min(max(share, low), high):g}"
+        fields.fault(
+            f"{_ZENFLOW}.topk_ratio", f"{share:g}", allowed=f"{low:g} to {high:g}", nearest=nearest
+        )
+    most = OPTION_NUMBERS["cpu_update_interval"][1]
+    if steps != int(steps) or not 1 < steps <= most:
+        fields.fault(interval, f"{steps:g}", allowed=f"whole numbers from 2 to {most:g}", nearest="4")
+    return {"cpu_update_interval": steps, "selected_gradient_share": share}
 
 
 def _optimizer(fields: Fields, known: Known) -> str:

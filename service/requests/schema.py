@@ -37,8 +37,8 @@ Allowed = Literal[
     "galore", "galore-8bit", "galore-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16-layerwise",
     "galore-8bit-bf16-layerwise", "muon", "sgd-momentum", "switches", "none", "moe_dispatcher",
     "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype", "overlap_tensor",
-    "optimizer_offload_fraction", "dynamic_context_parallel", "secondary_shards", "quantized_weights",
-    "quantized_gradients", "reduce_bucket", "power_limit_w",
+    "optimizer_offload_fraction", "super_offload", "cpu_update_interval", "dynamic_context_parallel",
+    "secondary_shards", "quantized_weights", "quantized_gradients", "reduce_bucket", "power_limit_w",
 ]  # fmt: skip
 Optimizer = Literal[
     "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",

@@ -105,6 +105,13 @@ def _norm_output_bytes(ctx: Context) -> float:
     return attention + _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
 
 
+# ZenFlow keeps of each selected gradient on every GPU: two moments, the gradient, and the weight that the
+# host has not updated yet, in 2 bytes (DeepSpeed 0.19.8 ``zenflow_torch_adam.py``).
+_SELECTED_BYTES = 8.0
+# ... and on the host, next to one fp32 gradient: a second one, and the weights that the last update left.
+_DEFERRED_BYTES = 8.0
+
+
 def _bytes_of(
     ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool,
     moments: float, ends: FloatArray | float = 0.0,
@@ -128,6 +135,10 @@ def _bytes_of(
     # of states that stay where others are offloaded, gradients are kept with them (DeepSpeed 0.19
     # stage3.py:1287 ``fp32_partitioned_groups_flat[i].grad``)
     beside = np.where(ctx.offloads_gradients, _FP32_GRADIENT_BYTES, 0.0)
+    selected = 0.0 * trained
+    if ctx.facts.cpu_update_interval > 1.0:
+        of_selected = _SELECTED_BYTES * ctx.facts.selected_gradient_share
+        selected = trained * np.where(ctx.offloads_optimizer, of_selected, 0.0)
     held = (count - ends) * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
     plain = ends + (trained if ctx.adapts else 0.0)  # adapters come on top of the weights
     held = held + plain * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
@@ -135,7 +146,7 @@ def _bytes_of(
         weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         reduced_gradients=trained * (np.where(ctx.offloads_gradients, 0.0, shard) + own),
-        optimizer=trained * (states + copy + beside) / sharing * (1.0 - ctx.share_offloaded),
+        optimizer=trained * (states + copy + beside) / sharing * (1.0 - ctx.share_offloaded) + selected,
     )
 
 
@@ -701,6 +712,8 @@ def outside_bytes(ctx: Context) -> Outside:
     if facts.offloads_gradients and not facts.adds_gradients_on_host:
         arriving = arriving + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, 0.0, 2.0 * elements)
         main = 4.0 * elements
+    if facts.cpu_update_interval > 1.0:
+        main = main + _DEFERRED_BYTES * elements
     swapped, pinned = ctx.swaps_optimizer, largest_tensor(ctx.model) / ctx.dense_replicas.sharing
     group = np.minimum(SWAPPED_GROUP + pinned, elements)
     updated = np.where(swapped, arriving + STATE_BUFFERS * 4.0 * group, states + main + arriving)

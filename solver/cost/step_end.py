@@ -182,7 +182,9 @@ def tail_of(
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
     # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
     share = ctx.share_offloaded
-    seconds = np.maximum((1.0 - share) * seconds, share * _offloaded_s(ctx, updated))
+    seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under))
+    if ctx.facts.cpu_update_interval > 1.0:
+        seconds = seconds + _selected_s(ctx, weights)
     return Tail(data_parallel=exchange, optimizer=seconds)
 
 
@@ -239,16 +241,19 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
     return np.asarray(trained * (each.product_flops / rate + svd_s))
 
 
-def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
+def _offloaded_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> FloatArray:
     """Price gradients to the host, the update there by bytes of host memory, 2-byte weights back.
 
     One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4). Where
     gradients are kept on the host their fp32 sum is copied (DeepSpeed 0.19 ``stage3.py``
     ``_offload_grad_partition_at_boundary``), and weights stay there under ZeRO-Infinity. States on drives
     are read with the gradient that was written there, and written back, group by group without a pipeline
-    (``partitioned_optimizer_swapper.py``; arXiv:2104.07857, section 5.2.2).
+    (``partitioned_optimizer_swapper.py``; arXiv:2104.07857, section 5.2.2). SuperOffload and ZenFlow hide
+    most of it (``_hidden_update_s``).
     """
     host, facts = ctx.host, ctx.facts
+    if facts.super_offload or facts.cpu_update_interval > 1.0:
+        return _hidden_update_s(ctx, updated, under)
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
     there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
@@ -261,6 +266,43 @@ def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
         seconds = seconds + np.where(ctx.swaps_optimizer, swapped, 0.0)
     written = _WEIGHT_BYTES / host.nvme_write_bytes_per_s
     return updated * (seconds + np.where(ctx.swaps_weights, written, 0.0))
+
+
+# Groups of weights that SuperOffload updates one after the other, as exported. The last one has no backward
+# pass above it.
+UPDATE_GROUPS = 20
+
+
+def _hidden_update_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> FloatArray:
+    """Price updates on the host that run under passes, by a process of their own.
+
+    Weights come back in fp32, cast on the GPU, and the rank waits for them (DeepSpeed 0.19.8
+    ``superoffload_stage3.py _reassign_or_swap_out_partitioned_parameters``, ``zenflow_stage_1_and_2.py
+    wait_last_update_and_copy``). SuperOffload sends and updates each group as soon as its gradients of the
+    last micro-batch are there (``partition_grads``). ZenFlow updates once in several steps of one
+    micro-batch each, under those steps, with gradients that add up meanwhile.
+    """
+    host, facts = ctx.host, ctx.facts
+    sent = updated * (_FP32_BYTES / host.link_bytes_per_s)
+    back = sent
+    computed = updated * (ctx.optimizer.moved_bytes / host.memory_bytes_per_s)
+    if facts.super_offload:
+        busy = sent + computed
+        return np.asarray(np.maximum(busy - under.backward, busy / UPDATE_GROUPS) + back)
+    steps = facts.cpu_update_interval
+    waits = np.maximum(computed - steps * (under.forward + under.backward), 0.0)
+    return np.asarray((sent + waits + back) / steps)
+
+
+# The GPU's update of selected gradients: weights, gradients and two moments of 2 bytes are read, all but
+# the gradients written (DeepSpeed 0.19.8 ``zenflow_torch_adam.py _step_without_offload``: ``zeros_like``).
+_SELECTED_MOVED_BYTES = 14.0
+
+
+def _selected_s(ctx: Context, weights: Weights) -> FloatArray:
+    """Price the update of the largest gradients, which every rank repeats for whole matrices."""
+    moved = (weights.dense + weights.routed) * ctx.facts.selected_gradient_share * _SELECTED_MOVED_BYTES
+    return np.where(ctx.offloads_optimizer, moved / ctx.hbm_bytes_per_s, 0.0)
 
 
 def copies_s(ctx: Context) -> FloatArray:

@@ -51,7 +51,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
-from meshwright.solver.cost.sharding import SHARD_WEIGHTS
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
@@ -481,6 +481,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 _AWAY = [code for code, word in enumerate(OFFLOAD) if "parameters" in word]
 _STATES_AWAY = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
+_STATES_ALONE = OFFLOAD.index("optimizer")
 _STATES_ON_DRIVES = [code for code, word in enumerate(OFFLOAD) if "optimizer@nvme" in word]
 
 
@@ -520,6 +521,36 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY) & (
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
             ),
+        )  # fmt: skip
+    yield from _hidden_update_rules(problem, able)
+
+
+def _hidden_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield what SuperOffload and ZenFlow require, as far as they are priced.
+
+    ``runtime/superoffload/superoffload_stage3.py`` (stage 3), ``runtime/zenflow/zenflow_stage_1_and_2.py
+    _configure_zenflow`` (offload), ``runtime/zenflow/engine.py configure_zenflow`` (the interval replaces
+    gradient accumulation). Both copy states for AdamW alone.
+    """
+    options, work = problem.workload.framework_options, problem.workload
+    late, early = float(options.get("cpu_update_interval", 1.0)) > 1.0, bool(options.get("super_offload"))
+    unlike = work.optimizer != "adamw" or work.lora_rank > 0 or (late and early)
+    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
+    if early:
+        yield Rule(
+            name=f"{able.launcher} updates offloaded states under the backward pass",
+            reason="SuperOffload needs zero_stage 3, AdamW without adapters, and states in host memory",
+            reads=("zero_stage", "offload"),
+            violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | (c.offload != _STATES_ALONE) | unlike,
+        )
+    if late:
+        yield Rule(
+            name=f"{able.launcher} updates offloaded states every few steps",
+            reason="ZenFlow needs zero_stage 2, one micro-batch, AdamW without adapters, and all states "
+            "in host memory",
+            reads=("zero_stage", "offload", "num_microbatches"),
+            violated=lambda c: (c.zero_stage != SHARD_GRADIENTS) | (c.offload != _STATES_ALONE)
+            | (c.num_microbatches != 1) | unlike | shared,
         )  # fmt: skip
 
 

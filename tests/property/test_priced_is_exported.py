@@ -153,9 +153,9 @@ def problems_for(some: Sequence[Setting], launcher: str) -> Iterator[Problem]:
     """A small problem of every model that the launcher trains and that takes all of the settings."""
     able = launcher_capabilities(launcher)
     nodes = 4 if any("secondary_shard_size" in one.options for one in some) else 1  # 16 ranks and more
-    for plain in (
-        problem_of(launcher, find_model(name), num_nodes=nodes, batch=16 * nodes) for name in SMALL
-    ):
+    alone = any(one.options.get("cpu_update_interval", 1) != 1 for one in some)  # ZenFlow: one micro-batch
+    batch = (8 if alone else 16) * nodes
+    for plain in (problem_of(launcher, find_model(name), num_nodes=nodes, batch=batch) for name in SMALL):
         gpu = plain.cluster.groups[0].gpu
         if not any(one.fault(plain.model, gpu) for one in some) and not list(problem_faults(plain, able)):
             yield plain

@@ -10,6 +10,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from tests.launchers.cases import LLAMA_70B
 
 CPU, DRIVE = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/scratch"}
+LATE = {"update_interval": 4, "overlap_step": True}
 
 
 def read(stage: int, **sections: object) -> LaunchFile:
@@ -118,6 +119,26 @@ def test_a_share_of_the_states_is_that_of_whole_groups(group: int, share: float 
     )
 
 
+def test_zenflow_and_superoffload_are_read_as_what_deepspeed_makes_of_them() -> None:
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": CPU, "zenflow": LATE | {"topk_ratio": 0.1}},
+    }  # fmt: skip
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    found = DEEPSPEED_READER.read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+    options = found.workload.framework_options
+    assert (options["cpu_update_interval"], options["selected_gradient_share"]) == (4.0, 0.1)
+    raw["gradient_accumulation_steps"] = 2  # which ZenFlow would replace by its interval
+    with pytest.raises(InvalidProblemError, match="gradient_accumulation_steps"):
+        DEEPSPEED_READER.read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+    early = CPU | {"super_offload": True}
+    away = read(3, offload_optimizer=early, sub_group_size=55_000_000)
+    assert away.workload.framework_options["super_offload"] is True
+    whole = read(3, offload_optimizer=early, sub_group_size=2_000_000_000)
+    assert "super_offload" not in whole.workload.framework_options
+    assert any("one group of sub_group_size" in note for note in whole.notes)
+
+
 def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_are_refused() -> None:
     usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
     other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e7, stage3_prefetch_bucket_size=1e8)
@@ -132,7 +153,17 @@ def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_ar
     ("stage", "sections", "field", "nearest"),
     [
         (3, {"zero_quantized_nontrainable_weights": True}, "zero_quantized_nontrainable_weights", None),
-        (3, {"zenflow": {"topk_ratio": 0.1}}, "zenflow.topk_ratio", None),
+        (3, {"offload_optimizer": CPU, "zenflow": LATE}, "zero_optimization.zenflow", None),
+        (2, {"offload_optimizer": CPU, "zenflow": {"overlap_step": True}}, "zenflow.update_interval", "4"),
+        (
+            2,
+            {"offload_optimizer": CPU, "zenflow": LATE | {"topk_ratio": 0.0}},
+            "zenflow.topk_ratio",
+            "0.01",
+        ),
+        (2, {"offload_optimizer": CPU, "zenflow": LATE | {"offload": True}}, "zenflow.offload", None),
+        (2, {"offload_optimizer": CPU, "zenflow": {"update_interval": 4}}, "zenflow.overlap_step", "true"),
+        (2, {"offload_optimizer": CPU | {"super_offload": True}}, "super_offload", "false"),
         (2, {"reduce_bucket_size": 0.5}, "reduce_bucket_size", None),
         (3, {"memory_efficient_linear": False}, "memory_efficient_linear", "true"),
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
