@@ -60,7 +60,7 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from _order_faults(problem, config)
     if problem.workload.framework_options.get("dynamic_context_parallel"):
         yield from _dynamic_faults(config)
-    if problem.launcher == "deepspeed":
+    if problem.launcher in ("deepspeed", "none"):
         yield from _zero_option_faults(problem, config)
 
 
@@ -83,6 +83,7 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
         if config.zero_stage != 3 or uneven:  # noqa: PLR2004
             yield f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}"
     shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
+    shared = shared and problem.launcher == "deepspeed"
     if shared and (config.zero_stage != 3 or "optimizer@nvme" in config.offload):  # noqa: PLR2004
         yield "offloading a share of the states needs ZeRO-3 and host memory, not drives"
     yield from _hidden_update_faults(problem, config)

@@ -468,7 +468,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     yield from _clash_rules(problem, able)
     yield from _dynamic_rules(problem)
-    if able.launcher in known["secondary_shards"].launchers:
+    if able.launcher in (*known["secondary_shards"].launchers, "none"):
         yield from _zero_rules(problem, able)
     if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
         yield Rule(
@@ -513,7 +513,7 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 [size % (2 * c.data_parallel_size) != 0 for size in sizes]
             ),
         )  # fmt: skip
-    if options.get("optimizer_offload_fraction", 1.0) != 1.0:
+    if options.get("optimizer_offload_fraction", 1.0) != 1.0 and able.launcher != "none":
         yield Rule(
             name=f"{able.launcher} offloads a share of the optimizer's states",
             reason="it needs zero_stage 3 and host memory, not drives",

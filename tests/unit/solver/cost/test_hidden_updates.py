@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from meshwright.solver.check import launcher_faults
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import outside_bytes
-from meshwright.solver.cost.price import RowPrices, price
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.launcher_rules import own_faults
@@ -27,7 +29,11 @@ from tests.builders import a_cluster, a_model, a_problem
 MODEL = a_model(num_layers=4, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32,
                 num_kv_heads=32, head_dim=128, vocab_size=32000, gated_mlp=False)  # fmt: skip
 LAYER, DP = 4 * 4096 * 4096 + 2 * 4096 * 16384 + 2 * 4096, 8
-SUPER, ZENFLOW = {"super_offload": True}, {"cpu_update_interval": 4.0}
+PINNED: dict[str, int | str] = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "offload": "optimizer",
+}  # fmt: skip
+SUPER: dict[str, Any] = {"super_offload": True}
+ZENFLOW: dict[str, Any] = {"cpu_update_interval": 4.0}
 
 
 def a_run(zero: int, micro: int = 1, offload: str = "optimizer") -> Configuration:
@@ -37,10 +43,10 @@ def a_run(zero: int, micro: int = 1, offload: str = "optimizer") -> Configuratio
     )  # fmt: skip
 
 
-def asked(batch: int = DP, seq_length: int = 1024, **options: object) -> Problem:
+def asked(batch: int = DP, seq_length: int = 1024, **options: float) -> Problem:
     nodes = ClusterSpec(name="one node", groups=(replace(a_cluster().groups[0], num_nodes=1),))
     problem = a_problem(model=MODEL, cluster=nodes, batch=batch)
-    work = replace(problem.workload, seq_length=seq_length, framework_options=options)  # type: ignore[arg-type]
+    work = replace(problem.workload, seq_length=seq_length, framework_options=options)
     return replace(
         problem, workload=work, launcher="deepspeed",
         options=SearchOptions(certify="none", top_k=1, allow=("offload",)),
@@ -114,7 +120,7 @@ def test_zenflow_keeps_selected_gradients_on_the_gpu_and_a_second_set_on_the_hos
     ],
 )
 def test_rows_that_deepspeed_runs_otherwise_are_refused_twice(
-    options: dict[str, object], config: Configuration, legal: bool
+    options: dict[str, Any], config: Configuration, legal: bool
 ) -> None:
     problem = asked(batch=config.global_batch_size, **options)
     able = launcher_capabilities("deepspeed")
@@ -125,9 +131,7 @@ def test_rows_that_deepspeed_runs_otherwise_are_refused_twice(
 def test_a_search_over_both_finds_what_every_setting_has_best() -> None:
     """Brute force: each pair of settings as a request of its own."""
     problem = asked(seq_length=2048)
-    pinned = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1,
-              "offload": "optimizer"}  # fmt: skip
-    problem = replace(problem, options=replace(problem.options, pin=pinned))
+    problem = replace(problem, options=replace(problem.options, pin=PINNED))
     profile = default_profile(problem.cluster, "deepspeed")
     allow = ("offload", "super_offload", "cpu_update_interval")
     found = ask(replace(problem, options=replace(problem.options, allow=allow)), profile)
@@ -142,9 +146,8 @@ def test_a_search_over_both_finds_what_every_setting_has_best() -> None:
 
 
 @pytest.mark.parametrize(("options", "zero"), [(SUPER, 3), (ZENFLOW, 2)])
-def test_what_is_written_is_read_as_the_same_run(options: dict[str, object], zero: int) -> None:
-    pinned = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1,
-              "offload": "optimizer", "zero_stage": zero}  # fmt: skip
+def test_what_is_written_is_read_as_the_same_run(options: dict[str, Any], zero: int) -> None:
+    pinned = PINNED | {"zero_stage": zero}
     problem = asked(seq_length=2048, **options)
     problem = replace(problem, options=replace(problem.options, pin=pinned))
     (plan,) = ask(problem, default_profile(problem.cluster, "deepspeed")).plans

@@ -148,6 +148,27 @@ def test_rows_that_deepspeed_runs_otherwise_are_refused_twice(
     assert (list(launcher_faults(problem, config)) == []) == legal
 
 
+@pytest.mark.parametrize(
+    ("options", "config", "legal"),
+    [
+        ({"quantized_reductions": True}, a_run(), True),
+        ({"quantized_reductions": True}, a_run(2), False),
+        ({"secondary_shard_size": 8.0}, a_run(dp=12), False),
+        ({"cpu_update_interval": 4.0}, a_run(), False),
+        ({"super_offload": True}, a_run(2), False),
+    ],
+)
+def test_without_a_launcher_options_of_zero_mean_the_same_rows(
+    options: dict[str, object], config: Configuration, legal: bool
+) -> None:
+    problem = replace(
+        asked(nodes=config.num_gpus // 4, batch=config.global_batch_size, **options), launcher="none"
+    )
+    able = launcher_capabilities("none")
+    assert (own_faults(problem, able, [config]) == [[]]) == legal
+    assert (list(launcher_faults(problem, config)) == []) == legal
+
+
 def test_a_search_over_the_new_switches_finds_what_every_combination_has_best() -> None:
     """Brute force: each combination of settings as a request of its own."""
     allow = ("secondary_shards", "quantized_weights", "quantized_gradients")
