@@ -293,8 +293,10 @@ def _of_variants(
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
-    run, behind = _run_of(problem, variants, watch), _FOLLOWING * len(packaged)
+    settle, behind = _settle_of(problem, variants, watch), _FOLLOWING * len(packaged)
+    run = _run_of(problem, variants, settle)
     answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
+    answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
         from meshwright.solver.planner.no_plan import judge_of_changes, with_changed  # noqa: PLC0415 - no plan
 
@@ -373,16 +375,37 @@ def _answered(
         own = partial(run, on_progress=report, known=[*known, *opened])
         if others:
             own = partial(own, ways=[other.problem for other in others])
+        if len(groups) > 1 and problem.options.gpus == "all":  # why one has no plan comes after all plans
+            own = partial(own, explained=False)
         if done and problem.options.gpus == "all":
-            rivals = rivals_of(problem, [answered[key] for key in sorted(answered)], variant)
-            explained = problem.launcher == "any" and not variant.follows  # why it has no plan
-            own = partial(own, rivals=rivals, explained=explained or rivals == NO_RIVALS)
+            own = partial(
+                own, rivals=rivals_of(problem, [answered[key] for key in sorted(answered)], variant)
+            )
         answer = _answer([replace(variant, problem=one), *others], own, watch)
         answered[at] = Answered(variant=variant, answer=answer, others=tuple(others))
     found = [answered[at] for at in sorted(answered)]
     settled = {at for at, one in answered.items() if one.answer.status in ("optimal", "infeasible")}
     found += [one for at, one in openings.items() if at not in settled]
     return found, [one for at, some in enumerate(groups) if at not in answered for one in some]
+
+
+def _with_reasons_of_none(
+    problem: Problem, answered: Sequence[Answered], watch: Watch, settle: Callable[[Problem], Problem]
+) -> list[Answered]:
+    """Add why variants have no plan where an answer shows it, as far as the time allows.
+
+    It is shown of launchers that were compared, and of all variants if none has a plan.
+    """
+    none, found = not any(one.answer.plans for one in answered), list[Answered]()
+    for one in answered:
+        shown = none or (problem.launcher == "any" and not one.variant.follows)
+        own = one.answer
+        if shown and own.status == "infeasible" and own.infeasible is None:
+            from meshwright.solver.planner.no_plan import with_reasons_of_none  # noqa: PLC0415 - no plan
+
+            own = with_reasons_of_none(settle(one.variant.problem), one.variant.profile, own, watch)
+        found.append(replace(one, answer=own))
+    return found
 
 
 def _share(variant: Variant) -> float:
@@ -624,9 +647,10 @@ def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
     return (f"{batch}: {100 * share:.0f} % of #1's step takes as long for a larger one (mostly {most})",)
 
 
-def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
-    plain = replace(asked.options, recompute_kinds=())  # switches change no number of GPUs
-    problems = [
+def _problems_of(asked: Problem, variants: Sequence[Variant]) -> list[Problem]:
+    """Return the problem of each launcher, precision and optimizer; switches change no number of GPUs."""
+    plain = replace(asked.options, recompute_kinds=())
+    return [
         replace(
             one.problem,
             workload=replace(one.problem.workload, framework_options=asked.workload.framework_options),
@@ -635,13 +659,25 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
         for one in variants
         if not one.follows
     ]
+
+
+def _settle_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[[Problem], Problem]:
+    """Return what limits each variant's problem to the numbers of GPUs that all of them are searched on."""
+    problems, numbers = _problems_of(asked, variants), tuple[int, ...]()
+    if len(problems) > 1 and asked.options.gpus == "all":
+        with watch.cut():
+            numbers = differing_gpus(problems)
+    return lambda problem: on_gpus(problem, numbers)
+
+
+def _run_of(
+    asked: Problem, variants: Sequence[Variant], settle: Callable[[Problem], Problem]
+) -> Callable[..., Answer]:
     if asked.options.gpus == "fewest":
+        problems = _problems_of(asked, variants)
         on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if len(problems) > 1 else ())
         return partial(fewest, differing_on=on)
-    numbers: tuple[int, ...] = ()
-    with watch.cut():
-        numbers = differing_gpus(problems) if len(problems) > 1 else ()
-    return lambda problem, *given, **how: explained_search(on_gpus(problem, numbers), *given, **how)
+    return lambda problem, *given, **how: explained_search(settle(problem), *given, **how)
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

@@ -61,7 +61,7 @@ from meshwright.solver.space.factored import (
 from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
-from meshwright.solver.space.widening import WIDENED, widened
+from meshwright.solver.space.widening import CHANGED, WIDENED, widened
 from meshwright.solver.splits import divisors
 
 # --------------------------------------------------------------------------------------------------
@@ -211,13 +211,32 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
 
 
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
+    for some, plain in _plain_blocks(problem, num_gpus, wide=wide):
+        outer = widened(problem, plain, wide=wide)
+        outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
+        yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
+
+
+def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
+    """Yield pipeline sizes, and their one-chunk rows before they are widened."""
     meshes = _meshes(problem, num_gpus, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
-        outer = widened(problem, _outer_of(problem, meshes, some, wide=wide), wide=wide)
-        outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
-        yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
+        yield some, _outer_of(problem, meshes, some, wide=wide)
+
+
+def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> bool:
+    """Return whether a row may be legal on so many GPUs; False is a proof, long before all are written.
+
+    Only rules on columns that widened rows and chunkings share with their plain row are asked about.
+    """
+    asked = tuple(rule for rule in rules if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+    return any(
+        outer_legal(asked, plain).any()
+        for batch in batch_sizes(problem)
+        for _, plain in _plain_blocks(with_batch(problem, batch), num_gpus, wide=True)
+    )
 
 
 def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
@@ -279,7 +298,14 @@ def _products(problem: Problem) -> IntArray:
     """Return numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
     rules, stages = rules_of(problem), list(range(1, problem.most_chunks + 1))
-    data = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
+    data = sorted(
+        {
+            size
+            for batch in batch_sizes(problem)
+            for micro_batch in _within_limits(problem, "micro_batch_size", divisors(batch))
+            for size in divisors(batch // micro_batch)
+        }
+    )
     products = np.ones(1, dtype=np.int64)
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
         within = _within_limits(problem, f"{axis}_parallel_size", sizes)
@@ -354,6 +380,8 @@ def enumerate_space(
         if _are_enough([space.num_gpus for space in found], num_gpus):
             break
         look()
+        if not _may_be_legal(problem, num_gpus, rules):
+            continue
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
@@ -375,6 +403,8 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         look()
         some = _estimated_on(problem, num_gpus, wide=False)[1]
         found = _some_legal(problem, some)  # of most numbers; else all are looked at
+        if not (found or _may_be_legal(problem, num_gpus, rules)):
+            continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
             return counts
         if found or _of_counts(problem, (num_gpus,), rules, asked).num_legal:
@@ -389,11 +419,13 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     anything is done with, the others are not counted.
     """
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
-    named = are_named(problem)
+    named, rules = are_named(problem), rules_of(problem)
     for num_gpus in chain(counts, () if named else _fewer_gpus(problem)):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
+        if num_gpus not in counts and not _may_be_legal(problem, num_gpus, rules):
+            continue
         size, some = _estimated_on(problem, num_gpus, wide=wide)
         total += size
         if not named and _some_legal(problem, some):  # where none is, some other may be: more are counted

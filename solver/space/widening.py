@@ -44,6 +44,8 @@ Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and t
 # Variables that have more candidates where all are wanted (``wide``).
 WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence_parallel",
                      "weight_shard_size", "expert_weight_shard_size"})  # fmt: skip
+# All variables that ``widened`` changes.
+CHANGED = WIDENED | {"context_parallel_mode", "offload", "rank_order"}
 _MOST_NAMED = 64  # values of a bound that become candidates
 
 

@@ -1,7 +1,8 @@
 """Several launchers, precisions, optimizers and batches in one request."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner import fewest_nodes, no_plan, variants
 from meshwright.solver.planner import plan as planner
-from meshwright.solver.planner import variants
 from meshwright.solver.planner.fewest_nodes import differing_gpus
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import (
@@ -631,3 +632,24 @@ def test_a_request_beside_which_no_switch_moves_is_searched_as_it_stands(
     opened = replace(plain, options=replace(plain.options, allow=("switches",)))
     (found,) = variants_of(opened, profile_of(opened))
     assert found.problem.workload == plain.workload
+
+
+def test_why_launchers_have_no_plan_is_found_after_all_of_them_were_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = list[str]()
+
+    def noted(name: str, inner: Callable[..., Answer]) -> Callable[..., Answer]:
+        def called(*given: Any, **how: Any) -> Answer:  # noqa: ANN401
+            calls.append(name)
+            return inner(*given, **how)
+
+        return called
+
+    monkeypatch.setattr(fewest_nodes, "search", noted("search", fewest_nodes.search))
+    monkeypatch.setattr(no_plan, "with_reasons_of_none", noted("reasons", no_plan.with_reasons_of_none))
+    answer = answered(replace(small(pin={"pipeline_parallel_size": 2}), launcher="any"))
+    assert answer.plans
+    assert calls.count("reasons") > 0  # accelerate runs one stage alone
+    assert calls.index("reasons") > max(at for at, name in enumerate(calls) if name == "search")
+    assert all(one.reasons for one in answer.skipped_launchers if one.launcher == "accelerate")

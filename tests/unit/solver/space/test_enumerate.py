@@ -9,6 +9,7 @@ from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import (
     Space,
+    _plain_blocks,
     enumerate_space,
     estimated_outer,
     numbers_of_gpus,
@@ -16,6 +17,7 @@ from meshwright.solver.space.enumerate import (
     with_whole,
 )
 from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.space.widening import CHANGED, widened
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
 
 
@@ -213,3 +215,35 @@ def test_no_number_of_gpus_is_tried_without_a_schedule_for_the_stages(
     asked = a_problem(cluster=a_cluster(num_nodes=25), bounds={"pipeline_parallel_size": (2, 16)})
     assert numbers_of_gpus(replace(asked, launcher=launcher)) == ()
     assert estimated_outer(replace(asked, launcher=launcher)) < estimated_outer(asked)
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchtitan", "megatron-lm", "none"])
+@pytest.mark.parametrize("asked", [
+    {"pin": {"micro_batch_size": 4, "zero_stage": 2}},
+    {"pin": {"context_parallel_size": 1}, "constraints": ("data_parallel_size % 2 == 0",)},
+    {"pin": {"weight_shard_size": 1, "num_microbatches": 1, "pipeline_parallel_size": 8}},
+    {"bounds": {"data_parallel_size": (3, 5)}},
+])  # fmt: skip
+def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[str, object]) -> None:
+    # 24 GPUs and 8 sequences: what uses all of them is rare, so that most numbers are refuted unwritten
+    problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=8, **asked)
+    problem = replace(problem, launcher=launcher)
+    space = enumerate_space(problem)
+    rows = space.columns.take(np.flatnonzero(space.masks == 0))
+    assert numbers_of_gpus(problem) == tuple(np.unique(rows.num_gpus)[::-1].tolist())
+    wide = enumerate_space(problem, wide=True)
+    assert bool(len(rows)) == bool(wide.num_legal)
+
+
+def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_names_alone() -> None:
+    # a number of GPUs is refuted by rules on the others alone, before its rows are widened
+    problem, found = a_problem(model=a_moe_model(), batch=64, allow=("offload", "weight_shards")), 0
+    for launcher in ("none", "megatron-lm"):
+        one = replace(problem, launcher=launcher)
+        for _, plain in _plain_blocks(one, one.cluster.num_gpus, wide=True):
+            more = widened(one, plain, wide=True)
+            shared = [f.name for f in fields(Columns) if f.name not in CHANGED]
+            before, after = (np.stack([getattr(c, name) for name in shared]) for c in (plain, more))
+            assert np.array_equal(np.unique(before, axis=1), np.unique(after, axis=1))
+            found += len(more) - len(plain)
+    assert found > 0
