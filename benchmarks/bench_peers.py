@@ -1,7 +1,7 @@
 """Meshwright beside other planners and cost models, in one run.
 
     python -m benchmarks.bench_peers [--only NAME] [--calculon PATH] [--sailor PATH]
-        [--simumax PATH] [--limit S] [--write]
+        [--simumax PATH] [--galvatron-checkout PATH] [--limit S] [--write]
 
 Each peer runs in an environment of its own (``.venv-peers/NAME``, made on first use, left in place) or from
 a checkout, on one core, each search in a process whose CPU time counts from its start to its end. A peer
@@ -25,6 +25,7 @@ DOCUMENT = ROOT / "docs" / "comparison-with-peers.md"
 BEGIN, END = "<!-- bench-peers: {} -->", "<!-- /bench-peers: {} -->"  # of one peer
 PEERS: Mapping[str, Callable[[Budget, Path | None], Comparison]] = {
     "galvatron": galvatron.compare,
+    "galvatron-checkout": galvatron.compare_checkout,
     "calculon": calculon.compare,
     "sailor": sailor.compare,
     "simumax": simumax.compare,
@@ -60,6 +61,9 @@ def main() -> None:
     parser.add_argument("--calculon", type=Path, metavar="PATH", help="a checkout of calculon-ai/calculon")
     parser.add_argument("--sailor", type=Path, metavar="PATH", help="a checkout of eth-easl/sailor")
     parser.add_argument("--simumax", type=Path, metavar="PATH", help="a checkout of MooreThreads/SimuMax")
+    parser.add_argument(
+        "--galvatron-checkout", type=Path, metavar="PATH", help="a checkout of PKU-DAIR/Hetu-Galvatron"
+    )
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for all together")
     parser.add_argument("--write", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     chosen = parser.parse_args()
@@ -68,7 +72,7 @@ def main() -> None:
     budget = Budget(limit_s=chosen.limit)
     core = f"One core of {processor()}; CPU and wall time of whole processes, their start included."
     for name in [chosen.only] if chosen.only else PEERS:
-        found = compared(name, budget, getattr(chosen, name, None))
+        found = compared(name, budget, getattr(chosen, name.replace("-", "_"), None))
         text = "\n".join([*found, core])
         print(text, flush=True)
         if chosen.write:

@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,8 @@ def _best_step_s(problem: Problem, profile: Profile, allow: tuple[str, ...]) -> 
     top_k = problem.options.top_k if EVERY_SWITCH in allow else 1
     options = replace(problem.options, allow=allow, certify="none", top_k=top_k, time_limit_s=_PATIENCE_S)
     answer = ask(replace(problem, options=options), profile)
+    if not answer.plans:  # the switch needs what the request lacks, such as lengths of documents
+        return inf, 1
     return answer.plans[0].prediction.step_time_s, int(answer.notes.get("variants", "1"))
 
 

@@ -8,7 +8,7 @@ Ours is pinned to that (one choice of ZeRO for all layers, recomputed layers cou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,37 +47,67 @@ SAME = 1e-4  # relative
 FULLY_SHARDED = 3  # ZeRO stage
 
 
-def compare(budget: Budget, _calculon: Path | None) -> Comparison:
-    """Search with both, price every answer with both.
+def compare(budget: Budget, _checkout: Path | None) -> Comparison:
+    """Compare with the package.
 
     Raises:
         UnavailableError: it cannot be installed or run.
     """
     python = environment("galvatron", NEEDED, alone=[REQUIREMENT])
+    files = (ENVIRONMENTS / "galvatron").glob("lib/python*/site-packages/galvatron/*/*/*")
+    return compared([str(python), str(SCRIPTS / "galvatron_search.py")], files, budget)
+
+
+def compare_checkout(budget: Budget, checkout: Path | None) -> Comparison:
+    """Compare with a checkout, which has a search engine and a cost model written anew.
+
+    Raises:
+        UnavailableError: no checkout is given, or it cannot be run.
+    """
+    if checkout is None:
+        raise UnavailableError(
+            f"{NAME} 3 is not measured: no checkout is given (--galvatron-checkout PATH)"
+        )
+    python = environment("galvatron-checkout", (*NEEDED, "pydantic", "rich", "pybind11"))
+    script = [str(python), str(SCRIPTS / "galvatron_checkout_search.py"), str(checkout.resolve())]
+    return compared(script, checkout.glob("galvatron/profile_hardware/hardware_configs/*"), budget)
+
+
+def compared(script: Sequence[str], files: Iterable[Path], budget: Budget) -> Comparison:
+    """Search with both, price every answer with both; ``files`` state the bandwidths of its node."""
     request = {
         "computation": str(COMPUTATION),
         "memory": str(MEMORY),
         "batch": BATCH,
         "memory_gib": find_gpu(GPU).memory_bytes // GIB,
     }
-    script = [str(python), str(SCRIPTS / "galvatron_search.py")]
     theirs = ask(NAME, script, request, budget)
     layers = {"file": str(COMPUTATION), "gpu": GPU, "memory": str(MEMORY)}
-    problems = [problem_of(SPACE), problem_of({})]
+    bus_bytes_per_s = bus_of(files)
+    problems = [problem_of(limits, bus_bytes_per_s) for limits in (SPACE, {})]
     ours = [
         [ask_ours({"problem": one, "layers": layers}, budget) for _ in range(REPEATS)] for one in problems
     ]
-    found = [configuration_of(theirs.answer["plan"])]
+    found = [] if mixes_layers(theirs.answer["plan"]) else [theirs.answer["plan"]]
     tops = [[plan["config"] for plan in runs[0].answer["plans"]] for runs in ours]
-    plans = [plan_of_theirs(theirs.answer["plan"])] + [plan_of_ours(config) for config in tops[0]]
+    plans = [*map(plan_of_theirs, found), *map(plan_of_ours, tops[0])]
     by_peer = ask(NAME, script, {**request, "judge": plans}, budget).answer["judged"]
-    asked = {"problem": problems[1], "layers": layers, "judge": [*found, tops[0][0], tops[1][0]]}
-    by_us = ask_ours(asked, budget).answer["judged"]
+    judge = [*map(configuration_of, found), tops[0][0], tops[1][0]]
+    by_us = ask_ours({"problem": problems[1], "layers": layers, "judge": judge}, budget).answer["judged"]
+    if not found:  # nothing here prices its answer
+        by_peer = [{"step_s": theirs.answer["step_s"], "fits": True}, *by_peer]
+        by_us = [{"step_time_s": None, "fits": True}, *by_us]
     return Comparison(
-        question=f"Llama 2 7B on {GPUS} GPUs, {BATCH} sequences of 2 048, on Galvatron's profile",
+        question=f"Llama 2 7B on {GPUS} GPUs, {BATCH} sequences of 2 048, on {NAME}'s profile",
         rows=rows(theirs, ours, by_peer, by_us),
-        remarks=remarks(theirs, ours[0], by_peer),
+        remarks=remarks(theirs, ours[0], by_peer, expressible=bool(found)),
     )
+
+
+def mixes_layers(config: Mapping[str, Any]) -> bool:
+    """Whether its layers differ in tensor parallelism, or split sequences, which nothing here prices."""
+    sizes = {*str(config["tp_sizes_enc"]).split(",")}
+    return len(sizes) > 1 or (sizes != {"1"} and "1" in str(config.get("use_sp", "0")))
 
 
 def rows(
@@ -125,6 +155,8 @@ def remarks(
     theirs: Run,
     ours: Sequence[Run],
     by_peer: Sequence[Mapping[str, Any]],
+    *,
+    expressible: bool,
 ) -> tuple[str, ...]:
     """Ratio of times, who is ahead by its judge, how its answer is read, that its judge is its own."""
     fitting = [one["step_s"] for one in by_peer[1:] if one["fits"]]
@@ -138,6 +170,8 @@ def remarks(
         f"its own answer takes {again:.4f} s when priced through the adapter that prices ours, "
         f"{theirs.answer['step_s']:.4f} s in its own words"
     )
+    if not expressible:
+        adapter = "its layers differ in tensor parallelism or split sequences: ours has one choice for all"
     return (
         ratio_remark(NAME, theirs.cpu_s, median_of([run.cpu_s for run in ours]), TARGET),
         memory,
@@ -146,12 +180,12 @@ def remarks(
     )
 
 
-def problem_of(limits: Mapping[str, object]) -> dict[str, object]:
+def problem_of(limits: Mapping[str, object], bus_bytes_per_s: float) -> dict[str, object]:
     """The request: its node, its batch."""
     usual = find_cluster("dgx-a100", num_nodes=1).groups[0].intra_node
     link = {
         "kind": usual.kind,
-        "bytes_per_s": bus_bytes_per_s()
+        "bytes_per_s": bus_bytes_per_s
         / default_profile(find_cluster("dgx-a100", num_nodes=1), "none").constants.fast_link,
         "latency_s": usual.latency_s,
         "source": "Galvatron, allreduce_bandwidth_1nodes_8gpus_per_node.json",
@@ -166,30 +200,24 @@ def problem_of(limits: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def bus_bytes_per_s() -> float:
-    """Bus bandwidth of its node's all-reduce over eight neighbours, from its installed package.
+def bus_of(files: Iterable[Path]) -> float:
+    """Bus bandwidth of its node's all-reduce over eight neighbours, from one of its files.
 
     Raises:
-        UnavailableError: the package lacks the file.
+        UnavailableError: none of them states it.
     """
     name = "allreduce_bandwidth_1nodes_8gpus_per_node.json"
-    for path in (ENVIRONMENTS / "galvatron").glob(f"lib/python*/site-packages/galvatron/*/*/{name}"):
-        tables = read_galvatron(path)
+    for path in files:
+        tables = read_galvatron(path) if path.name == name else None
         if isinstance(tables, GalvatronCollectives):
             return max(one.bus_bytes_per_s for one in tables.averages if one.num_ranks == GPUS)
     raise UnavailableError(f"{NAME} is not measured: its package has no {name}")
 
 
 def plan_of_theirs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Its configuration file in the words of its judge.
-
-    Raises:
-        UnavailableError: its layers differ in tensor parallelism, which nothing here prices.
-    """
+    """Its configuration file in the words of its judge; not if ``mixes_layers``."""
     lists = {name: [int(one) for one in str(config[name]).split(",")] for name in
              ("tp_sizes_enc", "dp_types_enc", "checkpoint", "pp_division")}  # fmt: skip
-    if len(set(lists["tp_sizes_enc"])) > 1:
-        raise UnavailableError(f"{NAME}'s layers differ in tensor parallelism: not compared")
     pp, tp = config["pp_deg"], lists["tp_sizes_enc"][0]
     dp = GPUS // (pp * tp)
     return {

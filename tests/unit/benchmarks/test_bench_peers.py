@@ -90,7 +90,8 @@ def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path
 def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: Path) -> None:
     assert "give --calculon PATH" in "\n".join(compared("calculon", Budget(limit_s=1.0), None))
     assert "has no bin/calculon" in "\n".join(compared("calculon", Budget(limit_s=1.0), tmp_path))
-    assert set(PEERS) == {"galvatron", "calculon", "sailor", "simumax", "llm-analysis", "aiconfigurator"}
+    others = {"galvatron", "galvatron-checkout", "sailor", "simumax", "llm-analysis", "aiconfigurator"}
+    assert set(PEERS) == {"calculon", *others}
 
 
 def test_simumax_without_a_checkout_is_reported_in_one_line() -> None:
@@ -151,8 +152,15 @@ def test_galvatrons_answer_is_read_with_the_stage_of_most_layers(monkeypatch: py
         "full",
         4,  # every layer of a stage of two, so that all of the model's do
     )
-    with pytest.raises(UnavailableError, match="tensor parallelism"):
-        galvatron.plan_of_theirs({**MIXED, "tp_sizes_enc": "2,2,1,1"})
+    assert not galvatron.mixes_layers(MIXED)
+    assert galvatron.mixes_layers({**MIXED, "tp_sizes_enc": "2,2,1,1"})
+    assert galvatron.mixes_layers({**MIXED, "use_sp": "0,0,1,0"})
+    assert not galvatron.mixes_layers({**MIXED, "tp_sizes_enc": "1,1,1,1", "use_sp": "1,1,1,1"})
+
+
+def test_a_checkout_of_galvatron_is_compared_where_one_is_given() -> None:
+    with pytest.raises(UnavailableError, match="--galvatron-checkout PATH"):
+        galvatron.compare_checkout(Budget(limit_s=1.0), None)
 
 
 def test_our_plan_recomputes_the_first_layers_of_each_stage_in_galvatrons_words() -> None:
@@ -255,9 +263,8 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
     assert steps == [512 / 4.0, None]
 
 
-def test_ours_searches_and_judges_on_galvatrons_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(galvatron, "bus_bytes_per_s", lambda: 154.2 * GB)  # what its package says
-    problem = parse_problem(galvatron.problem_of(galvatron.SPACE))
+def test_ours_searches_and_judges_on_galvatrons_profile() -> None:
+    problem = parse_problem(galvatron.problem_of(galvatron.SPACE, 154.2 * GB))  # what its package says
     layers = {"file": str(galvatron.COMPUTATION), "gpu": galvatron.GPU, "memory": str(galvatron.MEMORY)}
     profile = profile_of(problem, layers)
     shipped = profile_of(problem, None)

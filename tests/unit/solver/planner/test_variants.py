@@ -28,6 +28,7 @@ from meshwright.solver.planner.variants import (
 )
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import Space, enumerate_space, same_rows
 from meshwright.solver.space.launcher_rules import overlap_warnings
 from tests.builders import (
@@ -646,7 +647,7 @@ def test_why_launchers_have_no_plan_is_found_after_all_of_them_were_searched(
 
         return called
 
-    monkeypatch.setattr(fewest_nodes, "search", noted("search", fewest_nodes.search))
+    monkeypatch.setattr(fewest_nodes, "search", noted("search", search))
     monkeypatch.setattr(no_plan, "with_reasons_of_none", noted("reasons", no_plan.with_reasons_of_none))
     answer = answered(replace(small(pin={"pipeline_parallel_size": 2}), launcher="any"))
     assert answer.plans
