@@ -347,6 +347,50 @@ def _llava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSp
     )  # fmt: skip
 
 
+def _must_be(reader: FieldReader, kind: str) -> None:
+    """Refuse a tower of another class than ``vision_config.model_type`` usually names."""
+    stated = reader.value("model_type")
+    if stated not in (kind, None):
+        raise _at(reader, "model_type", f"{shown(stated)} is not planned", allowed=kind)
+
+
+def _vipllava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of ViP-LLaVA: its projector reads several layers side by side, behind a norm."""
+    _must_be(reader, "clip_vision_model")
+    tower, read = _clip(reader), whole.value("vision_feature_layer")
+    if not isinstance(read, list | tuple) or not read or any(type(one) is not int for one in read):
+        raise _at(whole, "vision_feature_layer", "must be a list of layers", allowed="-2, -5, -8, -11, 6")
+    wide, out = tower["hidden_size"] * len(read), model.hidden_size
+    return TowerSpec(
+        **tower, merged_patches=1, projector_matrices=wide * out + out * out,
+        projector_vectors=2 * wide + 2 * out,
+    )  # fmt: skip
+
+
+def _lfm2_vl(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of LFM2-VL: SigLIP 2, with images of any size and patches that are merged."""
+    _must_be(reader, "siglip2_vision_model")
+    patch, rows = _side(reader, "patch_size"), _size(reader, "num_patches", "position_rows")
+    hidden, merged = (
+        _size(reader, "hidden_size", "hidden_size"),
+        _size(whole, "downsample_factor", "merged_patches") ** 2,
+    )
+    width = _size(reader, "intermediate_size", "ffn_hidden_size")
+    wide, out = hidden * merged, model.hidden_size
+    own = _size(whole, "projector_hidden_size", "ffn_hidden_size")
+    bias, norm = (whole.flag(f"projector_{name}", default=True) for name in ("bias", "use_layernorm"))
+    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width  # Siglip2MultiheadAttentionPoolingHead
+    return TowerSpec(
+        num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
+        ffn_hidden_size=width, patch_size=patch,
+        num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"),
+        patch_inputs=_size(reader, "num_channels", "patch_size") * patch**2, position_rows=rows,
+        merged_patches=merged, projector_matrices=wide * own + own * out,
+        projector_vectors=2 * wide * norm + (own + out) * bias,
+        further_parameters=3 * hidden + head * reader.flag("vision_use_head", default=True),
+    )  # fmt: skip
+
+
 def _clip(reader: FieldReader) -> dict[str, Any]:
     """Return CLIP's vision model: a token of its own, and norms before and behind its layers."""
     sizes, patches = _plain_blocks(reader)
@@ -450,7 +494,9 @@ _RULES: Mapping[str, TowerRule] = {
     "cohere2_vision": _cohere(norm=False),
     "idefics3": _idefics3,
     "kimi_k25": _kimi_k25,
+    "lfm2_vl": _lfm2_vl,
     "llava": _llava,
+    "vipllava": _vipllava,
     "mistral3": _mistral3,
     "glm4v": _glm4v,
     "internvl": _internvl,

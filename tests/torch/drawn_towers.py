@@ -52,8 +52,9 @@ def whole(model_type: str) -> Config:
     for key in OF_EACH_LAYER:
         if isinstance(text.get(key), list):
             text[key] = text[key][:LAYERS]
-    if isinstance(text.get("moe_layers"), list):
-        text["moe_layers"] = [layer for layer in text["moe_layers"] if layer < LAYERS]
+    for key in ("moe_layers", "full_attn_idxs"):
+        if isinstance(text.get(key), list):
+            text[key] = [layer for layer in text[key] if layer < LAYERS]
     output = "hidden_size" if model_type == "qwen2_vl" else "out_hidden_size"
     if output in vision:
         vision[output] = text["hidden_size"]

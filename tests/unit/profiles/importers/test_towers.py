@@ -45,6 +45,20 @@ def test_a_merger_of_kimi_k2_5_has_two_sides(sides: list[object]) -> None:
         model_from_config({**kimi, "vision_config": vision}, name="x")
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "value", "says"),
+    [
+        ("", "vision_feature_layer", -2, "must be a list of layers"),
+        ("vision_config", "model_type", "siglip_vision_model", "allowed: clip_vision_model"),
+    ],
+)
+def test_vip_llava_reads_several_layers_of_clip(part: str, key: str, value: object, says: str) -> None:
+    own = next(row["config"] for row in DRAWN["configs"] if row["config"]["model_type"] == "vipllava")
+    changed = {**own, part: {**own[part], key: value}} if part else {**own, key: value}
+    with pytest.raises(UnsupportedModelError, match=f"(?i){says}"):
+        model_from_config(changed, name="x")
+
+
 def test_a_tower_has_layers_ends_and_a_merger_for_each_depth() -> None:
     model = model_from_config(WHOLE, name="x")
     # A layer: two LayerNorms, four square products and two of the MLP, each with its bias.
