@@ -28,6 +28,7 @@ PEERS: Mapping[str, Callable[[Budget, Path | None], Comparison]] = {
     "galvatron-checkout": galvatron.compare_checkout,
     "calculon": calculon.compare,
     "sailor": sailor.compare,
+    "sailor-mixed": sailor.compare_mixed,
     "simumax": simumax.compare,
     "llm-analysis": llm_analysis.compare,
     "aiconfigurator": aiconfigurator.compare,
@@ -72,7 +73,7 @@ def main() -> None:
     budget = Budget(limit_s=chosen.limit)
     core = f"One core of {processor()}; CPU and wall time of whole processes, their start included."
     for name in [chosen.only] if chosen.only else PEERS:
-        found = compared(name, budget, getattr(chosen, name.replace("-", "_"), None))
+        found = compared(name, budget, getattr(chosen, name.removesuffix("-mixed").replace("-", "_"), None))
         text = "\n".join([*found, core])
         print(text, flush=True)
         if chosen.write:

@@ -82,6 +82,12 @@ def with_activations(problem: Problem, profile: Profile, path: str) -> Profile:
     )
 
 
+def with_constants(profile: Profile, stated: Mapping[str, float]) -> Profile:
+    """The profile, and that of every node group, with constants that the peer states."""
+    groups = tuple(with_constants(one, stated) for one in profile.by_group)
+    return replace(profile, constants=replace(profile.constants, **stated), by_group=groups)
+
+
 def searched(problem: Problem, profile: Profile) -> dict[str, Any]:
     """Search and describe the answer."""
     answer = search(problem, profile)
@@ -116,8 +122,7 @@ def main() -> None:
         profile, _warnings = profile_with(problem, given)
     else:
         profile = profile_of(problem, request.get("layers"))
-    stated = request.get("constants", {})
-    profile = replace(profile, constants=replace(profile.constants, **stated))
+    profile = with_constants(profile, request.get("constants", {}))
     configs = request.get("judge")
     print(json.dumps(searched(problem, profile) if configs is None else judged(problem, profile, configs)))
 

@@ -1,20 +1,22 @@
 """Sailor (eth-easl/sailor) from a checkout: its planner, and its simulator as the judge of both.
 
-OPT-350M, 1 024 sequences, on A100 of one zone, in both settings of its simulator. That neither overlaps
-the exchange of gradients nor shards anything, hides no transfer between stages, lets every message go at
-the rate that one flow has for its size, inside a node as between nodes, and counts gradients and transfers
-in the bytes that it is told: all of that is stated in our request, whose layers are priced as it timed
-them. Where its plan's replicas do not divide the batch it trains on more sequences, and so do we.
+OPT-350M, 1 024 sequences, in one zone: on A100 alone in both settings of its simulator, and on the three
+clusters of A100 and V100 of its artifact (ae_scripts/planner/run_het.sh) in fp32, as there. The simulator
+neither overlaps the exchange of gradients nor shards anything, hides no transfer between stages, lets every
+message go at the rate that one flow has for its size, inside a node as between nodes, and counts gradients
+and transfers in the bytes that it is given: all of that is stated in our request, with layers priced as it
+timed them. Where its plan's replicas do not divide the batch it trains on more sequences, and so do we. Of
+ours the first plan counts that its simulator can price and that fits there.
 
-Its planner is C++: its Makefile in sailor/Planner/sailor_planner/cpp_src builds ``libplanner``, against the
-Python that runs this; a copy belongs into sailor/Planner/simulations, as its own code does it.
+Its planner is C++ and is built on first use, which takes g++ and the headers of jsoncpp.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,11 @@ from benchmarks.against.process import (
 )
 from benchmarks.against.row import Comparison, Row, counted, judged, seconds
 
-NAME = "Sailor"
+NAME, REQUIREMENTS = "Sailor", ("numpy", "pybind11")
 DATA = ROOT / "benchmarks" / "data" / "sailor"
-GPU, ZONE, MODEL, BATCH = "A100-40", "us-central1-a", "OPT-350", 1024
+A100, V100, ZONE, MODEL, BATCH = "A100-40", "V100-16", "us-central1-a", "OPT-350", 1024
+GPUS = {A100: "a100-sxm-40gb", V100: "v100-sxm-16gb"}
+TRACE = "sailor/Planner/simulations/configs/gpu_trace_heterogeneous_imbalanced.csv"
 SIZES, BYTES = (32, 80, 128), {"fp32": 4, "fp16": 2}
 _LAST = 25  # its number of the head; the embedding is 0
 _CHUNK_BYTES = 16e6  # of a bucket of its exchange, about a 32nd
@@ -46,52 +50,69 @@ _PLANS = 40
 
 
 def compare(budget: Budget, checkout: Path | None) -> Comparison:
-    """Plan with both, judge with its simulator.
+    """Plan with both on A100 alone, judge with its simulator.
 
     Raises:
         UnavailableError: no checkout is given, or it cannot be run.
     """
     home = usable(checkout)
-    rows, remarks = list[Row](), list[str]()
-    for dtype in BYTES:
-        for gpus in SIZES:
-            pair, remark = one_size(home, gpus, dtype, budget)
-            rows += pair
-            remarks.append(remark)
+    asked = [(dtype, {A100: number}) for dtype in BYTES for number in SIZES]
     question = f"OPT-350M on A100, {BATCH} sequences of 2 048, next to Sailor, on the layers that it timed"
-    return Comparison(question=question, rows=tuple(rows), remarks=tuple(remarks))
+    return _compared(question, [one_size(home, gpus, dtype, budget) for dtype, gpus in asked])
 
 
-def one_size(home: Path, gpus: int, dtype: str, budget: Budget) -> tuple[list[Row], str]:
+def compare_mixed(budget: Budget, checkout: Path | None) -> Comparison:
+    """Plan with both on the three clusters of A100 and V100 that its repository publishes, in its fp32.
+
+    Raises:
+        UnavailableError: no checkout is given, or it cannot be run.
+    """
+    home = usable(checkout)
+    table = (home / TRACE).read_text(encoding="utf-8").splitlines()
+    numbers = [map(int, line.split(",")[-2:]) for line in table[1:]]
+    clusters = [dict(zip(GPUS, own, strict=True)) for own in numbers]
+    question = f"OPT-350M on A100 and V100, {BATCH} sequences of 2 048, next to Sailor, on its layers"
+    return _compared(question, [one_size(home, gpus, "fp32", budget) for gpus in clusters])
+
+
+def _compared(question: str, found: Sequence[tuple[list[Row], str]]) -> Comparison:
+    rows = tuple(row for pair, _ in found for row in pair)
+    return Comparison(question=question, rows=rows, remarks=tuple(remark for _, remark in found))
+
+
+def one_size(home: Path, gpus: Mapping[str, int], dtype: str, budget: Budget) -> tuple[list[Row], str]:
     """The rows of both planners on so many GPUs, and who is ahead."""
     theirs = asked_of_it(home, gpus, dtype, [], budget, plans=True)
     own = theirs.answer["own"]
     (pipeline,), size = own["plan"]["pipeline_list"], own["plan"]["mbs"]
     together = pipeline["dp"][0] * size
     batch = together * math.ceil(BATCH / together)
-    request = problem(home, gpus, dtype, batch)
     ours = {
-        "problem": request,
-        "measured": [str(DATA / "opt-350m-a100-sxm-40gb.json")],
+        "problem": problem(home, gpus, dtype, batch),
+        "measured": [str(DATA / f"opt-350m-{GPUS[gpu]}.json") for gpu in gpus],
         "constants": constants(dtype),
     }
     found = ask_ours(ours, budget)
-    timed = [one for one in found.answer["plans"] if one["config"]["micro_batch_size"] in (1, 2, 4, 8)]
-    plans = [plan_for_it(one["config"]) for one in timed]
+    timed = [
+        (rank, one) for rank, one in enumerate(found.answer["plans"], 1) if is_timed(home, one["config"])
+    ]
+    plans = [plan_for_it(one["config"]) for _, one in timed]
     verdicts = asked_of_it(home, gpus, dtype, plans, budget, batch=batch).answer["judged"]
     fitting = [at for at, verdict in enumerate(verdicts) if verdict["fits"]]
+    what = " + ".join(f"{number} {gpu.split('-')[0]}" for gpu, number in gpus.items()) + f", {dtype}"
     if not fitting:
-        raise UnavailableError(f"none of our plans for {gpus} A100 fits by Sailor's judge")
-    first, what = fitting[0], f"{gpus} A100, {dtype}"
+        raise UnavailableError(f"none of our plans for {what} fits by Sailor's judge")
+    first = fitting[0]
     step_s, best_s = verdicts[first]["step_s"], min(verdicts[at]["step_s"] for at in fitting)
+    rank, plan = timed[first]
     rows = [
         Row.of(f"Sailor, {what}", counted(batch, "sequences"), [theirs], by_peer=seconds(own["step_s"])),
         Row.of(
             f"Meshwright, {what}",
             counted(found.answer["configurations"], "configurations"),
             [found],
-            by_peer=f"rank {first + 1}: {judged(step_s, fits=True)}",
-            by_us=seconds(timed[first]["step_time_s"]),
+            by_peer=f"rank {rank}: {judged(step_s, fits=True)}",
+            by_us=seconds(plan["step_time_s"]),
         ),
     ]
     behind = step_s / own["step_s"] - 1.0
@@ -104,16 +125,37 @@ def one_size(home: Path, gpus: int, dtype: str, budget: Budget) -> tuple[list[Ro
 
 
 def asked_of_it(
-    home: Path, gpus: int, dtype: str, given: list[dict[str, Any]], budget: Budget,
+    home: Path, gpus: Mapping[str, int], dtype: str, given: list[dict[str, Any]], budget: Budget,
     *, batch: int = BATCH, plans: bool = False,
 ) -> Run:  # fmt: skip
     """Its planner's plan, or its judgement of ours."""
     request = {
         "checkout": str(home), "library": str(home / "sailor/Planner/simulations") if plans else None,
-        "model": MODEL, "fp16": dtype == "fp16", "batch": batch, "gpus": {GPU: gpus}, "plans": given,
+        "model": MODEL, "fp16": dtype == "fp16", "batch": batch, "gpus": dict(gpus), "plans": given,
     }  # fmt: skip
-    script = [str(environment("sailor", ("numpy",))), str(SCRIPTS / "sailor_judge.py")]
+    script = [str(environment("sailor", REQUIREMENTS)), str(SCRIPTS / "sailor_judge.py")]
     return ask(NAME, script, request, budget)
+
+
+def placed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The GPU type and the tensor-parallel size of each stage."""
+    stages = config.get("stage_groups")
+    if not stages:
+        return [(A100, config["tensor_parallel_size"])] * len(config["stage_layers"])
+    named = {slug: gpu for gpu, slug in GPUS.items()}
+    return [(named[one["group"]], one["tensor_parallel_size"]) for one in stages]
+
+
+def is_timed(home: Path, config: Mapping[str, Any]) -> bool:
+    """Whether its simulator can price a plan: replicas alike, and layers that it timed.
+
+    It takes layers that it did not time as free.
+    """
+    if config.get("replicas"):
+        return False
+    times = json.loads((home / "sailor/Planner/simulations/profiles_tmp.json").read_text())[MODEL]
+    size = str(config["micro_batch_size"])
+    return all(str(tensor) in times[gpu].get(size, {}) for gpu, tensor in placed(config))
 
 
 def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +166,8 @@ def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
         first += count
     layers[0].insert(0, 0)
     layers[-1].append(_LAST)
-    tp, dp = config["tensor_parallel_size"], config["data_parallel_size"]
-    stages = [[([(GPU, tp, ZONE)], tp)] * dp for _ in layers]
+    dp = config["data_parallel_size"]
+    stages = [[([(gpu, tensor, ZONE)], tensor)] * dp for gpu, tensor in placed(config)]
     pipeline = {
         "num_stages": len(layers), "layers_per_stage": layers, "tmp_per_stage": stages,
         "dp": [dp] * len(layers),
@@ -133,21 +175,16 @@ def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"pipeline_list": [pipeline], "mbs": config["micro_batch_size"]}
 
 
-def problem(home: Path, gpus: int, dtype: str, batch: int) -> dict[str, object]:
+def problem(home: Path, gpus: Mapping[str, int], dtype: str, batch: int) -> dict[str, object]:
     """A request in its space, with its links and its settings."""
-    (group, _) = yaml.safe_load((DATA / "cluster.yaml").read_text(encoding="utf-8"))["groups"]
-    link = {"kind": "vpc", "bytes_per_s": flow_bytes_per_s(home, _CHUNK_BYTES), "latency_s": 1e-6}
-    nodes = gpus // group["gpus_per_node"]
-    curves = [exchange_curve(home, nodes, ranks) for ranks in (nodes, 2 * nodes, 4 * nodes)]
-    group |= {
-        "num_nodes": nodes,
-        "intra_node": link,
-        "inter_node": dict(link),
-        "measured": {"curves": curves},
-    }
+    given = yaml.safe_load((DATA / "cluster.yaml").read_text(encoding="utf-8"))["groups"]
+    groups = [
+        group_of(home, group, gpu, gpus[gpu]) for group, gpu in zip(given, GPUS, strict=True) if gpu in gpus
+    ]
+    between = {"between_groups": link_of(home, A100, V100)} if len(groups) > 1 else {}
     return {
         "model": {"name": "opt-350m"},
-        "cluster": {"name": "sailor", "groups": [group]},
+        "cluster": {"name": "sailor", "groups": groups, **between},
         "workload": {
             "global_batch_size": batch, "seq_length": 2048, "precision": "fp16",
             "framework_options": {"overlap_gradients": False, "gradient_dtype": dtype},
@@ -168,13 +205,30 @@ def constants(dtype: str) -> dict[str, float]:
     return {"network": 1.0, "fast_link": 1.0, "transfer_exposed": BYTES[dtype] / _TRANSFERRED_BYTES}
 
 
-def exchange_curve(home: Path, nodes: int, ranks: int) -> dict[str, object]:
+def group_of(home: Path, group: Mapping[str, Any], gpu: str, number: int) -> dict[str, object]:
+    """A node group of so many GPUs behind its links."""
+    nodes = number // group["gpus_per_node"]
+    curves = [exchange_curve(home, gpu, nodes, ranks) for ranks in (nodes, 2 * nodes, 4 * nodes)]
+    link = link_of(home, gpu, gpu)
+    return {
+        **group, "num_nodes": nodes, "intra_node": link, "inter_node": dict(link),
+        "measured": {"curves": curves},
+    }  # fmt: skip
+
+
+def link_of(home: Path, sender: str, receiver: str) -> dict[str, object]:
+    """A link as one flow of it for what stages send."""
+    rate = flow_bytes_per_s(home, _CHUNK_BYTES, sender, receiver)
+    return {"kind": "vpc", "bytes_per_s": rate, "latency_s": 1e-6}
+
+
+def exchange_curve(home: Path, gpu: str, nodes: int, ranks: int) -> dict[str, object]:
     """The bus bandwidth of its all-reduce: a ring for each bucket, in as many chunks as ranks."""
     rates = []
     for payload in _PAYLOADS:
         whole, rest = divmod(payload, _BUCKET_BYTES)
         buckets = [_BUCKET_BYTES] * int(whole) + [rest] * (rest > 0)
-        rates.append(payload / sum(one / flow_bytes_per_s(home, one / ranks) for one in buckets))
+        rates.append(payload / sum(one / flow_bytes_per_s(home, one / ranks, gpu, gpu) for one in buckets))
     sizes = [int(payload) for payload in _PAYLOADS]
     return {
         "collective": "all_reduce", "num_nodes": nodes, "num_ranks": ranks,
@@ -182,22 +236,41 @@ def exchange_curve(home: Path, nodes: int, ranks: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def flow_bytes_per_s(home: Path, chunk_bytes: float) -> float:
-    """Of one flow between its A100, by its polynomial of a chunk's binary logarithm, in MB."""
+def flow_bytes_per_s(home: Path, chunk_bytes: float, sender: str, receiver: str) -> float:
+    """Of one flow between two of its GPUs, by its polynomial of a chunk's binary logarithm, in MB."""
     links = json.loads((home / "sailor/providers/multizone_bandwidths_het.json").read_text())
-    coefficients, _peak = links[ZONE][GPU]["1"][ZONE][GPU]["1"]
+    coefficients, _peak = links[ZONE][sender]["1"][ZONE][receiver]["1"]
     size = math.log2(chunk_bytes / 1e6)
     return 1e9 * float(sum(one * size**power for power, one in enumerate(reversed(coefficients))))
 
 
 def usable(checkout: Path | None) -> Path:
-    """The checkout's full path.
+    """The checkout's full path, with its planner built.
 
     Raises:
-        UnavailableError: none is given, it is none, or its planner was not built.
+        UnavailableError: none is given, it is none, or its planner cannot be built.
     """
     if checkout is None:
         raise UnavailableError(f"{NAME} is not measured: give --sailor PATH, a checkout of eth-easl/sailor")
-    if not list((checkout / "sailor/Planner/simulations").glob("libplanner*.so")):
-        raise UnavailableError(f"{NAME} is not measured: the checkout has no built libplanner")
-    return checkout.resolve()
+    home = checkout.resolve()
+    if not list((home / "sailor/Planner/simulations").glob("libplanner*.so")):
+        _build(home)
+    return home
+
+
+def _build(home: Path) -> None:
+    """Compile its planner as its Makefile does, for the Python that runs it."""
+    python = str(environment("sailor", REQUIREMENTS))
+    name = "import sysconfig; print('libplanner' + sysconfig.get_config_var('EXT_SUFFIX'))"
+    into, sources = home / "sailor/Planner/simulations", home / "sailor/Planner/sailor_planner/cpp_src"
+    try:
+        library, headers = (
+            subprocess.run(one, capture_output=True, text=True, check=True).stdout.split()
+            for one in ([python, "-c", name], [python, "-m", "pybind11", "--includes"])
+        )
+        files = [str(one) for one in (*sources.glob("*.cpp"), *sources.glob("utils/*.cpp"))]
+        command = ["g++", "-O3", "-fPIC", "-shared", *headers, "-I/usr/include/jsoncpp", *files]
+        command += ["-ljsoncpp", "-o", str(into / library[0])]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as fault:
+        raise UnavailableError(f"{NAME} is not measured: its planner could not be built: {fault}") from None

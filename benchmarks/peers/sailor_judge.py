@@ -49,8 +49,10 @@ def training_of(asked: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def own_plan(checkout: Path, library: Path, asked: dict[str, Any], home: Path) -> dict[str, Any] | None:
-    """The first plan of its planner, as its simulator takes it."""
+def own_plan(
+    simulator: Any, checkout: Path, library: Path, asked: dict[str, Any], home: Path  # noqa: ANN401
+) -> dict[str, Any] | None:  # fmt: skip
+    """The first plan of its planner that fits by its simulator, as that takes it."""
     sys.path.insert(0, str(library))
     import libplanner  # type: ignore[import-not-found]  # noqa: PLC0415
 
@@ -76,7 +78,9 @@ def own_plan(checkout: Path, library: Path, asked: dict[str, Any], home: Path) -
             "num_stages": len(stages), "layers_per_stage": [list(part) for part in one.get_stages()],
             "tmp_per_stage": stages, "dp": [len(stage) for stage in stages],
         }  # fmt: skip
-        return {"pipeline_list": [pipeline], "mbs": one.get_mbs()}
+        plan = {"pipeline_list": [pipeline], "mbs": one.get_mbs()}
+        if simulator.check_config_fits(plan):
+            return plan
     return None
 
 
@@ -90,7 +94,7 @@ def main() -> None:
         os.environ["SAILOR_PATH"] = folder
         simulator = simulator_of(checkout, asked, home)
         plans = list(asked["plans"])
-        own = own_plan(checkout, Path(library), asked, home) if library else None
+        own = own_plan(simulator, checkout, Path(library), asked, home) if library else None
         judged = [
             {
                 "step_s": simulator.simulate_iteration_time(plan)[0],
