@@ -14,7 +14,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.candidates import fastest
-from meshwright.solver.search.mixed.bounds import bounds_of
+from meshwright.solver.search.mixed.bounds import bounds_of, with_nearer_steps
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit
 from meshwright.solver.search.mixed.model import solve
@@ -22,6 +22,7 @@ from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import least_split_s, shares_of, solve_split, split_bound_s
 from meshwright.solver.search.mixed.rows import MixedRows
+from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.mixed_clusters import mixed_problems, mixed_rows
@@ -100,6 +101,25 @@ def test_no_placement_of_a_row_is_below_its_bounds_or_below_what_cp_sat_proves(
             proved = solve(rows, [row], patterns, most_s=least_s * 1.5, least_us=floor_us, effort=4.0,
                            seed=0, in_order=in_order)  # fmt: skip
             assert proved.bound_s <= least_s * ROUNDING
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(problem=mixed_problems(), data=st.data(), loose=st.sampled_from([1.001, 1.2, 3.0]))
+def test_no_placement_of_a_row_simulates_below_the_bounds_of_its_step(
+    problem: Problem, data: st.DataObject, loose: float
+) -> None:
+    rows, row = some_row(problem, data)
+    every = evaluate(problem, default_profile(problem.cluster, "none"), placed(rows, row)[:2000])
+    steps_s = [one.classes[0].step_s() for one in every if max(one.short_bytes()) <= 0.0]
+    assume(steps_s)
+    bounds = bounds_of(rows)
+    nearer = with_nearer_steps(bounds, rows, np.array([row]))
+    assert bounds.step_s[row] <= nearer.step_s[row] <= min(steps_s) * ROUNDING
+    bound = StepBound.of(rows, nearer, min(steps_s) * loose, [(row,)])
+    before_s = bound.bound_s
+    bound.raise_it(lambda: False)
+    assert before_s <= bound.bound_s <= min(steps_s) * ROUNDING
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

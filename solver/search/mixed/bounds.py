@@ -18,7 +18,8 @@ mean time over the options, and an option's time for a unit is the least over th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,18 +43,35 @@ class RowBounds:
     step_s: FloatArray  # the simulated step, with two stages or more
     slowest_s: FloatArray  # the time of the slowest stage of one micro-batch
     others_s: FloatArray  # the closed form without the slowest stage's further micro-batches
+    tail_s: FloatArray  # of a stage after the last micro-batch, at least
+    share: FloatArray  # of the slowest stage's time that is its forward pass, at most
+    more_s: FloatArray  # of that pass beyond that share, at most
 
 
 def bounds_of(rows: MixedRows) -> RowBounds:
     """Bound every row that has two stages or more."""
-    parts = np.zeros((4, len(rows)))
+    parts = np.zeros((7, len(rows)))
+    for some in _pieces(rows, np.arange(len(rows))):
+        held = _Held.of(rows, some)
+        parts[:, some] = *held.bounds(), held.tail_s, held.forward_share, held.forward_s
+    return RowBounds(**dict(zip(RowBounds.__slots__, parts, strict=True)))
+
+
+def with_nearer_steps(bounds: RowBounds, rows: MixedRows, index: IntArray) -> RowBounds:
+    """Return bounds with nearer ones of the simulated step of some rows."""
+    step_s = bounds.step_s.copy()
+    for some in _pieces(rows, index):
+        step_s[some] = np.maximum(step_s[some], _Held.of(rows, some).steps_s(bounds.slowest_s[some]))
+    return replace(bounds, step_s=step_s)
+
+
+def _pieces(rows: MixedRows, index: IntArray) -> Iterator[IntArray]:
+    """Yield some rows, as many at once as memory has room for."""
     each = max(rows.room.shape[0] * _most_blocks(rows) * rows.layout.num_kinds, 1)
     step = max(_MOST_CELLS // each, 1)
-    for start in range(0, len(rows), step):
+    for start in range(0, len(index), step):
         look()
-        some = slice(start, start + step)
-        parts[:, some] = _Held.of(rows, some).bounds()
-    return RowBounds(objective_s=parts[0], step_s=parts[1], slowest_s=parts[2], others_s=parts[3])
+        yield index[start : start + step]
 
 
 def _most_blocks(rows: MixedRows) -> int:
@@ -65,6 +83,23 @@ def _most_blocks(rows: MixedRows) -> int:
         blocks = np.where(largest > 0, rows.gpus[at] / np.maximum(largest, cost), 0.0)
         most = max(most, int(np.ceil(blocks.max(initial=1.0))))
     return min(most, rows.layout.num_layers)
+
+
+_BY_ROW = (
+    "units",
+    "least_work",
+    "ends_s",
+    "tail_s",
+    "fixed_s",
+    "m",
+    "stages",
+    "forward_share",
+    "forward_s",
+)
+_BY_OPTION = (
+    "layer_s", "beside_s", "room", "most", "free", "again_s", "replay_s", "weight", "least_units",
+    "most_units",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +124,12 @@ class _Held:
     fixed_s: FloatArray
     m: IntArray
     stages: IntArray  # the most
-    forward_share: FloatArray  # (n,) of a stage's passes, at most
+    forward_share: FloatArray  # (n,) of what a slowest stage computes, at most
+    forward_s: FloatArray  # (n,) of its forward pass beyond that share, at most
+    least_work: FloatArray  # (n,) of a layer, in units
 
     @classmethod
-    def of(cls, rows: MixedRows, some: slice) -> _Held:
+    def of(cls, rows: MixedRows, some: IntArray) -> _Held:
         """Return what the stages of some rows can hold."""
         room, counts = rows.room[:, some], rows.layout.cumulative[-1].astype(np.float64)
         there = room > 0
@@ -128,6 +165,11 @@ class _Held:
         used_groups = [int(rows.group_of[own[0]]) for own in groups]
         beside = np.minimum(transfers.inside_s[:, some], transfers.entered_s[:, some])
 
+        share = np.where(there, rows.forward_share[:, some], 0.0).max(axis=0)
+        more_s = scale * rows.more_forward_s[:, some] + np.where(there, beside, 0.0) * np.maximum(
+            0.5 - share, 0.0
+        )
+
         def least(values: FloatArray) -> FloatArray:
             return np.asarray(np.where(there, values, np.inf).min(axis=0))
 
@@ -142,7 +184,7 @@ class _Held:
             tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
             m=rows.num_microbatches[some], stages=np.maximum(rows.most_stages[some], 1),
-            forward_share=np.where(there, rows.forward_share[:, some], 0.5).max(axis=0),
+            forward_share=share, forward_s=np.where(there, more_s, 0.0).max(axis=0), least_work=some_work,
         )  # fmt: skip
 
     def held(self, slowest_s: FloatArray) -> FloatArray:
@@ -177,31 +219,65 @@ class _Held:
         slowest = self.least_slowest_s()
         fits = np.isfinite(slowest)
         known, m = np.where(fits, slowest, 0.0), self.m.astype(np.float64)
+        multipliers = self._multipliers(slowest)
+        waits = np.minimum(m, self.stages) - 1.0  # forward passes that stages behind the slowest hide
+        beside, share = self.ends_s + self.tail_s, self.forward_share
+        least = self.least_sum_s(np.full_like(known, np.inf), multipliers)  # of the last, which has no end
+
+        def found(total: FloatArray, below: FloatArray) -> tuple[FloatArray, FloatArray]:
+            steady_s = (m - 1.0) * below - waits * (share * below + self.forward_s)
+            hidden_s = total + beside + np.maximum(steady_s, 0.0)
+            step_s = np.maximum(hidden_s, m * below + self.tail_s)
+            return total + (m - 1.0) * below + beside, step_s
+
+        objective, step_s = found(least, known * _RATIO ** (_INTERVALS - 1))
+        for step in range(_INTERVALS - 1):
+            look()
+            below = known * _RATIO**step
+            possible = found(least, below)
+            open_ = np.flatnonzero(fits & ((possible[0] < objective) | (possible[1] < step_s)))
+            if not len(open_):
+                break  # later intervals bound no row by less
+            total = np.full(len(m), np.inf)
+            some, own = self._take(open_), [each[open_] for each in multipliers]
+            total[open_] = some.least_sum_s(below[open_] * _RATIO, own)
+            both = found(total, below)
+            objective, step_s = np.minimum(objective, both[0]), np.minimum(step_s, both[1])
+        objective = np.where(fits, objective * _SAFETY + self.fixed_s, np.inf)
+        step_s = np.where(fits, step_s * _SAFETY + self.fixed_s, np.inf)
+        others_s = (least + self.ends_s) * _SAFETY + self.fixed_s
+        return objective, step_s, slowest, np.where(fits, others_s, np.inf)
+
+    def steps_s(self, slowest: FloatArray) -> FloatArray:
+        """Return a bound of the simulated step that counts the stages one by one, (n,)."""
+        multipliers, m, share = self._multipliers(slowest), self.m.astype(np.float64), self.forward_share
+        known, step_s = np.where(np.isfinite(slowest), slowest, 0.0), np.full(len(m), np.inf)
+        waits = np.minimum(m, self.stages) - 1.0
+        for step in range(_INTERVALS - 1):
+            look()
+            below, above = known * _RATIO**step, known * _RATIO ** (step + 1)
+            kept_s = self.least_sum_s(above, multipliers, share * above) + self.ends_s
+            hidden_s = kept_s + (m - 1.0 + share) * below - waits * self.forward_s
+            step_s = np.minimum(step_s, np.maximum(hidden_s, m * below))
+        step_s = np.minimum(step_s, m * known * _RATIO ** (_INTERVALS - 1))  # of the last, which has no end
+        return np.where(np.isfinite(slowest), (step_s + self.tail_s) * _SAFETY + self.fixed_s, np.inf)
+
+    def _take(self, index: IntArray) -> _Held:
+        """Return some of the rows."""
+        by_row = {name: getattr(self, name)[index] for name in _BY_ROW}
+        return replace(self, **by_row, **{name: getattr(self, name)[:, index] for name in _BY_OPTION})
+
+    def _multipliers(self, slowest: FloatArray) -> list[FloatArray]:
         price = np.where(self.room > 0, self.layer_s, np.nan)
         low, high = np.nanmin(price, axis=0, initial=np.inf), np.nanmax(price, axis=0, initial=0.0)
         high = high + np.where(self.room > 0, self.again_s.max(axis=-1), 0.0).max(axis=0)
         scale = np.maximum(high / np.maximum(low, 1e-300) * 2.2, 1.5) ** (1.0 / (_MULTIPLIERS - 1))
-        multipliers = [np.where(fits, low, 0.0) * scale**at for at in range(_MULTIPLIERS)]
-        waits = (np.minimum(m, self.stages) - 1.0) * self.forward_share  # forward passes that others hide
-        steady = {"objective": m - 1.0, "step": np.maximum(m - 1.0 - waits, 0.0)}
-        found = {name: np.full(len(m), np.inf) for name in steady}
-        for step in range(_INTERVALS):
-            look()
-            below = known * _RATIO**step
-            last = step == _INTERVALS - 1
-            above = np.full_like(known, np.inf) if last else known * _RATIO ** (step + 1)
-            total = self._least_sum_s(above, multipliers)
-            for name, times in steady.items():
-                found[name] = np.minimum(found[name], total + times * below)
-        beside = self.ends_s + self.tail_s
-        alone_s = m * known + self.tail_s  # the slowest stage's own passes
-        objective = np.where(fits, (found["objective"] + beside) * _SAFETY + self.fixed_s, np.inf)
-        step_s = np.maximum(found["step"] + beside, alone_s) * _SAFETY + self.fixed_s
-        others_s = (total + self.ends_s) * _SAFETY + self.fixed_s  # of the last interval, which has no end
-        return objective, np.where(fits, step_s, np.inf), slowest, np.where(fits, others_s, np.inf)
+        return [np.where(np.isfinite(slowest), low, 0.0) * scale**at for at in range(_MULTIPLIERS)]
 
-    def _least_sum_s(self, slowest_s: FloatArray, multipliers: list[FloatArray]) -> FloatArray:
-        """Return the least sum of all stages' layers within a time, (n,)."""
+    def least_sum_s(
+        self, slowest_s: FloatArray, multipliers: list[FloatArray], spared_s: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the least sum of all stages' layers within a time, less so much for each stage, (n,)."""
         held, best = self.held(slowest_s), np.full(len(slowest_s), -np.inf)
         free, beyond = np.minimum(held, self.free), np.maximum(held - self.free, 0.0)
         free, beyond, chooses = free * self.weight, beyond * self.weight, bool(self.replay_s.any())
@@ -210,11 +286,14 @@ class _Held:
             earned = np.maximum(rate, 0.0) * free
             if chooses:
                 earned += np.maximum(rate - self.again_s, 0.0) * beyond
-            total = self._most_earned(earned, rate[..., 0])
+            if spared_s is not None:  # for which a stage may hold a layer at a loss
+                loss = np.minimum(rate, 0.0) * self.least_work[:, None] + spared_s[:, None]
+                earned = np.where(held > 0.0, np.maximum(earned + loss * self.weight, 0.0), 0.0)
+            total = self._most_earned(earned, rate[..., 0], spared_s)
             best = np.maximum(best, each * self.units - total)
         return best
 
-    def _most_earned(self, earned: FloatArray, rate: FloatArray) -> FloatArray:
+    def _most_earned(self, earned: FloatArray, rate: FloatArray, spared_s: FloatArray | None) -> FloatArray:
         """Return the most that all groups earn together, (n,).
 
         A group that has to hold units earns their rate, even at a loss; of limited units no more.
@@ -224,5 +303,8 @@ class _Held:
             best = np.where(self.room[own] > 0, rate[own], -np.inf).max(axis=0)
             best = np.where(np.isfinite(best), best, 0.0)
             own_total = earned[own].max(axis=0).sum(axis=-1)
-            total += np.where(best > 0.0, np.minimum(own_total, best * most), best * least)
+            spared = 0.0 if spared_s is None else spared_s * self.weight[own].sum(axis=-1).max(axis=0)
+            total += np.where(
+                best > 0.0, np.minimum(own_total, best * most + spared), best * least + spared
+            )
         return total

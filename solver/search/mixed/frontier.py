@@ -26,7 +26,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.mixed.bounds import RowBounds, bounds_of
+from meshwright.solver.search.mixed.bounds import RowBounds, bounds_of, with_nearer_steps
 from meshwright.solver.search.mixed.limits import count_layers, keep_alone, limited
 from meshwright.solver.search.mixed.lines import (
     Line,
@@ -49,6 +49,7 @@ from meshwright.solver.search.mixed.rows import (
     on_all,
     with_tensor_parallel,
 )
+from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.space.request_rules import group_constraints
 
 GAP = 0.01  # relative, of the closed form: what the search proves
@@ -62,6 +63,7 @@ _MOST_EFFORT = 3.0
 _SHARED = 4  # the first sizes of a row (cp, dp, ep, micro-batch), equal in rows solved together
 _NEAR = 1.003  # plans' closed forms are as near to the model's, unless groups alternate there
 _WORSE = 1.03  # over the best plan: closed forms that are not priced
+_BEHIND = 1.06  # over the last step that is listed: closed forms that are not priced for the list
 _FILLED = 6  # rows whose lines are priced together
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
@@ -226,7 +228,7 @@ class MixedFrontier:
                 if beyond or (full and lines is chosen_groups) or interrupted(self):
                     break
                 work = {row: dict.fromkeys(lines(self.rows, row)) for row in some}
-                self._try_lines(work, most_s=np.inf)
+                self._try_lines(work, most_s=ranked[-1].step_s * _BEHIND if full else np.inf)
 
     def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit."""
@@ -368,11 +370,11 @@ class MixedFrontier:
 
     def _join_alike(self) -> None:
         """Queue rows that differ only in ZeRO stage and recomputation together, once there is a plan."""
-        rows, most_s = self.rows, self._most_s
+        most_s = self._most_s
         if self._joined or not np.isfinite(most_s):
             return
         self._joined = True
-        if rows.always_recomputes or group_constraints(self.problem):
+        if not self._may_join:
             return
         alike, others = dict[tuple[bytes, ...], list[_Waiting]](), list[_Waiting]()
         for one in sorted(self._heap):
@@ -380,13 +382,34 @@ class MixedFrontier:
                 others.append(one)
                 continue
             [row] = one.rows
-            sizes, room = rows.sizes[row, :_SHARED], rows.room[:, row]
-            key = (sizes.tobytes(), room.tobytes(), rows.allowed[row].tobytes())
-            alike.setdefault(key, []).append(one)
+            alike.setdefault(self._places_of(row), []).append(one)
         self._heap = others + [
             replace(own[0], rows=tuple(row for one in own for row in one.rows)) for own in alike.values()
         ]
         heapq.heapify(self._heap)
+
+    @property
+    def _may_join(self) -> bool:
+        """Return whether rows that differ only in ZeRO stage and recomputation are bounded together."""
+        return not (self.rows.always_recomputes or group_constraints(self.problem))
+
+    def _places_of(self, row: int) -> tuple[bytes, ...]:
+        """Return what is equal in rows with the same places for stages."""
+        rows = self.rows
+        sizes, room = rows.sizes[row, :_SHARED], rows.room[:, row]
+        return (sizes.tobytes(), room.tobytes(), rows.allowed[row].tobytes())
+
+    def step_bound_s(self, known_s: float, interrupted: Callable[[], bool]) -> float:
+        """Return what no plan of two or more stages simulates faster than; at most the known step."""
+        alike, able = dict[object, list[int]](), np.flatnonzero(self.bounds.step_s < known_s)
+        if not interrupted():
+            self.bounds = with_nearer_steps(self.bounds, self.rows, able)
+        for row in able.tolist():
+            look()
+            alike.setdefault(self._places_of(row) if self._may_join else row, []).append(row)
+        bound = StepBound.of(self.rows, self.bounds, known_s, [tuple(own) for own in alike.values()])
+        bound.raise_it(interrupted)
+        return bound.bound_s
 
     def _put_back(self, one: _Waiting, found: Solved) -> None:
         """Queue what CP-SAT leaves under its new bound, or count it as open."""

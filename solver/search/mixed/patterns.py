@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ ROLES: tuple[Role, ...] = ("middle", "entry", "last", "last entry", "first")
 ENTERS: tuple[Role, ...] = ("entry", "last entry")
 ENDS: tuple[Role, ...] = ("last", "last entry")
 _ROUNDING = 1.0 + 1e-9
+_At: TypeAlias = tuple[IntArray, int]  # options of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +81,20 @@ def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) ->
     held: dict[Role, IntArray] = dict.fromkeys(ROLES, windows_of(rows.layout))
     held["first"] = sums[1:-1]
     held |= dict.fromkeys(ENDS, sums[-1] - sums[1:-1])
-    for option in np.flatnonzero(rows.room[:, row] > 0).tolist():
-        for role in ROLES:
-            look()
-            again, at = _Replays.none(held[role]), (option, row)
+    options = np.flatnonzero(rows.room[:, row] > 0)
+    for role in ROLES:
+        look()
+        again, at = _Replays.none(held[role]), (options, row)
+        one = _of(rows, at, role, transfers, again)
+        if rows.by_stage[row]:
+            again = _Replays.of(rows, at, held[role][(one.slowest_us <= most_us).any(axis=0)])
             one = _of(rows, at, role, transfers, again)
-            if rows.by_stage[row]:
-                again = _Replays.of(rows, at, held[role][one.slowest_us <= most_us])
-                one = _of(rows, at, role, transfers, again)
-            kept = (one.deepest > 0) & (one.slowest_us <= most_us)
-            most = 1 if role in ENDS else min(int(rows.most_stages[row]), int(rows.num_microbatches[row]))
-            kept &= again.go_deeper(one.deepest, most, rows.always_recomputes)
-            found.append(take(one, np.flatnonzero(kept)))
-    return _joined(found)
+        kept = (one.deepest > 0) & (one.slowest_us <= most_us)
+        most = 1 if role in ENDS else min(int(rows.most_stages[row]), int(rows.num_microbatches[row]))
+        kept &= again.go_deeper(one.deepest, most, rows.always_recomputes)
+        found.append(one.where(kept))
+    every = _joined(found)
+    return take(every, np.argsort(every.option, kind="stable"))
 
 
 def patterns_of_any(parts: list[Patterns]) -> Patterns:
@@ -124,22 +126,26 @@ class _Replays:
     counts: IntArray  # (W R, K)
     number: IntArray  # (W R,) of recomputed layers, which may be more than the window has
     width: int  # R
-    replay_s: FloatArray  # (W R,) at least
-    spared_bytes: FloatArray  # (W R,) of a micro-batch in flight, at most
+    replay_s: FloatArray  # (B, W R) at least, or (1, W)
+    spared_bytes: FloatArray  # (B, W R) of a micro-batch in flight, at most, or (1, W)
 
     @classmethod
     def none(cls, counts: IntArray) -> _Replays:
         """Return windows without recomputed layers."""
-        nothing = np.zeros(len(counts))
+        nothing = np.zeros((1, len(counts)))
         return cls(
-            counts=counts, number=nothing.astype(np.int64), width=1, replay_s=nothing, spared_bytes=nothing
+            counts=counts,
+            number=nothing[0].astype(np.int64),
+            width=1,
+            replay_s=nothing,
+            spared_bytes=nothing,
         )
 
     @classmethod
-    def of(cls, rows: MixedRows, at: tuple[int, int], counts: IntArray) -> _Replays:
-        """Return windows with none to all of their layers recomputed."""
+    def of(cls, rows: MixedRows, at: _At, counts: IntArray) -> _Replays:
+        """Return windows with none to all of their layers recomputed, on some options."""
         width = int(counts.sum(axis=1).max(initial=0)) + 1
-        spared = (rows.whole_kept_bytes[at] - rows.kept_bytes[at])[:-2]
+        spared = (rows.whole_kept_bytes[at] - rows.kept_bytes[at])[:, :-2]
         every = np.repeat(counts, width, axis=0)
         number = np.tile(np.arange(width), len(counts))
         return cls(
@@ -149,62 +155,80 @@ class _Replays:
         )  # fmt: skip
 
     def go_deeper(self, deepest: IntArray, most: int, always: bool) -> BoolArray:
-        """Mark numbers that fit at a place up to ``most`` where no smaller number does.
+        """Mark numbers that fit at a place up to ``most`` where no smaller number does, (B, W R).
 
         ``always``: one recomputed layer counts as much as none, being asked for.
         """
-        reached = np.minimum(deepest, most).reshape(-1, self.width)
-        before = np.maximum.accumulate(reached, axis=1)
+        reached = np.minimum(deepest, most).reshape(len(deepest), -1, self.width)
+        before = np.maximum.accumulate(reached, axis=-1)
         deeper = np.ones_like(reached, dtype=np.bool_)
-        deeper[:, 1:] = reached[:, 1:] > before[:, :-1]
+        deeper[..., 1:] = reached[..., 1:] > before[..., :-1]
         if always and self.width > 1:
-            deeper[:, 1] = True
+            deeper[..., 1] = True
         whole = self.number <= self.counts.sum(axis=1)
-        return np.asarray(deeper.ravel() & whole)
+        return np.asarray(deeper.reshape(deepest.shape) & whole)
 
 
 def _least_of(counts: IntArray, number: IntArray, each: FloatArray) -> FloatArray:
-    """Return the least sum of a price over so many layers of every window, (N,)."""
-    order = np.argsort(each, kind="stable")
-    held = counts[:, order]
-    taken = np.clip(number[:, None] - (np.cumsum(held, axis=1) - held), 0, held)
-    return np.asarray(taken @ each[order])
+    """Return the least sum of a price (B, K) over so many layers of every window, (B, N)."""
+    order = np.argsort(each, axis=1, kind="stable")
+    held = counts.T[order]  # (B, K, N)
+    taken = np.clip(number - (np.cumsum(held, axis=1) - held), 0, held)
+    return np.asarray((taken * np.take_along_axis(each, order, axis=1)[..., None]).sum(axis=1))
 
 
-def _of(
-    rows: MixedRows, at: tuple[int, int], role: Role, transfers: Transfers, again: _Replays
-) -> Patterns:
-    counts = again.counts
-    held, option, m = counts.astype(np.float64), at[0], int(rows.num_microbatches[at[1]])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnOptions:
+    """Patterns of one role on some options, (B, N)."""
+
+    options: IntArray
+    role: Role
+    again: _Replays
+    time_us: IntArray
+    slowest_us: IntArray
+    deepest: IntArray
+
+    def where(self, kept: BoolArray) -> Patterns:
+        """Return those that are marked."""
+        option, at = np.nonzero(kept)
+        return Patterns(
+            option=self.options[option],
+            role=np.full(len(at), ROLES.index(self.role)),
+            counts=self.again.counts[at],
+            replayed=self.again.number[at],
+            time_us=self.time_us[kept],
+            slowest_us=self.slowest_us[kept],
+            deepest=self.deepest[kept],
+        )
+
+
+def _of(rows: MixedRows, at: _At, role: Role, transfers: Transfers, again: _Replays) -> _OnOptions:
+    counts, options = again.counts, at[0]
+    held, m = counts.astype(np.float64), int(rows.num_microbatches[at[1]])
     first, last = role == "first", role in ENDS
-    scale = float(transfers.scale[option])
-    own = held @ rows.layer_s[at] + again.replay_s + first * rows.embedding_s[at] + last * rows.head_s[at]
-    beside = transfers.entered_s[option] if role in ENTERS else transfers.inside_s[option]
-    time = scale * own + (beside if np.isfinite(beside) else 0.0)
-    tail = scale * (
-        rows.rank_tail_s[at] + held @ rows.tail_s[at][:-2]
-        + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
-    )  # fmt: skip
+    scale = transfers.scale[options][:, None]
+    ends = first * rows.embedding_s[at] + last * rows.head_s[at]
+    own = rows.layer_s[at] @ held.T + again.replay_s + ends[:, None]
+    beside = (transfers.entered_s if role in ENTERS else transfers.inside_s)[options][:, None]
+    time = scale * own + np.where(np.isfinite(beside), beside, 0.0)
 
-    def bytes_of(parts: FloatArray) -> FloatArray:
-        return np.asarray(held @ parts[:-2] + first * parts[-2] + last * parts[-1])
+    def parts_of(parts: FloatArray) -> FloatArray:
+        ends = first * parts[:, -2] + last * parts[:, -1]
+        return np.asarray(parts[:, :-2] @ held.T + ends[:, None])
 
-    space = (rows.head_room_bytes if last else rows.room_bytes)[at]
-    free = np.asarray(space * _ROUNDING - bytes_of(rows.state_bytes[at]))
-    kept = bytes_of(rows.whole_kept_bytes[at]) - again.spared_bytes
+    tail = scale * (rows.rank_tail_s[at][:, None] + parts_of(rows.tail_s[at]))
+    space = (rows.head_room_bytes if last else rows.room_bytes)[at][:, None]
+    free = space * _ROUNDING - parts_of(rows.state_bytes[at])
+    kept = parts_of(rows.whole_kept_bytes[at]) - again.spared_bytes
     flight = np.floor(np.clip(free / np.maximum(kept, 1.0), 0, ANYWHERE))
     deepest = np.where(flight >= m, ANYWHERE, flight).astype(np.int64)
-    if role in ENTERS and not np.isfinite(transfers.entered_s[option]):
-        deepest = np.zeros_like(deepest)
-    return Patterns(
-        option=np.full(len(counts), option),
-        role=np.full(len(counts), ROLES.index(role)),
-        counts=counts,
-        replayed=again.number,
+    if role in ENTERS:
+        deepest = np.where(np.isfinite(transfers.entered_s[options])[:, None], deepest, 0)
+    return _OnOptions(
+        options=options, role=role, again=again, deepest=deepest,
         time_us=np.floor(time * US).astype(np.int64),
         slowest_us=np.floor(((m - 1) * time + tail) * US).astype(np.int64),
-        deepest=deepest,
-    )
+    )  # fmt: skip
 
 
 def take(one: Patterns, index: IntArray) -> Patterns:

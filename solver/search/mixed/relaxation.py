@@ -4,6 +4,7 @@ Variables
   n[p] >= 0  stages of pattern p, in parts as well
   h[k]       stages between the ends with a deepest place of k or less, 0 <= h[k] <= k - 1
   u[K] >= 0  layers of a kind that no stage holds
+  c >= 0     forward passes that stages behind the slowest hide, for ``steps`` alone
 Constraints, by the numbers of ``model``
   (1) with u for what is missing; (2) and (4): the stages of a group take no more GPUs than it has for each
   stage that begins it, of which there is at most one; (3); (5) the first stage is at place p, and h
@@ -45,7 +46,7 @@ class Relaxation:
 
     def __init__(
         self, rows: MixedRows, row: int, patterns: Patterns, legal: IntArray,
-        *, slowest_us: IntArray | None = None,
+        *, slowest_us: IntArray | None = None, most_hidden: int | None = None,
     ) -> None:  # fmt: skip
         """Build it for some patterns.
 
@@ -56,6 +57,7 @@ class Relaxation:
             legal: numbers of stages.
             slowest_us: times that a plan's slowest stage may have, those of dominated patterns counted;
                 without it the patterns'.
+            most_hidden: the most forward passes that other stages hide, for ``least_us``.
         """
         from ortools.linear_solver import (  # type: ignore[import-untyped]  # noqa: PLC0415 (loaded late)
             pywraplp,
@@ -68,6 +70,7 @@ class Relaxation:
         self._entries = list[tuple[IntArray, IntArray, FloatArray]]()
         self._low, self._high, self._upper = list[float](), list[float](), [self.most.astype(np.float64)]
         self._constrain(rows, row, legal)
+        self._hidden = self._hide(most_hidden)
         self._load()
 
     def _constrain(self, rows: MixedRows, row: int, legal: IntArray) -> None:
@@ -98,6 +101,14 @@ class Relaxation:
             before = within[at - 1 : at] if at else within[:0]
             self._row(0.0, 0.0, (within[at : at + 1], np.ones(1)), (before, -np.ones(len(before))),
                       (tight, -np.ones(len(tight))))  # fmt: skip
+
+    def _hide(self, most: int | None) -> IntArray:
+        """C <= stages - 1, which ``least_us`` counts."""
+        hidden = self._columns(np.full(0 if most is None else 1, float(most or 0)))
+        if len(hidden):
+            every = np.arange(self._number)
+            self._row(-np.inf, -1.0, (hidden, np.ones(1)), (every, -np.ones(self._number)))
+        return hidden
 
     def _columns(self, upper: FloatArray) -> IntArray:
         begin = sum(map(len, self._upper))
@@ -150,6 +161,28 @@ class Relaxation:
                 sum_us = np.inf
         return Relaxed(sum_us=sum_us, more_us=np.where(able, more_us[: self._number], np.inf))
 
+    def least_us(self, most_us: float, hidden_us: float) -> float:
+        """Return a lower bound of the sum of all stages' times, less so much for each hidden pass.
+
+        Of plans in which no stage takes longer than ``most_us`` for a micro-batch; +inf: there are none.
+        """
+        look()
+        limits, cost = self._limits.copy(), self._cost.copy()
+        limits[: self._number] = np.where(self.patterns.time_us <= most_us, limits[: self._number], 0.0)
+        cost[self._hidden] = -hidden_us
+        none = limits.copy()
+        none[self._missing] = 0.0
+        solved, sum_us, _ = self._solved(none, cost)
+        if solved:
+            return sum_us
+        missed = np.zeros(len(limits))
+        missed[self._missing] = 1.0
+        return (
+            np.inf
+            if self._solved(limits, missed)[1] > _MISSING
+            else -float(hidden_us * limits[self._hidden].sum())
+        )
+
     def _solved(self, limits: FloatArray, cost: FloatArray) -> tuple[bool, float, FloatArray]:
         """Return (whether there is a solution, a lower bound of the objective, reduced costs)."""
         for at in np.flatnonzero(limits != self._now).tolist():
@@ -171,7 +204,8 @@ class Relaxation:
         below = np.minimum(reduced, 0.0) * limits
         total = float(given.sum() + below.sum())
         slack = _SAFETY * float(np.abs(given).sum() + np.abs(below).sum() + 1.0)
-        return True, max(total - slack, 0.0), np.maximum(reduced, 0.0)
+        least = 0.0 if (cost >= 0.0).all() else -np.inf
+        return True, max(total - slack, least), np.maximum(reduced, 0.0)
 
 
 _BEGINS = [ROLES.index(one) for one in ("entry", "last entry", "first")]

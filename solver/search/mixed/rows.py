@@ -263,7 +263,8 @@ class MixedRows:
     layer_s: FloatArray  # (B, n, K) both passes of a layer of each kind
     embedding_s: FloatArray  # (B, n)
     head_s: FloatArray
-    forward_share: FloatArray  # of a part's passes, at most
+    forward_share: FloatArray  # of a layer's passes, at most
+    more_forward_s: FloatArray  # (B, n) of an end's forward pass beyond that share
     hop_s: FloatArray  # (B, n) of a transfer from another group, at least, each direction
     straggler: FloatArray  # (B, n) of two stages
     transfers: Transfers  # of any number of stages
@@ -328,6 +329,7 @@ class MixedRows:
             embedding_s=straggler * each(lambda one: one.embedding_s),
             head_s=straggler * each(lambda one: one.head_s),
             forward_share=each(_forward_share),
+            more_forward_s=straggler * each(_more_forward_s),
             hop_s=hop, straggler=straggler,
             transfers=Transfers(
                 inside_s=np.minimum(*(one.inside_s for one in found)),
@@ -457,10 +459,14 @@ def _whole_kept_bytes(rows: Rows) -> FloatArray:
 
 
 def _forward_share(rows: Rows) -> FloatArray:
-    both_s = np.maximum(rows.prices.forward_s + rows.prices.backward_s, 1e-30)
-    return np.asarray(
-        np.maximum((rows.prices.forward_s / both_s).max(axis=1), 0.5)
-    )  # transfers have one half
+    both_s = np.maximum(rows.prices.forward_s + rows.prices.backward_s, 1e-30)[:, :-2]
+    return np.asarray((rows.prices.forward_s[:, :-2] / both_s).max(axis=1))
+
+
+def _more_forward_s(rows: Rows) -> FloatArray:
+    forward_s, backward_s = rows.prices.forward_s[:, -2:], rows.prices.backward_s[:, -2:]
+    share = _forward_share(rows)[:, None]
+    return np.asarray(np.maximum(forward_s - share * (forward_s + backward_s), 0.0).max(axis=1))
 
 
 def on_all(

@@ -19,6 +19,7 @@ Answer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -117,8 +118,8 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
             shared.solve(_last_s(frontier, problem.options.top_k), _FURTHER)
     best = _ranking(problem, frontier, shared)
     bound_s: float | None = None
-    with watch.cut():
-        bound_s = _bound_s(frontier, shared, best)
+    with watch.closing().cut():
+        bound_s = _bound_s(frontier, shared, best, watch.interrupted)
     proved = frontier.finished and frontier.calls > 0
     plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
     answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s)
@@ -198,6 +199,12 @@ class _Shared:
             self.splits += [] if split is None else [split]
         self.every = True
 
+    def least_s(self, limit_s: float) -> float:
+        """Return what the closed forms leave of ``bound_s``, at once."""
+        for groups in sets_of(len(self.shares)):
+            limit_s = min(limit_s, least_split_s(self.shares, groups) + self.fleet.exchange_s(groups))
+        return limit_s
+
     def bound_s(self, limit_s: float) -> float:
         """Return what no split of the batch over any of the sets simulates faster than; at most a limit."""
         for groups in sets_of(len(self.shares)):
@@ -245,14 +252,18 @@ def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list
     return ordered[: problem.options.top_k]
 
 
-def _bound_s(frontier: MixedFrontier, shared: _Shared, best: list[_Candidate]) -> float | None:
+def _bound_s(
+    frontier: MixedFrontier, shared: _Shared, best: list[_Candidate], interrupted: Callable[[], bool]
+) -> float | None:
     """Return what no plan simulates faster than; None where nothing is known."""
     if not (frontier.rows.whole and frontier.knows_alone and shared.every):
         return None
-    least = min(float(frontier.bounds.step_s.min(initial=np.inf)), frontier.alone_s)
     if not best:
+        least = min(float(frontier.bounds.step_s.min(initial=np.inf)), frontier.alone_s)
         return least if np.isfinite(least) and not frontier.finished else None
-    return min(shared.bound_s(best[0].step_s), least)
+    known_s = min(best[0].step_s, frontier.alone_s)
+    shared_s = shared.least_s(known_s) if interrupted() else shared.bound_s(known_s)
+    return frontier.step_bound_s(shared_s, interrupted)
 
 
 def _plans_of(

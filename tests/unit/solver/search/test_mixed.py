@@ -305,11 +305,14 @@ def test_slices_that_a_request_names_are_searched_however_short(limit: dict[str,
 
 
 def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_closed_form_alone() -> None:
-    answer = searched(a_mixed_problem((FAST, SLOW_GROUP)))
+    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), num_layers=8, batch=16))
     assert (answer.decided_by, answer.certified_by) == ("cp-sat", ("cp-sat",))
     assert answer.objective_gap is not None
     assert answer.objective_gap <= 0.01 < (answer.gap or 0.0)
     assert answer.certainty.startswith("Best found: ")
+    assert (
+        searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
+    )  # one group alone, and its step is proved
     assert searched(a_mixed_problem((FAST,), between=None)).decided_by == "exact-dp"
 
 
