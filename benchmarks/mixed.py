@@ -1,4 +1,4 @@
-"""Searches of mixed clusters: ``python -m benchmarks.mixed [--uniform | --drawn] [--write]``.
+"""Searches of mixed clusters: ``python -m benchmarks.mixed [--uniform | --drawn | --chunks] [--write]``.
 
 First the problems of ``benchmarks/problems/mixed``, two to eight unlike node groups and 70B models on GPUs
 of little memory, each in a process of its own: CPU seconds of the search, its gap, its peak memory.
@@ -14,6 +14,9 @@ seconds that the reference planner takes (its authors' planner on their profiles
 equal nodes under FlagScale, within what it runs on node groups, by the exact programs, by the model of
 mixed clusters on the same nodes as one group, and on two equal groups; ``--write`` puts that table into the
 page on decisions.
+
+``--chunks`` bounds what interleaved chunks could gain: no schedule that runs backward passes in one piece
+ends before its slowest stage has worked all its micro-batches.
 
 ``--drawn`` searches 24 random requests (fixed seed): two to eight node groups of twelve GPU
 types, 48 to 576 GPUs, models from 7B to 405B.
@@ -32,6 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from benchmarks.search import DOCUMENT, aligned, written
@@ -41,7 +45,10 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.answer import Plan
 from meshwright.solver.clock import Watch
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.search.mixed.bounds import bounds_of
+from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 
@@ -122,8 +129,8 @@ def line(a100: int, v100: int) -> tuple[str, ...]:
 
 PROBLEMS = Path(__file__).parent / "problems" / "mixed"
 PROBLEM_HEADINGS = (
-    "problem", "GPUs", "first plan", "within 10 %", "end", "step", "gap of the closed form", "status",
-    "top 10", "peak memory",
+    "problem", "GPUs", "first plan", "within 10 %", "end", "step", "gap of the closed form",
+    "gap of the step", "status", "top 10", "peak memory",
 )  # fmt: skip
 _LIMIT_S = 60.0
 
@@ -148,7 +155,7 @@ def measured(document: dict[str, Any], top_k: int) -> dict[str, object]:
     return {
         "gpus": problem.cluster.num_gpus, "first_s": found[0][0] if found else end_s,
         "near_s": near[0] if near else end_s, "end_s": end_s, "step_s": step_s,
-        "gap": answer.objective_gap, "status": answer.status,
+        "gap": answer.objective_gap, "step_gap": answer.gap, "status": answer.status,
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before_mib,
     }  # fmt: skip
 
@@ -167,7 +174,8 @@ def problem_line(name: str) -> tuple[str, ...]:
         name, str(one["gpus"]),
         f"{one['first_s']:.2f} s", f"{one['near_s']:.2f} s", f"{one['end_s']:.2f} s",
         "-" if one["step_s"] is None else f"{one['step_s']:.3f} s",
-        "-" if one["gap"] is None else f"{one['gap']:.2%}", one["status"], f"{ten['end_s']:.2f} s",
+        *("-" if one[gap] is None else f"{one[gap]:.2%}" for gap in ("gap", "step_gap")), one["status"],
+        f"{ten['end_s']:.2f} s",
         f"{one['mib']:.0f} MiB",
     )  # fmt: skip
 
@@ -240,6 +248,46 @@ def drawn_table(*, write: bool) -> None:
         document = DOCUMENT.read_text(encoding="utf-8")
         DOCUMENT.write_text(
             written(document, aligned(DRAWN_HEADINGS, lines), "mixed-drawn"), encoding="utf-8"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# What interleaved chunks could gain at most.
+
+CHUNKS_HEADINGS = ("problem", "micro-batches", "stages", "step", "no step is below", "gain, at most")
+CHUNKS_DOCUMENT = DOCUMENT.parent / "adr" / "0011-no-interleaved-chunks-between-node-groups.md"
+
+
+def chunks_line(name: str) -> tuple[str, ...]:
+    """Search one problem, and bound the step of any number of chunks for each rank.
+
+    Memory is that of 1F1B, of which interleaved ranks need more.
+    """
+    problem = parse_problem(json.loads((PROBLEMS / f"{name}.json").read_text(encoding="utf-8")))
+    options = replace(problem.options, top_k=1, time_limit_s=10.0 * _LIMIT_S)
+    profile = default_profile(problem.cluster, problem.launcher)
+    best = search(replace(problem, options=options), profile).plans[0]
+    rows = MixedRows.of(LegalRows.of(NodeGroups.of(problem, profile)))
+    bounds = bounds_of(rows)
+    own_s = rows.num_microbatches * bounds.slowest_s + bounds.tail_s
+    least_s = float((own_s + np.where(rows.room > 0, rows.fixed_s, np.inf).min(axis=0)).min())
+    step_s = best.prediction.step_time_s
+    return (
+        name, str(best.config.num_microbatches), str(best.config.pipeline_parallel_size), f"{step_s:.3f} s",
+        f"{min(least_s, step_s):.3f} s", f"{max(1.0 - least_s / step_s, 0.0):.1%}",
+    )  # fmt: skip
+
+
+def chunks_table(*, write: bool) -> None:
+    """Print the table of what chunks could gain; write it into the document if asked."""
+    lines = []
+    for name in sorted(path.stem for path in PROBLEMS.glob("*.json")):
+        lines.append(chunks_line(name))
+        print("  ".join(lines[-1]), flush=True)
+    if write:
+        document = CHUNKS_DOCUMENT.read_text(encoding="utf-8")
+        CHUNKS_DOCUMENT.write_text(
+            written(document, aligned(CHUNKS_HEADINGS, lines), "chunks"), encoding="utf-8"
         )
 
 
@@ -322,6 +370,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--uniform", action="store_true", help="equal nodes, next to the exact programs")
+    parser.add_argument("--chunks", action="store_true", help="what interleaved chunks could gain at most")
     parser.add_argument("--drawn", action="store_true", help="random requests (fixed seed)")
     parser.add_argument("--top-k", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--way", default="", help=argparse.SUPPRESS)
@@ -337,6 +386,9 @@ def main() -> None:
         return
     if asked_for.drawn:
         drawn_table(write=asked_for.write)
+        return
+    if asked_for.chunks:
+        chunks_table(write=asked_for.write)
         return
     if asked_for.uniform:
         uniform_table(write=asked_for.write)

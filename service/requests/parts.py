@@ -156,6 +156,10 @@ def batches_to_json(problem: Problem) -> int | list[int]:
 Values = Mapping[str, tuple[int | str, ...]]
 
 
+_NO_CHUNKS = ": no launcher here interleaves chunks over unlike groups"  # fs: train/arguments.py:151
+_WHY = {"virtual_pipeline_size": _NO_CHUNKS, "pipeline_schedule": _NO_CHUNKS}
+
+
 def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
     """Check that the limits of the request leave each variable a value.
 
@@ -168,7 +172,8 @@ def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
             allowed = ", ".join(map(str, every))
             yield FieldError(
                 pointer=pointer("search", section, name),
-                message=f"only {allowed} is searched where stages are placed on node groups",
+                message=f"only {allowed} is searched where stages are placed on node groups"
+                + _WHY.get(name, ""),
                 allowed=allowed,
                 nearest=str(every[0]),
             )
