@@ -260,9 +260,11 @@ def usable(checkout: Path | None) -> Path:
 
 def _build(home: Path) -> None:
     """Compile its planner as its Makefile does, for the Python that runs it."""
+    into, sources = home / "sailor/Planner/simulations", home / "sailor/Planner/sailor_planner/cpp_src"
+    if not sources.is_dir():
+        raise UnavailableError(f"{NAME} is not measured: the checkout has no {sources.relative_to(home)}")
     python = str(environment("sailor", REQUIREMENTS))
     name = "import sysconfig; print('libplanner' + sysconfig.get_config_var('EXT_SUFFIX'))"
-    into, sources = home / "sailor/Planner/simulations", home / "sailor/Planner/sailor_planner/cpp_src"
     try:
         library, headers = (
             subprocess.run(one, capture_output=True, text=True, check=True).stdout.split()

@@ -90,8 +90,10 @@ def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path
 def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: Path) -> None:
     assert "give --calculon PATH" in "\n".join(compared("calculon", Budget(limit_s=1.0), None))
     assert "has no bin/calculon" in "\n".join(compared("calculon", Budget(limit_s=1.0), tmp_path))
-    others = {"galvatron", "galvatron-checkout", "sailor", "simumax", "llm-analysis", "aiconfigurator"}
-    assert set(PEERS) == {"calculon", *others}
+    assert set(PEERS) == {
+        "galvatron", "galvatron-checkout", "calculon", "sailor", "sailor-mixed", "simumax", "llm-analysis",
+        "aiconfigurator",
+    }  # fmt: skip
 
 
 def test_simumax_without_a_checkout_is_reported_in_one_line() -> None:
@@ -277,11 +279,13 @@ def test_ours_searches_and_judges_on_galvatrons_profile() -> None:
     assert list(violations(problem, profile, configuration_from_json(config))) == []
 
 
-def test_sailor_without_a_built_planner_is_a_line_and_its_plans_count_embedding_and_head(
+def test_sailor_without_a_checkout_is_a_line_and_its_plans_count_embedding_and_head(
     tmp_path: Path,
 ) -> None:
     assert "give --sailor PATH" in "\n".join(compared("sailor", Budget(limit_s=1.0), None))
-    assert "no built libplanner" in "\n".join(compared("sailor", Budget(limit_s=1.0), tmp_path))
+    for name in ("sailor", "sailor-mixed"):
+        line = "\n".join(compared(name, Budget(limit_s=1.0), tmp_path))
+        assert "the checkout has no sailor/Planner/sailor_planner/cpp_src" in line
     config = {
         "stage_layers": [13, 11],
         "tensor_parallel_size": 2,
@@ -292,3 +296,26 @@ def test_sailor_without_a_built_planner_is_a_line_and_its_plans_count_embedding_
     (pipeline,) = plan["pipeline_list"]
     assert pipeline["layers_per_stage"] == [list(range(14)), list(range(14, 26))]
     assert (pipeline["dp"], plan["mbs"]) == ([3, 3], 4)
+
+
+def test_sailor_prices_stages_on_both_gpu_types_where_it_timed_their_layers(tmp_path: Path) -> None:
+    config = {
+        "stage_layers": [6, 18], "data_parallel_size": 2, "micro_batch_size": 4, "replicas": [],
+        "stage_groups": [
+            {"group": "v100-sxm-16gb", "tensor_parallel_size": 4},
+            {"group": "a100-sxm-40gb", "tensor_parallel_size": 1},
+        ],
+    }  # fmt: skip
+    (pipeline,) = sailor.plan_for_it(config)["pipeline_list"]
+    zone = sailor.ZONE
+    assert pipeline["tmp_per_stage"] == [
+        [([("V100-16", 4, zone)], 4)] * 2,
+        [([("A100-40", 1, zone)], 1)] * 2,
+    ]
+    times = tmp_path / "sailor/Planner/simulations/profiles_tmp.json"
+    times.parent.mkdir(parents=True)
+    for timed, verdict in (("4", True), ("2", False)):
+        layers = {"V100-16": {"4": {timed: [1.0]}}, "A100-40": {"4": {"1": [1.0]}}}
+        times.write_text(json.dumps({sailor.MODEL: layers}))
+        assert sailor.is_timed(tmp_path, config) is verdict
+    assert not sailor.is_timed(tmp_path, {**config, "replicas": [config, config]})
