@@ -466,8 +466,8 @@ def power_of(gpu: GpuSpec, limit_w: float = 0.0) -> Power:
 
 # Limits over the data sheet's: below the first the voltage falls no further, so that the clock falls with
 # the power beyond waiting; the second is the lowest that is priced. Of V100 and A40 the law is within 8 %
-# of the time down to half the power; at 0.4 of it 15 to 22 % off either way (Zeus, NSDI 2023, ml-energy/zeus
-# a17ec338, zeus_nsdi23/trace/summary_power_*.csv).
+# of the time down to half the power; at 0.4 of it 15 to 22 % off either way (Zeus, NSDI 2023,
+# ml-energy/zeus a17ec338, zeus_nsdi23/trace/summary_power_*.csv).
 _LEAST_VOLTAGE_SHARE, LEAST_POWER_SHARE = 0.6, 0.5
 _LEAST_LEFT = 1e-3  # of the power beyond waiting, so that a limit which no request may state has a clock
 
