@@ -69,7 +69,7 @@ def _swift(version: str) -> Release:
     return Release(name=f"ms_swift-{version}", files=files, roots=roots)
 
 
-def _axolotl(name: str) -> Release:
+def _axolotl(version: str) -> Release:
     files = (
         "axolotl/utils/schemas/**/*.py",
         "src/axolotl/utils/schemas/**/*.py",
@@ -79,7 +79,7 @@ def _axolotl(name: str) -> Release:
         "src/axolotl/cli/args.py",
     )
     return Release(
-        name=name,
+        name=f"axolotl-{version}",
         files=files,
         roots=("AxolotlInputConfig", "LigerArgs", "CutCrossEntropyArgs", "TrainerCliArgs"),
     )
@@ -94,7 +94,7 @@ _CORE = (
 PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
     "llama-factory": tuple(map(_factory, ("0.9.5", "0.9.3", "0.8.3", "0.7.1"))),
     "ms-swift": tuple(map(_swift, ("4.6.0", "3.9.0", "2.6.1"))),
-    "axolotl": tuple(map(_axolotl, ("axolotl-0.19.0", "axolotl-0.12.2", "axolotl-0.8.0"))),
+    "axolotl": tuple(map(_axolotl, ("0.21.0", "0.19.0", "0.12.2", "0.8.0"))),
     "nanotron": tuple(
         Release(name=name, files=(f"{folder}nanotron/config/*.py",), roots=("Config",))
         for name, folder in (("nanotron-2411b022", "src/"), ("nanotron-0.4", ""))
@@ -242,6 +242,19 @@ def merged(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         said = {part: value for part, value in known.get(key, {}).items() if part not in _OF_THE_SOURCE}
         row.update(said)
     return dict(sorted((found | kept).items()))
+
+
+def renewed(name: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return a program's rows by its newest release, which ``folder`` holds, and by its file the others."""
+    newest, last = PROGRAMS[name][:2]
+    found: dict[str, dict[str, Any]] = {}
+    for key, flag in declared(folder, newest).items():
+        found[key] = {"type": flag.type, **({} if flag.default is None else {"default": flag.default})}
+    for key, row in yaml.safe_load(table_path(name).read_text("utf-8")).items():
+        said = {part: value for part, value in row.items() if part not in _OF_THE_SOURCE}
+        gone = row if "until" in row or "of" in row else {**row, "until": last.name}
+        found[key] = {**found[key], **said} if key in found else gone
+    return dict(sorted(found.items()))
 
 
 def written(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """Reader of Axolotl's YAML: a trainer over accelerate's mesh, or on DeepSpeed.
 
-Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py), utils/config, and
+Names and defaults: Axolotl 0.19.0 and 0.21.0, utils/schemas (config.py, fsdp.py), utils/config, and
 utils/distributed.py (_get_parallel_config_kwargs).
 """
 
@@ -365,7 +365,8 @@ def _take_fsdp1(fields: Fields) -> None:
     if adapters or _version(fields) != 1:
         message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
         fields.fault("fsdp_version", message, allowed="2", nearest="2")
-    fields.note("fsdp_version is 1: priced as accelerate's FSDP2")
+    stated = "is 1" if fields.has("fsdp_version") else "is not given, 1 before Axolotl 0.21 and 2 since"
+    fields.note(f"fsdp_version {stated}: priced as accelerate's FSDP2")
     for word in _strategies(fields):
         if word not in _FSDP1_WORDS:
             fields.fault(

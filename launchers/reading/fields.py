@@ -435,6 +435,7 @@ class Fields:
     def refuse_unpriced(self, *programs: str) -> None:
         """Record a fault for each argument with which what is priced is not what runs."""
         known = flag_names(*programs)
+        self._refuse_sections(known)
         for name in self._values:
             row = known.row(name)
             if row is None or row.role != "refused" or self._lacks(row):
@@ -445,6 +446,14 @@ class Fields:
                 values = dict.fromkeys(one for one in (usual, *row.unless) if one is not None)
                 allowed = ", ".join(values) or None
                 self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
+
+    def _refuse_sections(self, known: FlagNames) -> None:
+        """Record a fault for each refused section that has a value on: its own name has none then."""
+        for name, found in self._values.items():
+            section = name.rpartition(".")[0]
+            row = known.row(section) if section in known else None
+            if row is not None and row.role == "refused" and not is_off(str(found.value)):
+                self.fault(name, f"cannot be read: {row.why}", allowed=f"no {section}")
 
     def unread(self, *programs: str) -> tuple[str, ...]:
         """Return the unread names, except those that do not affect the price.

@@ -207,7 +207,7 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
     sizes = with_request(problem, "micro_batch_size", whole)
     allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
     stages = with_request(problem, "zero_stage", allowed)
-    return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
+    return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64).reshape(-1, 2)
 
 
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
@@ -249,7 +249,8 @@ def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool
 def _are_tried(problem: Problem, mesh: IntArray, step: IntArray) -> BoolArray:
     """Mark micro-batches of each mesh, (m, s): those within the batch, and the smallest one."""
     sizes, batch = step[:, 0], problem.workload.global_batch_size
-    return np.asarray((sizes == sizes.min())[None, :] | (mesh[:, 3:4] * sizes[None, :] <= batch))
+    smallest = sizes == sizes.min(initial=np.iinfo(np.int64).max)
+    return np.asarray(smallest[None, :] | (mesh[:, 3:4] * sizes[None, :] <= batch))
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:

@@ -64,7 +64,7 @@ from tests.launchers.plans import (
     tuned,
     with_towers,
 )
-from tests.launchers.tables import INSTALLED_IN, PARSERS, changed_rows, renewed
+from tests.launchers.tables import INSTALLED_IN, PARSERS, SOURCES, changed_rows, renewed
 from tests.launchers.verified import try_verified
 
 MODELS = (
@@ -520,7 +520,7 @@ def main() -> int:
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1
-        if name in PARSERS:
+        if name in PARSERS or (options.update and name in SOURCES):
             try_table(name, environment, count, update=options.update)
         if options.update or name in INSTALLED_IN:
             continue

@@ -1,19 +1,22 @@
 """Tables of arguments before the launchers' own parsers: ``make launchers ARGS="--update --only NAME"``.
 
-The parser gives the type, the default and the choices; the roles are people's. An argument that is new has
-no role, which ``tests/unit/launchers/test_flags.py`` refuses; one that is gone stays, as forks may have it.
+The parser, or the sources of a wheel that is not run, gives the type, the default and the choices; the
+roles are people's. An argument that is new has no role, which ``tests/unit/launchers/test_flags.py``
+refuses; one that is gone stays, as older releases and forks have it.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.catalog import launcher_flags
 from meshwright.launchers.flags import table_path
 from meshwright.service.verify.environments import Environment
 
@@ -28,6 +31,8 @@ PARSERS = {
     "transformers": "transformers_arguments.py",
     "trl": "trl_arguments.py",
 }
+# Programs with wheels that are read, not run.
+SOURCES = ("axolotl", "llama-factory", "ms-swift")
 # Environments with a program's parser, where it is not that of its launcher.
 INSTALLED_IN = {"torchtitan": "torchtitan-0.3", "transformers": "accelerate"}
 _OF_THE_PARSER = ("type", "default", "choices")
@@ -68,7 +73,7 @@ def changed_rows(old: Mapping[str, Row], new: Mapping[str, Row]) -> list[str]:
         before, after = old.get(name), new.get(name, {})
         if before is None:
             found.append(f"added    {name}: {_declaration(after)}; it needs a role")
-        elif "of" in after and "of" not in before:
+        elif any(mark in after and mark not in before for mark in ("of", "until")):
             found.append(f"gone     {name}")
         elif _declaration(before) != _declaration(after):
             found.append(f"changed  {name}: {_declaration(before)} -> {_declaration(after)}")
@@ -93,6 +98,12 @@ def text_of(rows: Mapping[str, Row], head: str) -> str:
 def renewed(program: str, environment: Environment) -> tuple[Path, str]:
     """The file of a program's table, and its text by the parser at hand."""
     path = table_path(program)
+    if program in SOURCES:
+        newest = launcher_flags.PROGRAMS[program][0].name
+        if not any(environment.path.glob(f"{newest}-*.whl")):
+            sys.exit(f"{program}: {newest} is not what is installed: --latest, or another release there")
+        rows = launcher_flags.renewed(program, environment.path)
+        return path, launcher_flags.written(program, rows)
     text = path.read_text("utf-8")
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return path, text_of(merged(yaml.safe_load(text), declared(program, environment)), head)

@@ -43,8 +43,8 @@ NOT_OF_THE_STEP = {
         "parallelism_config_sp_seq_length", "parallelism_config_sp_seq_length_is_variable",
     },
     "axolotl": {
-        "qlora_sharded_model_loading", "quantization.group_size", "sample_packing_group_size", "shard",
-        "tiled_mlp_num_shards", "fsdp_config.sharding_strategy",
+        "export.quantize", "qlora_sharded_model_loading", "quantization.group_size",
+        "sample_packing_group_size", "shard", "tiled_mlp_num_shards", "fsdp_config.sharding_strategy",
     },
     "deepspeed": {
         "aio.intra_op_parallelism", "checkpoint.parallel_write", "data_parallel_group",

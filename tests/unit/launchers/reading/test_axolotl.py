@@ -193,3 +193,14 @@ def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str,
         read(AXOLOTL + cut + more, Overrides(num_gpus=4), "axolotl.yml")
     with pytest.raises(InvalidProblemError, match=r"base_model: .* is stored quantised"):
         read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")
+
+
+@pytest.mark.parametrize("own", ["selective_checkpointing: {save: [a]}", "diffusion_lm: {alpha: 0.25}"])
+def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
+    text = (
+        "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 2048\nsample_packing: true\n"
+        "micro_batch_size: 2\nbf16: auto\nflash_attention: true\n"
+    )
+    assert read(text, Overrides(num_gpus=4), "a.yml").launcher == "trl"
+    with pytest.raises(InvalidProblemError, match=r"line 7: cannot be read: .* not priced"):
+        read(f"{text}{own}\n", Overrides(num_gpus=4), "a.yml")

@@ -5,8 +5,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
 from meshwright.solver.problem import Problem
+from meshwright.solver.space import enumerate as enumerate_module
 from meshwright.solver.space.enumerate import (
     Space,
     _plain_blocks,
@@ -247,3 +249,10 @@ def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_nam
             assert np.array_equal(np.unique(before, axis=1), np.unique(after, axis=1))
             found += len(more) - len(plain)
     assert found > 0
+
+
+def test_a_launcher_with_zero_3_alone_and_no_pipeline_has_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(a_problem(), launcher="accelerate")
+    able = replace(launcher_capabilities("accelerate"), zero_stages=(3,), max_zero_stage_with_pipeline=0)
+    monkeypatch.setattr(enumerate_module, "launcher_capabilities", lambda _: able)
+    assert estimated_outer(problem, wide=False) > 0
