@@ -376,3 +376,10 @@ def test_a_python_configuration_of_llama_4_is_of_no_release_and_refused() -> Non
     registry = REGISTRY.replace('"8B"', '"17bx128e"')
     with pytest.raises(InvalidProblemError, match=r'model\.flavor: .*"17bx128e" of "llama4".* --model'):
         named("small", module="llama4", registry=registry)
+
+
+def test_settings_of_a_converter_that_is_not_listed_do_nothing() -> None:
+    found = read("--quantize.linear.mx.recipe_name=mxfp8_cublas")
+    assert found.workload == read("").workload
+    with pytest.raises(InvalidProblemError, match=r"quantize\.linear\.mx: not priced"):
+        read("--model.converters=quantize.linear.mx")
