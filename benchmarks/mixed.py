@@ -132,7 +132,7 @@ PROBLEM_HEADINGS = (
     "problem", "GPUs", "first plan", "within 10 %", "end", "step", "gap of the closed form",
     "gap of the step", "status", "top 10", "peak memory",
 )  # fmt: skip
-_LIMIT_S = 60.0
+_LIMIT_S = 300.0  # on the clock, which other work may share
 
 
 def measured(document: dict[str, Any], top_k: int) -> dict[str, object]:
@@ -264,7 +264,7 @@ def chunks_line(name: str) -> tuple[str, ...]:
     Memory is that of 1F1B, of which interleaved ranks need more.
     """
     problem = parse_problem(json.loads((PROBLEMS / f"{name}.json").read_text(encoding="utf-8")))
-    options = replace(problem.options, top_k=1, time_limit_s=10.0 * _LIMIT_S)
+    options = replace(problem.options, top_k=1, time_limit_s=_LIMIT_S)
     profile = default_profile(problem.cluster, problem.launcher)
     best = search(replace(problem, options=options), profile).plans[0]
     rows = MixedRows.of(LegalRows.of(NodeGroups.of(problem, profile)))

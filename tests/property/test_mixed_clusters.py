@@ -20,7 +20,13 @@ from meshwright.solver.search.mixed.lines import Line, LineSplit
 from meshwright.solver.search.mixed.model import solve
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
-from meshwright.solver.search.mixed.replicas import least_split_s, shares_of, solve_split, split_bound_s
+from meshwright.solver.search.mixed.replicas import (
+    least_split_s,
+    least_step_s,
+    shares_of,
+    solve_split,
+    split_bound_s,
+)
 from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.search.search import search
@@ -182,6 +188,7 @@ def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Probl
         if best is not None:
             assert least_split_s(shares, groups) + exchange <= best.score_s
             assert split_bound_s(shares, groups, exchange, best.score_s) <= best.score_s
+            assert least_step_s(shares) <= best.score_s
 
 
 @pytest.mark.timeout(120)

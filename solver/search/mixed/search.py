@@ -42,6 +42,7 @@ from meshwright.solver.search.mixed.replicas import (
     GroupShares,
     Split,
     least_split_s,
+    least_step_s,
     sets_of,
     shares_of,
     solve_split,
@@ -101,11 +102,13 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
         every.adopt(found)
         frontier, frontier.is_over = every, watch.interrupted
         frontier.begin(lambda state: interrupted(state) and bool(state.found))
+    with watch.at_least(_FIRST_S).cut():
+        shared.begin(wide=wide)
     with watch.cut():
         frontier.run(lambda state: interrupted(state) or _is_near(state))  # it rules out sets of groups
     with watch.cut():
-        shared.begin(wide=wide)
-        shared.solve(frontier.known_s)
+        if shared.begun:
+            shared.solve(frontier.known_s)
     frontier.rival_s = min([frontier.rival_s, *(one.score_s for one in shared.splits)])
     with watch.cut():
         frontier.run(interrupted)
@@ -117,11 +120,11 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
             frontier.fill(problem.options.top_k, interrupted)
             shared.solve(_last_s(frontier, problem.options.top_k), _FURTHER)
     best = _ranking(problem, frontier, shared)
+    proved = frontier.finished and frontier.calls > 0
+    plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
     bound_s: float | None = None
     with watch.closing().cut():
         bound_s = _bound_s(frontier, shared, best, watch.interrupted)
-    proved = frontier.finished and frontier.calls > 0
-    plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
     answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s)
     if plans and not (shared.every and frontier.knows_alone):
         answer = replace(answer, objective_gap=None, objective_excess=None)
@@ -175,11 +178,12 @@ class _Shared:
     fleet: NodeGroups
     shares: list[GroupShares] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
+    begun: bool = False  # shares are bounded
     every: bool = False  # set was solved, or takes longer than what is known
 
     def begin(self, *, wide: bool) -> None:
         """Bound every share of the batch on every group."""
-        self.shares = shares_of(self.fleet, wide=wide)
+        self.shares, self.begun = shares_of(self.fleet, wide=wide), True
 
     def solve(self, known_s: float, enough: int = _EVERY) -> None:
         """Find the best split over every set of groups that may be quicker than what is known."""
@@ -200,10 +204,8 @@ class _Shared:
         self.every = True
 
     def least_s(self, limit_s: float) -> float:
-        """Return what the closed forms leave of ``bound_s``, at once."""
-        for groups in sets_of(len(self.shares)):
-            limit_s = min(limit_s, least_split_s(self.shares, groups) + self.fleet.exchange_s(groups))
-        return limit_s
+        """Return what the bounds of all shares leave of ``bound_s``, at once."""
+        return min(limit_s, least_step_s(self.shares)) if self.shares else limit_s
 
     def bound_s(self, limit_s: float) -> float:
         """Return what no split of the batch over any of the sets simulates faster than; at most a limit."""
@@ -255,15 +257,19 @@ def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list
 def _bound_s(
     frontier: MixedFrontier, shared: _Shared, best: list[_Candidate], interrupted: Callable[[], bool]
 ) -> float | None:
-    """Return what no plan simulates faster than; None where nothing is known."""
-    if not (frontier.rows.whole and frontier.knows_alone and shared.every):
+    """Return what no plan simulates faster than; None where nothing is known.
+
+    A search that ended early has the bounds of all rows and shares; they are raised where there is time.
+    """
+    if not (frontier.rows.whole and frontier.knows_alone and shared.begun):
         return None
-    if not best:
-        least = min(float(frontier.bounds.step_s.min(initial=np.inf)), frontier.alone_s)
-        return least if np.isfinite(least) and not frontier.finished else None
-    known_s = min(best[0].step_s, frontier.alone_s)
-    shared_s = shared.least_s(known_s) if interrupted() else shared.bound_s(known_s)
-    return frontier.step_bound_s(shared_s, interrupted)
+    known_s = min(best[0].step_s if best else np.inf, frontier.alone_s)
+    every = shared.every and not interrupted()
+    shared_s = shared.bound_s(known_s) if every and best else shared.least_s(known_s)
+    if best:
+        return frontier.step_bound_s(shared_s, interrupted)
+    least = min(float(frontier.bounds.step_s.min(initial=np.inf)), shared_s)
+    return least if np.isfinite(least) and not frontier.finished else None
 
 
 def _plans_of(

@@ -21,7 +21,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.planner.plan import ask_placed
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.model import Solved
@@ -314,6 +314,20 @@ def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_clos
         searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
     )  # one group alone, and its step is proved
     assert searched(a_mixed_problem((FAST,), between=None)).decided_by == "exact-dp"
+
+
+def test_a_search_that_is_stopped_at_its_first_plan_still_has_a_bound() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), num_layers=8, batch=16)
+    seen = list[float]()
+
+    def progress(now: Progress) -> None:
+        seen.extend([] if now.incumbent_step_time_s is None else [now.incumbent_step_time_s])
+
+    profile = default_profile(problem.cluster, "none")
+    stopped = search(problem, profile, on_progress=progress, should_stop=lambda: bool(seen))
+    assert stopped.status == "feasible"
+    assert stopped.bound_step_time_s is not None
+    assert stopped.bound_step_time_s <= best_s(problem)
 
 
 def test_without_or_tools_unlike_groups_are_refused_for_that_reason(
