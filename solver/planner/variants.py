@@ -13,6 +13,8 @@ from functools import cache
 from itertools import combinations as combinations_of
 from math import inf
 
+import numpy as np
+
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
@@ -305,7 +307,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
         return answer
     prediction = predict(problem, profile, config)
     score = score_s(problem, profile, config, prediction)
-    scores = [score_s(problem, profile, plan.config, plan.prediction) for plan in answer.plans]
+    scores = _scores_s(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     better = sum(other < score for other in scores)
     problems = tuple(violations(problem, profile, config))
     among = better < len(scores) or any(plan.config == config for plan in answer.plans)
@@ -323,12 +325,22 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
 
 def score_s(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> float:
     """Return a configuration's ranking score, in seconds relative to the whole cluster."""
+    return _scores_s(problem, profile, [(config, prediction)])[0]
+
+
+def _scores_s(
+    problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
+) -> list[float]:
+    """Return the scores of several configurations, weighed together: for energy each is priced."""
     if is_plain(problem):
-        return prediction.step_time_s
+        return [prediction.step_time_s for _, prediction in priced]
     if problem.options.objective == "robust":
-        return prediction.step_time_high_s
-    weighing = weighing_of(problem, profile, Columns.of([config]))
-    return float((weighing.scale * prediction.step_time_s + weighing.offset)[0])
+        return [prediction.step_time_high_s for _, prediction in priced]
+    if not priced:
+        return []
+    weighing = weighing_of(problem, profile, Columns.of([config for config, _ in priced]))
+    steps_s = np.array([prediction.step_time_s for _, prediction in priced])
+    return [float(score) for score in weighing.scale * steps_s + weighing.offset]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -494,7 +506,7 @@ def _with_gaps(
     floors: RankFloors,
     claim: ObjectiveClaim | None,
 ) -> list[tuple[Answered, Plan]]:
-    scores = [score_of(one.variant, plan) for one, plan in ranked]
+    scores = _scores(ranked)
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
     plans = with_gaps([plan for _, plan in ranked], scores, floors, least, of_steps=is_plain(asked))
@@ -581,7 +593,7 @@ def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) ->
     There are no rivals while there are fewer than K, and of diverse plans those of fewer than K meshes.
     """
     ranked = _ranked(asked, answered)
-    scores = [score_of(one.variant, plan) for one, plan in ranked]
+    scores = _scores(ranked)
     if not asked.options.diverse:
         return Rivals(scores[0], scores[-1]) if len(ranked) == asked.options.top_k else NO_RIVALS
     meshes = {(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked}
@@ -617,11 +629,11 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     scored: list[tuple[float, int, Plan]] = []
     for order, one in enumerate(answered):
         variant_of = one.found_by()
+        scores = _scores([(one, plan) for plan in one.answer.plans])
         scored += [
-            (score_of(one.variant, plan), order,
-             replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
-            for plan in one.answer.plans
-        ]  # fmt: skip
+            (score, order, replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
+            for score, plan in zip(scores, one.answer.plans, strict=True)
+        ]
     kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
     for _, order, plan in sorted(
         scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
@@ -636,6 +648,16 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
         others = [at for at in range(len(best)) if at not in first.values()]
         best = [best[at] for at in sorted([*first.values(), *others][:most])]
     return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best[:most], 1)]
+
+
+def _scores(found: Sequence[tuple[Answered, Plan]]) -> list[float]:
+    """Return the objective of each plan; those of one variant are weighed together."""
+    scores = np.zeros(len(found))
+    for variant in {id(one.variant): one.variant for one, _ in found}.values():
+        places = [at for at, (one, _) in enumerate(found) if one.variant is variant]
+        priced = [(found[at][1].config, found[at][1].prediction) for at in places]
+        scores[places] = _scores_s(variant.problem, variant.profile, priced)
+    return [float(score) for score in scores]
 
 
 def score_of(variant: Variant, plan: Plan) -> float:
