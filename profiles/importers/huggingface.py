@@ -273,7 +273,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     if kind in (None, "default", "mrope"):  # of which text has one axis (Qwen2.5-VL's class: the default)
         _refuse_unread(scaling, (*_OF_SCALING, *ROTARY_SCALING_LIMITS))
         return None
-    if kind not in config_keys().rotary_scalings:
+    if str(kind) not in config_keys().rotary_scalings:
         raise UnsupportedModelError.field("rope_scaling", f"rotary scaling of type {str(kind)[:40]}")
     original = scaling.optional_integer("original_max_position_embeddings") or whole
     positions = reader.optional_integer("max_position_embeddings") or 1
