@@ -614,7 +614,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
         facts, weight_bytes=2.0, gradient_dtype="bf16", reduced_gradient_dtype="",
         replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,
         autocasts=False, reduces_copies=False, low_precision_weights=False,
-        logit_bytes=facts.logit_bytes / 2.0, precision_recipe="none", fp8_attention=False,
+        logit_bytes=facts.logit_bytes / 2.0, precision_recipe="none",
         attention_kernel="torch" if facts.flash else facts.attention_kernel,
     )  # fmt: skip
     changed = replace(

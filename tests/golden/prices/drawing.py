@@ -78,6 +78,8 @@ def _case(seed: int, random: Random, model: dict[str, Any]) -> dict[str, Any] | 
     """A request for ``model`` with legal configurations of it; None: it has none."""
     request = a_combined_request(seed) | {"model": model}
     options = dict(_option(random) for _ in range(4))
+    if random.random() < 0.3:  # modules that are recomputed or offloaded count in few rows
+        options |= dict(_parts_of(random, name) for name in ("recompute_modules", "offload_modules"))
     request["workload"] |= {"framework_options": options, "seq_length": random.choice((1024, 8192))}
     if random.random() < 0.2:
         base = random.choice(("bf16", "nf4", "int8"))
@@ -166,14 +168,16 @@ def _option(random: Random) -> tuple[str, object]:
         [(name, value)] = framework_option(random).items()
         return name, value
     if random.random() < 0.4:
-        name = random.choice(tuple(OPTION_PARTS))
-        parts, alone = OPTION_PARTS[name]
-        return name, random.choice(
-            (*alone, *parts, "+".join(sorted(random.sample(parts, 2), key=parts.index)))
-        )
+        return _parts_of(random, random.choice(tuple(OPTION_PARTS)))
     facts = framework_facts(random.choice(framework_names()))
     flags = [name for name, value in asdict(facts).items() if isinstance(value, bool)]
     return random.choice(flags), random.random() < 0.5
+
+
+def _parts_of(random: Random, name: str) -> tuple[str, str]:
+    """A fact of several parts, with one or two of them."""
+    parts, alone = OPTION_PARTS[name]
+    return name, random.choice((*alone, *parts, "+".join(sorted(random.sample(parts, 2), key=parts.index))))
 
 
 def _row(problem: Problem, rows: Columns, at: int) -> Configuration:

@@ -39,6 +39,7 @@ def test_wan_2_1_and_flux_1_have_their_published_sizes() -> None:
         ({**FLUX, "attn_bias": True}, "attn_bias .no part of FluxTransformer2DModel reads this key"),
         ({**WAN, "qk_norm": None}, "qk_norm .planned: rms_norm_across_heads"),
         ({**WAN, "patch_size": 2}, "patch_size: must be three whole numbers"),
+        ({**WAN, "patch_size": [1, 0, 2]}, "patch_size: must be three whole numbers"),
         ({**WAN, "patch_size": [1, 2, 2, "2"]}, "patch_size: must be three whole numbers"),
         ({**FLUX, "num_layers": 0, "num_single_layers": 0}, "no layer is left"),
         ({**FLUX, "num_attention_heads": 0}, "num_attention_heads"),

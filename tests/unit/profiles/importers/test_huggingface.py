@@ -223,9 +223,32 @@ def test_global_layers_are_those_of_the_class_where_a_config_lists_none(
     assert tuple(layer for layer, is_local in enumerate(local) if not is_local) == global_layers
 
 
+def test_a_pattern_of_no_layers_makes_every_layer_global() -> None:
+    local = model_from_config(_config("gemma-3-1b", sliding_window_pattern=0), name="x").local_layers()
+    assert not any(local)
+
+
+def test_layers_that_an_indexer_reads_for_are_global_and_need_its_size() -> None:
+    config = {**REAL["glm-5"]["config"], "layer_types": ["deepseek_sparse_attention"] * 78}
+    assert not any(model_from_config(config, name="x").local_layers())
+    other = {**config, "layer_types": ["a_new_kind"] * 78}
+    with pytest.raises(UnsupportedModelError, match="layer_types"):
+        model_from_config(other, name="x")
+
+
 def test_mimo_s_own_window_counts_the_query_s_token_in() -> None:
     model = model_from_config({"model_type": "mimo_v2_flash", "sliding_window_size": 127}, name="x")
     assert model.sliding_window == 127 + 1
+
+
+def test_mimo_s_local_layers_have_sinks_and_its_global_ones_have_none() -> None:
+    """Its class builds no other; a published config may repeat that."""
+    stated = {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    plain = {"model_type": "mimo_v2_flash"}
+    assert model_from_config({**plain, **stated}, name="x") == model_from_config(plain, name="x")
+    for key, value in stated.items():
+        with pytest.raises(UnsupportedModelError, match=key):
+            model_from_config({**plain, key: not value}, name="x")
 
 
 def test_listed_layers_without_rotary_positions_are_taken_before_the_interval() -> None:
@@ -802,6 +825,9 @@ def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
         ({"model_type": "cohere2_moe", "sliding_window_pattern": "4"}, "'4' is not a whole number"),
         ({"model_type": "gemma4_text", "num_kv_shared_layers": 30}, "30 is out of range. Allowed: 0 to 29"),
         ({"model_type": "gemma4_text", "enable_moe_block": True}, "num_experts: is required"),
+        ({"model_type": "gpt_neox_japanese", "intermediate_multiple_size": 0}, "Allowed: 0.001 to 1000"),
+        ({"model_type": "bailing_hybrid", "layer_group_size": 0}, "layer_group_size: .*Allowed: 1 or more"),
+        ({"model_type": "bailing_hybrid", "first_k_dense_replace": -1}, "Allowed: 0 or more"),
     ],
 )
 def test_a_nought_of_which_the_class_makes_another_model_is_refused(
@@ -816,6 +842,12 @@ def test_what_a_class_derives_of_nothing_it_derives_of_null() -> None:
     said_nothing = model_from_config(small, name="x")
     assert model_from_config({**small, "mlp_only_layers": None}, name="x") == said_nothing
     assert said_nothing.layer_kinds() == ("dense", "dense", "moe", "moe")
+
+
+def test_no_groups_of_experts_are_routing_without_groups() -> None:
+    plain = _config("deepseek-v2-lite", n_group=None, topk_group=None)
+    noughts = {**plain, "n_group": 0, "topk_group": 0}
+    assert model_from_config(noughts, name="x") == model_from_config(plain, name="x")
 
 
 def test_no_experts_are_a_dense_model_where_the_class_builds_one() -> None:

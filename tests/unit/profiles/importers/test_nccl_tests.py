@@ -74,6 +74,13 @@ def test_wrong_values_are_counted(tmp_path: Path) -> None:
         (ROW, "", "a table has no rows"),
         ("# Collective test starting: all_reduce_perf", "#", "expected a line that names the test"),
         (ROW, ROW + ROW, "line 5, size: sizes must grow"),
+        (
+            ROW,
+            ROW
+            + ROW.replace("1000000", "9000000").replace("100.0", "900.0").replace("50.0", "450.0")
+            + ROW.replace("1000000", "3000000").replace("100.0", "300.0").replace("50.0", "150.0"),
+            "line 6, size: sizes must grow",
+        ),  # 3 MB are more than the first 1 MB and fewer than the last 9
     ],
 )
 def test_a_broken_log_names_the_line_and_what_was_expected(

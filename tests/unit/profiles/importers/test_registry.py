@@ -80,6 +80,10 @@ def test_a_file_of_nothing_known_says_why(tmp_path: Path, content: bytes, expect
 def test_a_fault_of_a_json_file_states_what_is_allowed_where_there_is_a_limit() -> None:
     with pytest.raises(ProfileError, match=r"^x.json: .*too large.* \(allowed: .+\)$"):
         ForeignFile(name="x.json", text=f'{{"size": {10**400}}}').json()
+    with pytest.raises(ProfileError, match="is not a JSON object with entries"):
+        ForeignFile(name="x.json", text="{}").mapping({}, "")
+    with pytest.raises(ProfileError, match="is not a JSON object with entries"):
+        ForeignFile(name="x.json", text="[1]").mapping([1], "")
     with pytest.raises(ProfileError) as unfinished:
         ForeignFile(name="x.json", text='{"size": ').json()
     assert "allowed" not in str(unfinished.value)

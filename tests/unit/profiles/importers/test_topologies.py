@@ -103,6 +103,9 @@ def test_gpus_that_link_to_each_other_only_are_pairs() -> None:
         ('speed="100000"', 'speed="99999999999"', "net speed: 99999999999 is out of range"),
         ('target="0002:00:00.0"', "", "nvlink: expected the attribute target"),
         ('numaid="0"', 'numaid="x"', "cpu numaid"),
+        ('name="eth0"', 'name=""', "net: expected a short name"),
+        ('name="eth0"', 'name="mlx5\u00ad0"', "net: expected a short name"),  # cannot be printed
+        ("</system>", " " * 2**22 + "</system>", "larger than 4 MiB, too large for one node"),
     ],
 )
 def test_a_broken_dump_names_what_was_expected(tmp_path: Path, old: str, new: str, expected: str) -> None:

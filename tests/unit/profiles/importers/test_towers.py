@@ -72,6 +72,17 @@ def test_a_tower_has_layers_ends_and_a_merger_for_each_depth() -> None:
     assert model.num_parameters() == language.num_parameters() + model.tower_parameters()
 
 
+def test_two_products_of_mistral_3_s_projector_may_have_biases() -> None:
+    row = next(row for row in DRAWN["configs"] if row["config"]["model_type"] == "mistral3")
+    plain, biased = (
+        model_from_config({**row["config"], "multimodal_projector_bias": bias}, name="x")
+        for bias in (False, True)
+    )
+    assert plain.tower is not None
+    assert biased.tower is not None
+    assert biased.tower.projector_vectors - plain.tower.projector_vectors == 2 * plain.hidden_size
+
+
 def test_a_tower_is_read_back_as_it_was_written() -> None:
     model = model_from_config(WHOLE, name="x")
     assert model_from_shape(model_to_mapping(model)) == model

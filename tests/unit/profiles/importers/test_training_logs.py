@@ -1,12 +1,15 @@
 """Training logs: median after warm-up, restarts, interleaved ranks, colours, memory."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.importers.deepspeed_log import read_deepspeed_log
-from meshwright.profiles.importers.megatron_log import read_megatron_log
+from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.megatron_log import looks_like, read_megatron_log
+from meshwright.profiles.importers.run_logs import RunLog
 from meshwright.profiles.importers.torchtitan_log import read_torchtitan_log
 from meshwright.profiles.units import GIB, MIB
 
@@ -73,6 +76,29 @@ def test_a_run_that_ran_out_of_memory_has_no_step_time() -> None:
     assert run.out_of_memory
     assert run.step_time_s is None
     assert run.configuration["tensor_parallel_size"] == 8
+
+
+def test_a_log_is_megatron_s_by_its_steps_or_by_its_arguments_and_the_end_of_its_memory() -> None:
+    arguments, end = (
+        "  model_parallel_size ............ 1\n",
+        "CUDA out of memory. Tried to allocate 2 GiB\n",
+    )
+
+    def recognised(text: str) -> bool:
+        return looks_like(ForeignFile(name="run.log", text=text))
+
+    assert recognised(arguments + end)
+    assert recognised(iteration(1, 100.0))
+    assert not recognised(arguments)
+    assert not recognised(end)
+
+
+def test_two_steps_at_one_time_have_no_seconds() -> None:
+    file, noon = ForeignFile(name="run.log", text="x"), datetime(2026, 1, 1, 12, tzinfo=UTC)
+    log = RunLog(file=file, framework="megatron-lm")
+    assert log.seconds_since(1, noon) is None
+    assert log.seconds_since(5, noon + timedelta(seconds=8)) == 2.0  # four steps
+    assert log.seconds_since(9, noon + timedelta(seconds=8)) is None
 
 
 def test_steps_of_a_smaller_batch_before_the_last_one_are_left_out(tmp_path: Path) -> None:

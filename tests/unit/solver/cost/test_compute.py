@@ -20,6 +20,7 @@ from meshwright.solver.cost.communication import dispatched_copies, expert_paral
 from meshwright.solver.cost.compute import (
     Gemm,
     core_attention,
+    flash_lookup,
     gemm_seconds,
     layer_gemms,
     linear_seconds,
@@ -505,6 +506,22 @@ def test_only_modules_that_are_recomputed_are_replayed() -> None:
     assert 0.0 < replayed("attn_proj") < replayed("mlp_up")  # h x h against h x 4 h
     assert replayed("core_attn+mlp") == pytest.approx(1.0 + replayed("mlp"))
     assert replayed("core_attn", recompute_granularity="none") == 0.0
+
+
+def test_a_gated_activation_of_experts_is_replayed_at_six_bytes_an_element() -> None:
+    model = a_moe_model()
+    ctx = of(model, {**SELECTIVE, "stage_layers": (32,)}, "maxtext", recompute_modules="moe_act")
+    nothing = PassSeconds(forward=np.zeros(1), backward=np.zeros(1))
+    # 2048 tokens go to 2 experts of 14336: 2 f are read and f is written, of 2 bytes each
+    again_s = 6 * 2048 * 2 * 14336 / ctx.hbm_bytes_per_s
+    assert float(replayed_s(ctx, "moe", nothing, nothing)[0]) == pytest.approx(again_s)
+    assert float(replayed_s(ctx, "dense", nothing, nothing)[0]) == 0.0
+
+
+def test_flash_attention_is_looked_up_at_the_mean_width_of_keys_and_values() -> None:
+    # (65 + 64) / 2, where the two differ
+    _, (*_, width) = flash_lookup(of(replace(GPT, head_dim=65, value_head_dim=64)))
+    assert width.tolist() == [64.5]
 
 
 def test_stages_whose_backward_pass_is_split_are_not_compiled() -> None:

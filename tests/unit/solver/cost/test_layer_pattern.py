@@ -121,6 +121,17 @@ def test_experts_of_a_latent_weigh_and_exchange_as_much_as_it_is_narrower() -> N
     assert 0.25 * wide <= thin < 0.5 * wide  # a quarter of the bytes, and the latency
 
 
+def test_experts_of_a_latent_keep_what_they_read_and_what_they_yield() -> None:
+    wide, thin = (
+        _context(replace(MODEL, moe=replace(EXPERTS, latent_size=size)), ROUTED) for size in (0, 512)
+    )
+    kept = float(layer_activation_bytes(thin, "moe")[0]) - float(layer_activation_bytes(wide, "moe")[0])
+    # of each token 512 elements before and behind the experts in 2 bytes; of each of its two copies, which
+    # the permutation and the sum keep in 2 bytes, 512 elements instead of 2048
+    fewer = EXPERTS.top_k * 2 * 2 * (2048 - 512)
+    assert kept == pytest.approx(float(thin.tokens[0]) * (2 * 2 * 512 - fewer))
+
+
 def test_adapters_of_every_layer_are_those_of_the_blocks_that_are_there() -> None:
     # of rank 8, next to both matrices of the only dense MLP and of three shared experts
     found = adapter_parameters(MODEL, 8, ("up_proj", "down_proj"))

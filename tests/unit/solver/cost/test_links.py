@@ -179,3 +179,10 @@ def test_latency_is_not_added_to_collectives_that_were_timed_on_these_nodes() ->
         group, inter_node=replace(group.inter_node, latency_s=1e-4), measured=MeasuredLink(curves=(curve,))
     )
     assert default_profile(replace(cluster, groups=(group,)), "megatron-lm").fabric.hop_s == 0.0
+
+
+def test_a_mesh_on_more_nodes_than_a_group_has_is_priced_with_usual_links_between_the_others() -> None:
+    """It is not legal, but ``predict`` states its price with the reason."""
+    slow = on_links(rates({(0, 1): 10e9}, num_nodes=2), num_nodes=2)
+    paces = dict(zip(KINDS, paces_of(slow, a_mesh(8, 1, 3)), strict=True))  # on nodes 0, 1 and 2
+    assert paces["data"].share == pytest.approx(10e9 / RATE)

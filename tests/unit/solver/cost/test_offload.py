@@ -285,3 +285,11 @@ def test_fsdp_is_told_to_offload_and_its_file_is_read_so(launcher: str, file: st
         export(plan(replace(config, zero_stage=2)), problem, launcher)
     with pytest.raises(RefusedExportError, match="offload"):
         export(plan(config), replace(problem, launcher="axolotl"), "axolotl")
+
+
+def test_gradients_go_to_the_host_from_the_second_zero_stage_on() -> None:
+    """Stage 1 has no shards of them to keep there (ZeRO-Offload, arXiv:2101.06840, section 4.1)."""
+    stages = [a_run("optimizer", zero_stage=stage) for stage in (1, 2, 3)]
+    problem = on_drives()
+    ctx = context_of(problem, Columns.of(stages), default_profile(problem.cluster, "deepspeed"))
+    assert ctx.offloads_gradients.tolist() == [False, True, True]

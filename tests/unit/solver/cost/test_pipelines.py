@@ -9,12 +9,13 @@ from meshwright.profiles.cluster import LinkSpec, NodeGroup
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
-from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.evaluation import can_simulate, evaluate
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
+from tests.builders import a_cluster, a_configuration, a_problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
@@ -96,3 +97,18 @@ def test_classes_on_one_group_exchange_gradients_over_its_own_network() -> None:
     on_one = nodes(FAST, SLOW_GROUP, between=SLOW).exchange_s((0, 0))
     assert on_one == pytest.approx(nodes(FAST, twin, between=None).exchange_s((0, 1)), rel=1e-12)
     assert on_one < nodes(FAST, twin, between=SLOW).exchange_s((0, 1))
+
+
+def test_an_order_that_micro_batches_do_not_fill_ends_by_the_closed_form() -> None:
+    """Six micro-batches on four stages fill no whole groups of interleaved 1F1B: phi is 1 / v then."""
+    problem = a_problem(cluster=a_cluster(num_nodes=1), batch=6)
+    config = a_configuration(
+        tensor_parallel_size=2, pipeline_parallel_size=4, virtual_pipeline_size=2, data_parallel_size=1,
+        zero_stage=0, zero_shard_size=1, num_microbatches=6, stage_layers=(10,) * 8,
+    )  # fmt: skip
+    (found,) = evaluate(problem, default_profile(problem.cluster, "megatron-core"), [config])
+    (pipeline,) = found.classes
+    assert not can_simulate(config)
+    assert can_simulate(replace(config, num_microbatches=8))
+    times = [stage.time_s for stage in pipeline.stages]
+    assert pipeline.finish_s() == pytest.approx([sum(times) / 2 + 5.5 * own for own in times])

@@ -47,12 +47,13 @@ def test_each_of_four_ranks_stores_a_quarter_of_the_matrices_and_all_of_the_norm
     assert states.optimizer[0] == pytest.approx(12 * weights.dense[0] / 2)
 
 
-def test_a_pass_gathers_every_matrix_and_the_backward_pass_scatters_its_gradient() -> None:
+@pytest.mark.parametrize("sharing", [2, 4])
+def test_a_pass_gathers_every_matrix_and_the_backward_pass_scatters_its_gradient(sharing: int) -> None:
     problem = a_problem(UNTIED)
     profile = a_profile(problem, "megatron-core", **EXPOSED)
-    rows = Columns.of([a_layout(**{**SHARED, "micro_batch_size": 1})])
+    rows = Columns.of([a_layout(**{**SHARED, "weight_shard_size": sharing, "micro_batch_size": 1})])
     layer_s = float(price(problem, rows, profile).breakdown_s["data_parallel"][0, 0])
-    ranks = Group(np.array([4.0]), np.ones(1), profile.fabric)
+    ranks = Group(np.array([float(sharing)]), np.ones(1), profile.fabric)
 
     def each(element_bytes: float) -> float:
         """Four matrices of 3 h^2 on average, one after the other."""
