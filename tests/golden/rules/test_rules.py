@@ -1,0 +1,87 @@
+"""Rows that break each rule, and what the check says of some; UPDATE_GOLDEN=1 writes them anew.
+
+The requests are those of golden prices with limits of their own. A line holds how many rows a sample of the
+space has and how many of the whole are legal, the sum of each column, how many rows break each rule, and the
+faults of a few configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space, sampled_space
+from meshwright.solver.splits import usual_split
+from tests.problems.combined_requests import CONSTRAINTS, FORBIDDEN, accepted
+
+PRICES = Path(__file__).parents[1] / "prices" / "cases.json"
+OUTCOMES = Path(__file__).with_name("outcomes.jsonl")
+REQUESTS, TOGETHER, CHECKED = 120, 10, 4
+
+
+def limited(at: int, request: dict[str, Any]) -> Problem:
+    """The request with limits, as far as it can have them."""
+    random = Random(at)
+    bounds = random.choice([{}, {"micro_batch_size": [1, 2]}, {"pipeline_parallel_size": [1, 4]}])
+    forbidden = dict(random.sample(FORBIDDEN, random.choice((0, 1, 1))))
+    limits = {
+        "bounds": {name: values for name, values in bounds.items() if name not in forbidden},
+        "forbid": forbidden,
+        "constraints": random.sample(CONSTRAINTS, random.choice((0, 0, 1))),
+    }
+    return parse_problem(accepted({**request, "search": {**request["search"], **limits}}))
+
+
+def outcome(at: int, request: dict[str, Any]) -> dict[str, Any]:
+    """What the rules and the check leave of a request's space."""
+    problem = limited(at, request)
+    space = sampled_space(problem, wide=at % 3 == 0, legal_only=False)
+    rows = space.columns
+    broken = {rule.name: int((space.masks >> bit & 1).sum()) for bit, rule in enumerate(space.rules)}
+    sums = {one.name: int(getattr(rows, one.name).sum()) for one in fields(Columns)}
+    random = Random(at)
+    configs = [_config(problem, rows, random.randrange(len(rows)), random) for _ in range(CHECKED)]
+    profile = default_profile(problem.cluster, problem.priced_as)
+    return {
+        "rows": len(rows),
+        "legal": enumerate_space(problem, legal_only=True).num_legal,
+        "sums": {name: value for name, value in sums.items() if value},
+        "broken": {name: count for name, count in broken.items() if count},
+        "faults": [sorted(faults) for faults in violations_of_all(problem, profile, configs)],
+    }
+
+
+def _config(problem: Problem, rows: Columns, at: int, random: Random) -> Configuration:
+    """A row with its launcher's split, every second one with a size that may not fit."""
+    found = rows.configuration(at, (problem.model.num_layers,))
+    found = replace(found, stage_layers=usual_split(problem, found))
+    if random.random() < 0.5:
+        return found
+    name = random.choice([one.name for one in fields(Columns) if one.name.endswith("_size")])
+    return replace(found, **{name: random.choice((1, 2, 3, 8))})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", range(0, REQUESTS, TOGETHER))
+def test_every_rule_refuses_the_rows_that_were_reviewed(first: int) -> None:
+    cases = json.loads(PRICES.read_text())[: 2 * REQUESTS : 2]
+    found = [
+        json.dumps(outcome(at, cases[at]["request"]), separators=(",", ":"))
+        for at in range(first, first + TOGETHER)
+    ]
+    reviewed = OUTCOMES.read_text(encoding="utf-8").splitlines() if OUTCOMES.exists() else []
+    if os.environ.get("UPDATE_GOLDEN"):
+        reviewed[first : first + TOGETHER] = found
+        OUTCOMES.write_text("\n".join(reviewed) + "\n", encoding="utf-8")
+    some = reviewed[first : first + TOGETHER]
+    assert [f"{a} -> {b}" for a, b in zip(some, found, strict=True) if a != b] == []
