@@ -1,8 +1,8 @@
 """Rows that break each rule, and what the check says of some; UPDATE_GOLDEN=1 writes them anew.
 
-The requests are those of golden prices with limits of their own. A line holds how many rows a sample of the
-space has and how many of the whole are legal, the sum of each column, how many rows break each rule, and the
-faults of a few configurations.
+The requests are those of golden prices with limits of their own. A line holds how many rows a sample
+of the space has and how many of the whole are legal, the sum of each column, how many rows break each rule,
+and the faults of a few configurations.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ import pytest
 from meshwright.profiles.cluster import BUSY_SHARE, WAITING_SHARE, Reliability, power_of
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
-from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.cost.objective import natural_objective, outlook_of
 from meshwright.solver.explain.remedies import fastest_run
 from meshwright.solver.planner.variants import score_s
 from meshwright.solver.problem import Objective, Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as candidates
-from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_prediction, a_problem
 from tests.problems.asked import answered, searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -310,3 +310,13 @@ def test_rows_that_are_late_at_sight_are_not_looked_at_one_by_one() -> None:
     answer = search(problem, profile_of(problem))
     assert (answer.status, answer.counts["solved"]) == ("infeasible", 0)
     assert answer.explored == answer.space_size
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step_time", 32.8), ("robust", 34.1), ("tokens_per_s_per_gpu", 999.0)],
+)
+def test_an_objective_in_its_own_unit_is_a_number_of_the_prediction(name: str, value: float) -> None:
+    problem = a_problem(objective=name)
+    profile = default_profile(problem.cluster, "megatron-core")
+    assert natural_objective(problem, profile, a_configuration(), a_prediction()) == value

@@ -11,6 +11,7 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.cluster import Host, host_of
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.library import find_model
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.check import violations
@@ -101,6 +102,20 @@ def test_weights_on_drives_leave_five_buffers_of_the_largest_tensor() -> None:
     more = outside(a_run("optimizer+parameters@nvme"))[0] - outside(a_run("optimizer"))[0]
     assert more == pytest.approx(2 * (5 * 4 * 8192**2 + WHOLE) / DP, rel=1e-3)
     assert outside(a_run("optimizer+parameters@nvme"))[1] == pytest.approx(2 * WHOLE / DP, rel=1e-3)
+
+
+def test_the_largest_tensor_of_a_hybrid_may_be_of_its_attention() -> None:
+    """Layers of one model: 32 heads of 256 elements attend, the others mix into 2 * 16 * 64 and 16 * 64."""
+    mixer = MixerSpec(
+        kind="gated_delta_net", num_heads=16, num_key_heads=16, key_head_dim=64, value_head_dim=64,
+        attention_every=4,
+    )  # fmt: skip
+    hybrid = replace(
+        SMALL, mixer=mixer, hidden_size=1024, ffn_hidden_size=1024, vocab_size=1024, head_dim=256,
+        num_attention_heads=32, num_kv_heads=4,
+    )  # fmt: skip
+    assert mixer.projected < 32 * 256
+    assert largest_tensor(hybrid) == 1024 * 32 * 256
 
 
 def test_on_the_gpu_stays_what_is_gathered() -> None:

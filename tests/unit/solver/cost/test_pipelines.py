@@ -11,11 +11,11 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
 from meshwright.solver.cost.evaluation import can_simulate, evaluate
 from meshwright.solver.cost.objective import outlook_of
-from meshwright.solver.cost.pipelines import NodeGroups
+from meshwright.solver.cost.pipelines import LaidOut, NodeGroups
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
-from tests.builders import a_cluster, a_configuration, a_problem
+from tests.builders import a_cluster, a_configuration, a_model, a_problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
@@ -112,3 +112,13 @@ def test_an_order_that_micro_batches_do_not_fill_ends_by_the_closed_form() -> No
     assert can_simulate(replace(config, num_microbatches=8))
     times = [stage.time_s for stage in pipeline.stages]
     assert pipeline.finish_s() == pytest.approx([sum(times) / 2 + 5.5 * own for own in times])
+
+
+def test_prediction_layers_in_a_stage_of_their_own_are_counted_as_its_layer() -> None:
+    """Chunks of 40, 40, none and none layers: the third holds the prediction layers, the last the head."""
+    problem = a_problem(model=a_model(num_mtp_layers=1), cluster=a_cluster(num_nodes=1))
+    alone = Configuration(pipeline_parallel_size=4, stage_layers=(40, 40, 0, 0))
+    with_head = Configuration(pipeline_parallel_size=4, stage_layers=(20, 20, 20, 20))
+    laid = LaidOut.of(problem, [alone, with_head])
+    assert laid.layout.counts_prediction
+    assert laid.splits.tolist() == [[40, 40, 1, 0], [20, 20, 20, 21]]
