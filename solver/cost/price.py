@@ -17,7 +17,14 @@ from meshwright.profiles.collectives.collectives import Group
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, IntArray, distinct
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    OFFLOAD,
+    Columns,
+    FloatArray,
+    IntArray,
+    distinct,
+)
 from meshwright.solver.cost.communication import (
     OfLengths,
     context_parallel,
@@ -41,7 +48,14 @@ from meshwright.solver.cost.compute import (
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes, total
+from meshwright.solver.cost.context import (
+    Context,
+    PassSeconds,
+    context_of,
+    is_offloaded,
+    paired_passes,
+    total,
+)
 from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
 from meshwright.solver.cost.memory import (
     ONE_HOT_BYTES,
@@ -554,6 +568,7 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
 
 
 _SEVERAL = 2  # distinguishes several from one
+_ACTIVATIONS = OFFLOAD.index("activations")
 
 
 def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Context, IntArray]:
@@ -561,10 +576,12 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
 
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
     whether gradients add up, of replicas and shards nothing, of the order of ranks the links that their
-    groups cross. Where bytes are offloaded, documents are unequal, layers are timed, or the framework has
-    torch's runtime or waits for messages, all may count.
+    groups cross. Where activations are offloaded, documents are unequal, layers are timed, or the framework
+    has torch's runtime or waits for messages, all may count. Copies of offloaded shards are free: they
+    depend on the number of ranks that share weights.
     """
     c, facts = ctx.columns, ctx.facts
+    c = replace(c, offload=np.where(is_offloaded(c.offload, "activations"), _ACTIVATIONS, 0))
     varied = ctx.layers is not None or ctx.workload.lengths is not None
     counted = facts.torch_pipelines or facts.synchronous_transfers or bool(facts.pipeline_batch)
     plain = (c.offload == 0) & (not (varied or counted))
@@ -621,8 +638,9 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
 def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Return prices with the times alone filled in, none larger than under any size of the shard sets.
 
-    Collectives among the ranks that share or replicate weights, and what follows the last micro-batch, are
-    free; every other time is the same for all sizes. Rows share few passes: each is priced once.
+    Collectives among the ranks that share or replicate weights, copies of their offloaded shards, and what
+    follows the last micro-batch, are free; every other time is the same for all sizes. Rows share few
+    passes: each is priced once.
 
     Raises:
         InvalidProblemError: as ``price``.

@@ -19,7 +19,7 @@ from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import Context, context_of, is_offloaded
 from meshwright.solver.cost.memory import outside_bytes
 from meshwright.solver.cost.parameters import largest_tensor
-from meshwright.solver.cost.price import price
+from meshwright.solver.cost.price import price, price_unsharded
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, changes_of, with_changes
@@ -308,3 +308,15 @@ def test_gradients_go_to_the_host_from_the_second_zero_stage_on() -> None:
     problem = on_drives()
     ctx = context_of(problem, Columns.of(stages), default_profile(problem.cluster, "deepspeed"))
     assert ctx.offloads_gradients.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "activations", "optimizer+parameters"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_passes_that_bound_a_search_are_no_longer_than_priced_ones(offload: str, stage: int) -> None:
+    """Of a layer a rank of 16 copies a sixteenth to or from the host; the bound copies nothing."""
+    problem, rows = on_drives(), Columns.of([a_run(offload, zero_stage=stage)])
+    profile = default_profile(problem.cluster, "deepspeed")
+    bound, whole = price_unsharded(problem, rows, profile), price(problem, rows, profile)
+    for name in ("forward_s", "backward_s", "replay_s"):
+        assert (getattr(bound, name) <= getattr(whole, name) * (1 + 1e-12)).all(), name
+    assert bound.forward_s[0, 0] > 0.2 * whole.forward_s[0, 0]
