@@ -14,20 +14,31 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    CONTEXT_MODES,
+    OFFLOAD,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SCHEDULES,
+    Columns,
+    Configuration,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space, sampled_space
+from meshwright.solver.space.rules import violation_masks
 from meshwright.solver.splits import usual_split
 from tests.problems.combined_requests import CONSTRAINTS, FORBIDDEN, accepted
 
 PRICES = Path(__file__).parents[1] / "prices" / "cases.json"
 OUTCOMES = Path(__file__).with_name("outcomes.jsonl")
-REQUESTS, TOGETHER, CHECKED = 120, 10, 4
+REQUESTS, TOGETHER, CHECKED, ODD = 120, 10, 4, 200
 
 
 def limited(at: int, request: dict[str, Any]) -> Problem:
@@ -51,15 +62,39 @@ def outcome(at: int, request: dict[str, Any]) -> dict[str, Any]:
     broken = {rule.name: int((space.masks >> bit & 1).sum()) for bit, rule in enumerate(space.rules)}
     sums = {one.name: int(getattr(rows, one.name).sum()) for one in fields(Columns)}
     random = Random(at)
+    odd = _odd_rows(random)
+    masks = violation_masks(space.rules, odd)
     configs = [_config(problem, rows, random.randrange(len(rows)), random) for _ in range(CHECKED)]
+    configs += [_config(problem, odd, random.randrange(ODD), random) for _ in range(CHECKED)]
     profile = default_profile(problem.cluster, problem.priced_as)
     return {
         "rows": len(rows),
         "legal": enumerate_space(problem, legal_only=True).num_legal,
         "sums": {name: value for name, value in sums.items() if value},
         "broken": {name: count for name, count in broken.items() if count},
+        "odd": [int((masks >> bit & 1).sum()) for bit in range(len(space.rules))],
+        "reasons": [rule.reason for rule in space.rules] if at % TOGETHER == 0 else [],
         "faults": [sorted(faults) for faults in violations_of_all(problem, profile, configs)],
     }
+
+
+def _odd_rows(random: Random) -> Columns:
+    """Rows of sizes that seldom fit one another: each rule meets both sides of its limit."""
+    words = {
+        "sequence_parallel": (0, 1),
+        "zero_stage": (0, 1, 2, 3),
+        "pipeline_schedule": range(len(SCHEDULES)),
+        "recompute": range(len(RECOMPUTE)),
+        "recompute_layers": (0, 1, 2, ALL_LAYERS),
+        "offload": range(len(OFFLOAD)),
+        "context_parallel_mode": range(len(CONTEXT_MODES)),
+        "rank_order": range(len(RANK_ORDERS)),
+    }
+    drawn = {
+        one.name: np.array(random.choices(words.get(one.name, (1, 1, 2, 3, 4, 8)), k=ODD))
+        for one in fields(Columns)
+    }
+    return Columns(**drawn)
 
 
 def _config(problem: Problem, rows: Columns, at: int, random: Random) -> Configuration:

@@ -122,3 +122,4 @@ def test_prediction_layers_in_a_stage_of_their_own_are_counted_as_its_layer() ->
     laid = LaidOut.of(problem, [alone, with_head])
     assert laid.layout.counts_prediction
     assert laid.splits.tolist() == [[40, 40, 1, 0], [20, 20, 20, 21]]
+    assert laid.layout.behind_prediction == 80 + 1

@@ -74,10 +74,15 @@ def test_a_split_that_counts_the_ends_has_the_stages_of_the_one_that_does_not(
 
 def test_ends_that_were_counted_as_layers_keep_no_checkpoints_afterwards() -> None:
     prices = price(a_problem(), Columns.of(LAYOUTS), a_profile(a_problem()))
+    # the embedding keeps some, too, and fewer than the head
     prices = replace(
-        prices, activation_bytes=prices.activation_bytes + 1.0
-    )  # the embedding keeps some, too
-    again = prices.with_ends().without_ends()
+        prices,
+        activation_bytes=prices.activation_bytes
+        + np.array([1.0, 2.0, 3.0, 5.0])[-prices.activation_bytes.shape[1] :],
+    )
+    counted = prices.with_ends()
+    np.testing.assert_array_equal(counted.checkpoint_bytes[:, -4:-2], prices.activation_bytes[:, -2:])
+    again = counted.without_ends()
     np.testing.assert_array_equal(again.checkpoint_bytes, prices.checkpoint_bytes)
 
 

@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.measured.layers import LayerRatio, LayerTime, MeasuredLayers
 from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices
-from meshwright.solver.cost.timed_layers import TIMED_LOG_SIGMA, along, log_sigma_of_timed
+from meshwright.solver.cost.timed_layers import (
+    TIMED_LOG_SIGMA,
+    along,
+    is_timed,
+    log_sigma_of_timed,
+    shared_out,
+)
 from meshwright.solver.predict import predict
 from tests.builders import a_model
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -169,3 +176,21 @@ def test_a_prediction_of_timed_layers_has_a_narrower_interval() -> None:
     # four layers of 7 ms in 8 micro-batches: 224 ms, and both ends
     assert prediction.step_time_s > 0.224
     assert replace(profile, layers=LAYERS).version != profile.version
+
+
+def test_a_row_is_timed_at_its_own_tensor_parallel_size_and_micro_batch() -> None:
+    """Timed are one rank with 1 and 4 sequences, and four ranks with 1."""
+    problem = a_problem()
+    rows = [a_layout(tensor_parallel_size=tp, micro_batch_size=mbs) for tp in (1, 2, 4) for mbs in (1, 4)]
+    profile = replace(a_profile(problem), layers=LAYERS)
+    ctx = context_of(problem, Columns.of(rows), profile)
+    assert is_timed(ctx, "dense").tolist() == [True, True, False, False, True, False]
+
+
+def test_priced_collectives_that_exceed_a_timed_part_are_scaled_down_to_it() -> None:
+    causes = {"compute": np.array([5.0, 5.0]), "tensor_parallel": np.array([1.0, 4.0])}
+    # of 2 s timed 1 s is left to compute next to 1 s of collectives; 4 s of them fill all of the 2 s
+    shares = shared_out(causes, np.array([2.0, 2.0]))
+    assert {name: share.tolist() for name, share in shares.items()} == {
+        "compute": [1.0, 0.0], "tensor_parallel": [1.0, 2.0], "rest": [0.0, 0.0]
+    }  # fmt: skip
