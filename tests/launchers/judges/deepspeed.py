@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from protocol import Case, Seen, serve
 
 STATES_OF_ADAM, SHARDED_WEIGHTS = 4, 3
+BYTES_OF_HALF = 2
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 module.dist.get_rank = lambda *_args: 0
 module.dist.is_initialized = lambda *_args: True
@@ -69,6 +70,7 @@ def judge(case: Case) -> Seen:
         "tensor_parallel_size": tensor_ranks,
         "data_parallel_size": config.world_size,
         "offload": offload_of(zero),
+        **switches_of(zero),
         **code_of(case["files"].get("deepspeed_plan.py", ""), tensor_ranks),
     }
 
@@ -88,9 +90,9 @@ def started_by_accelerate(given: dict[str, Any], case: Case, zero: DeepSpeedZero
 
 
 def taken_as_it_comes(zero: DeepSpeedZeroConfig) -> None:
-    """Sizes of buckets and of what stays gathered: costs were fitted under DeepSpeed's own defaults."""
+    """Require DeepSpeed's own sizes of what stays gathered, under which costs were fitted."""
     plain = DeepSpeedZeroConfig(stage=zero.stage)
-    names = ["contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_bucket_size"]
+    names = ["contiguous_gradients", "reduce_scatter", "allgather_bucket_size"]
     if zero.stage == SHARDED_WEIGHTS:
         names += ["max_live_parameters", "max_reuse_distance", "prefetch_bucket_size",
                   "param_persistence_threshold", "gather_16bit_weights_on_model_save"]  # fmt: skip
@@ -112,6 +114,15 @@ def offload_of(zero: DeepSpeedZeroConfig) -> str:
         assert zero.offload_optimizer.buffer_count >= STATES_OF_ADAM
         assert zero.stage == SHARDED_WEIGHTS
     return "+".join(words) or "none"
+
+
+def switches_of(zero: DeepSpeedZeroConfig) -> Seen:
+    """Return the options that a plan varies: the bucket of reductions and updates behind the GPU's work."""
+    seen: Seen = {"facts.bucket_bytes": zero.reduce_bucket_size * BYTES_OF_HALF} if zero.stage else {}
+    if zero.offload_optimizer is not None:
+        seen["facts.super_offload"] = zero.offload_optimizer.super_offload
+        seen["facts.cpu_update_interval"] = zero.zenflow.update_interval if zero.zenflow else 1
+    return seen
 
 
 def code_of(code: str, tensor_ranks: int) -> Seen:
