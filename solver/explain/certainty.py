@@ -228,6 +228,7 @@ _MEASURED_BY = {
 }
 _RUN = "run"
 _MEASUREMENTS = {
+    _RUN: "a run of the other plan for a few steps",
     "operators": "matrix products and attention on one GPU",
     "layers": "one layer on one GPU",
     "links": "collectives between the nodes (nccl-tests)",
@@ -240,18 +241,16 @@ def deciding_measurement(problem: Problem, profile: Profile, first: Plan, other:
     The doubt is the variance of the difference of their logarithms: of each constant, and of what no
     constant explains, which only a run of the other plan shows.
     """
-    run = f"a run of #{other.rank} for a few steps"
     if profile.residual is not None:  # what its runs leave over
-        return run
+        return _MEASUREMENTS[_RUN]
     both = RunCandidates.of([_asked(problem, profile, plan) for plan in (first, other)], lambda _: profile)
-    own = dict.fromkeys((*_MEASUREMENTS, _RUN), 0.0)
+    own = dict.fromkeys(_MEASUREMENTS, 0.0)
     for name, apart in zip(TIME_WIDTHS, both.effects[1] - both.effects[0], strict=True):
         own[_MEASURED_BY.get(name, _RUN)] += float(apart**2)
     together = both.covariance(np.arange(2))
     whole = float(together[0, 0] + together[1, 1] - 2.0 * together[0, 1])
     own[_RUN] += max(whole - sum(own.values()), 0.0)
-    best = max(own, key=lambda name: own[name])
-    return _MEASUREMENTS.get(best, run)
+    return _MEASUREMENTS[max(own, key=lambda name: own[name])]
 
 
 def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:

@@ -26,6 +26,7 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.cost.objective import UNITS
 from meshwright.solver.cost.uncertainty import least_log_sigma
 from meshwright.solver.explain.certainty import deciding_measurement, joint_log_steps, with_odds
+from meshwright.solver.planner.variants import packaged_warning
 from meshwright.solver.predict import Z_80_PERCENT, profile_of_variant
 from meshwright.solver.problem import Problem
 
@@ -54,6 +55,8 @@ def robust_answer(problem: Problem, profile: Profile, ask: Callable[[Problem], A
     first_s = chosen[0].prediction.step_time_high_s
     gap = relative_gap(first_s, bound_s)
     claim = ObjectiveClaim(name="robust", unit=UNITS["robust"], value=first_s, bound=bound_s, gap=gap)
+    said = {packaged_warning(problem, ranking[0], plan) for plan in behind}
+    warnings = [text for text in found.warnings if text not in said]
     listed = [
         replace(
             plan, rank=rank, certified_by=(), bound_step_time_s=found.bound_step_time_s,
@@ -61,9 +64,11 @@ def robust_answer(problem: Problem, profile: Profile, ask: Callable[[Problem], A
         )
         for rank, plan in enumerate([*chosen, *behind], 1)
     ]  # fmt: skip
+    warnings += [packaged_warning(problem, listed[0], plan) for plan in listed if not plan.ranked]
     return replace(
-        found, status="optimal" if gap == 0.0 else "feasible", plans=tuple(listed), objective=claim,
-        certified_by=(), objective_gap=None, objective_excess=None, floors=RankFloors(),
+        found, warnings=tuple(warnings), status="optimal" if gap == 0.0 else "feasible",
+        plans=tuple(listed), objective=claim, certified_by=(), objective_gap=None,
+        objective_excess=None, floors=RankFloors(),
         gap=relative_gap(chosen[0].prediction.step_time_s, found.bound_step_time_s),
         num_gpus_used=chosen[0].config.num_gpus,
         notes={**found.notes, "compared": str(len(ranking))},

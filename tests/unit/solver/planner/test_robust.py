@@ -53,6 +53,20 @@ def test_the_first_plan_has_the_least_quantile_and_the_others_name_what_decides(
     assert all(plan.deciding for plan in robust.plans[1:])
 
 
+def test_a_plan_that_needs_a_package_has_the_same_rank_in_its_warning_as_in_the_list() -> None:
+    experts = {
+        "model": {"name": "mixtral-8x7b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 8},
+        "workload": {"global_batch_size": 512, "seq_length": 4096},
+        "launcher": "megatron-lm",
+        "search": {"objective": "robust", "top_k": 2, "certify": "none"},
+    }
+    robust = answer_to(parse_problem(experts))
+    *_, last = robust.plans
+    assert (last.rank, last.ranked, last.needs) == (3, False, ("HybridEP",))
+    assert [text.split()[0] for text in robust.warnings if "needs HybridEP" in text] == ["#3"]
+
+
 def test_several_batches_are_refused() -> None:
     several = {**REQUEST, "workload": {"global_batch_size": [16, 32], "seq_length": 1024}}
     with pytest.raises(InvalidProblemError, match="quantile"):
