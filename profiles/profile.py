@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.capabilities import launcher_names, launchers_of, launchers_placing_stages
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
 from meshwright.profiles.collectives.tables import SLOWEST_BYTES_PER_S, slowdown_tables
 from meshwright.profiles.errors import ProfileError, UnknownNameError
@@ -364,6 +364,16 @@ class Profile:
 
         return tuple(map(slowed, self.paces)) or (self.fabric,) * len(KINDS)
 
+    def across(self, network: LinkSpec) -> Profile:
+        """Return the profile of single GPUs on another network, with what the stack loses of its rate."""
+        shares = [
+            network_share(self.framework.stack, link.payload_bytes_per_s)
+            for link in (self.group.inter_node, network)
+        ]
+        constants = replace(self.constants, network=self.constants.network * (shares[1] / shares[0]))
+        group = replace(self.group, inter_node=network, island_gpus=1, measured=None)
+        return replace(self, group=group, constants=constants)
+
     @property
     def _link_tables(self) -> str:
         if self.group.intra_node.kind == "pcie":
@@ -409,6 +419,8 @@ def network_share(stack: str | None, line_bytes_per_s: float) -> float:
     On networks at least as fast as those of the runs that it was fitted on it is a constant. What is lost
     there takes a time per byte in hosts and GPUs, which a slower network does not lengthen.
     """
+    if line_bytes_per_s >= level_of(stack).slowest_network_bytes_per_s:
+        return stack_constants(stack).network
     share, least_s = stack_constants(None).network, 1.0 / line_bytes_per_s
     lost_s = (1.0 / share - 1.0) / max(line_bytes_per_s, level_of(None).slowest_network_bytes_per_s)
     beyond = 1.0 / stack_constants(stack).network - 1.0 / share
@@ -487,10 +499,10 @@ def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
 
 def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
     facts = framework_facts(framework_of(launcher_or_framework))
-    constants = stack_constants(facts.stack)
-    line_bytes_per_s = group.inter_node.payload_bytes_per_s
-    if line_bytes_per_s < level_of(facts.stack).slowest_network_bytes_per_s:
-        constants = replace(constants, network=network_share(facts.stack, line_bytes_per_s))
+    constants = replace(
+        stack_constants(facts.stack),
+        network=network_share(facts.stack, group.inter_node.payload_bytes_per_s),
+    )
     operators = operators_of(group.gpu)
     warnings = []
     if facts.attention_kernel in _BEFORE_BLACKWELL and group.gpu.architecture == "blackwell":

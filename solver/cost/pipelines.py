@@ -152,9 +152,7 @@ class NodeGroups:
         between = self.problem.cluster.between_groups if one != other else None
         ends = [self.groups[at] for at in (one, other)]
         link = between or min((end.inter_node for end in ends), key=lambda link: link.payload_bytes_per_s)
-        profile = self.profiles[other]
-        alone = replace(profile.group, inter_node=link, island_gpus=1, measured=None)
-        return replace(profile, group=alone).fabric
+        return self.profiles[other].across(link).fabric
 
     def hop_s(self, one: int, other: int, sent_bytes: FloatArray) -> FloatArray:
         """Return exposed seconds of activations between neighbours on two groups, each direction.

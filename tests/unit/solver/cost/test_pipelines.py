@@ -3,10 +3,13 @@
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.cluster import LinkSpec, NodeGroup
+from meshwright.profiles.collectives.collectives import point_to_point_s
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.profiles.units import GB, MICROSECOND_S
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
 from meshwright.solver.cost.evaluation import can_simulate, evaluate
@@ -97,6 +100,24 @@ def test_classes_on_one_group_exchange_gradients_over_its_own_network() -> None:
     on_one = nodes(FAST, SLOW_GROUP, between=SLOW).exchange_s((0, 0))
     assert on_one == pytest.approx(nodes(FAST, twin, between=None).exchange_s((0, 1)), rel=1e-12)
     assert on_one < nodes(FAST, twin, between=SLOW).exchange_s((0, 1))
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 4.0, 50.0])
+@pytest.mark.parametrize("own", [1.0, 50.0])
+def test_a_stack_loses_between_groups_what_it_loses_on_that_network_inside_one(
+    rate: float, own: float
+) -> None:
+    def network(rate: float) -> LinkSpec:
+        return LinkSpec(kind="infiniband", bytes_per_s=rate * GB, latency_s=14 * MICROSECOND_S)
+
+    groups = [replace(one, inter_node=network(own)) for one in (FAST, SLOW_GROUP)]
+    problem = a_mixed_problem(tuple(groups), between=network(rate))
+    nodes = NodeGroups.of(problem, default_profile(problem.cluster, "none"))
+    single = replace(groups[0], inter_node=network(rate), gpus_per_node=1, island_gpus=1)
+    there = default_profile(replace(problem.cluster, groups=(single,), between_groups=None), "none")
+    sent, one = np.array([64.0 * GB / 1000]), np.ones(1)
+    inside_s = point_to_point_s(sent, one, 2.0 * one, there.fabric) * there.constants.transfer_exposed
+    assert nodes.hop_s(0, 1, sent) == pytest.approx(inside_s)
 
 
 def test_an_order_that_micro_batches_do_not_fill_ends_by_the_closed_form() -> None:

@@ -12,7 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.verdict import verdict_of
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import OPTIMAL_GAP, Answer
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import (
@@ -308,7 +308,7 @@ def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_clos
     answer = searched(a_mixed_problem((FAST, SLOW_GROUP), num_layers=8, batch=16))
     assert (answer.decided_by, answer.certified_by) == ("cp-sat", ("cp-sat",))
     assert answer.objective_gap is not None
-    assert answer.objective_gap <= 0.01 < (answer.gap or 0.0)
+    assert answer.objective_gap <= OPTIMAL_GAP < (answer.gap or 0.0)
     assert answer.certainty.startswith("Best found: ")
     assert (
         searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
