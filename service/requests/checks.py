@@ -38,7 +38,7 @@ from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
-from meshwright.solver.space.launcher_rules import dynamic_faults, workload_faults
+from meshwright.solver.space.launcher_rules import dynamic_faults, selection_faults, workload_faults
 from meshwright.solver.space.request_rules import constraint_of, names_of
 
 # --------------------------------------------------------------------------------------------------
@@ -363,6 +363,7 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     else:
         yield from dynamic_faults(problem)
+        yield from selection_faults(problem)
     work = problem.workload
     if work.lora_rank and (why := target_fault(problem.model, work.lora_targets)):
         yield FieldError(

@@ -154,6 +154,7 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
     yield from dynamic_faults(problem)
+    yield from selection_faults(problem)
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
@@ -448,6 +449,17 @@ def _packing_faults(launcher: str, dynamic: bool) -> Iterator[FieldError]:
         message = "true: there is nothing to pack without dynamic_context_parallel"
         allowed = "false, or true with dynamic_context_parallel: true"
         yield FieldError(pointer=pointer, message=message, allowed=allowed, nearest="false")
+
+
+def selection_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse a share of gradients that GPUs apply between updates on the host, without such updates."""
+    name, every, work = "selected_gradient_share", "cpu_update_interval", problem.workload
+    if name in work.framework_options and every not in {*work.framework_options, *problem.options.allow}:
+        yield FieldError(
+            pointer=f"/workload/framework_options/{name}",
+            message=f"{work.framework_options[name]}: no gradients are selected without {every}",
+            allowed=f"absent, or with {every} stated or in search.allow",
+        )
 
 
 def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

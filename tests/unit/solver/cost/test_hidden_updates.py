@@ -14,7 +14,9 @@ from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.registry import export
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, host_of
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.checks import check_limits
 from meshwright.solver.check import launcher_faults
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
@@ -126,6 +128,24 @@ def test_rows_that_deepspeed_runs_otherwise_are_refused_twice(
     able = launcher_capabilities("deepspeed")
     assert (own_faults(problem, able, [config]) == [[]]) == legal
     assert (list(launcher_faults(problem, config)) == []) == legal
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "megatron-lm", "none", "any"])
+def test_a_share_of_selected_gradients_without_zenflow_is_refused(launcher: str) -> None:
+    share: dict[str, Any] = {"selected_gradient_share": 0.5}
+
+    def refused(problem: Problem) -> list[str]:
+        try:
+            check_limits(replace(problem, launcher=launcher))
+        except InvalidProblemError as fault:
+            return [one.pointer for one in fault.errors]
+        return []
+
+    pointer = "/workload/framework_options/selected_gradient_share"
+    assert pointer in refused(asked(**share))
+    assert pointer not in refused(asked(**share, **ZENFLOW))
+    searched = SearchOptions(allow=("offload", "cpu_update_interval"))
+    assert pointer not in refused(replace(asked(**share), options=searched))
 
 
 def test_a_search_over_both_finds_what_every_setting_has_best() -> None:
