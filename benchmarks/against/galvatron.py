@@ -59,7 +59,7 @@ def compare(budget: Budget, _checkout: Path | None) -> Comparison:
 
 
 def compare_checkout(budget: Budget, checkout: Path | None) -> Comparison:
-    """Compare with a checkout, which has a search engine and a cost model written anew.
+    """Compare with a checkout, which has a newer search engine and cost model.
 
     Raises:
         UnavailableError: no checkout is given, or it cannot be run.
@@ -105,7 +105,7 @@ def compared(script: Sequence[str], files: Iterable[Path], budget: Budget) -> Co
 
 
 def mixes_layers(config: Mapping[str, Any]) -> bool:
-    """Whether its layers differ in tensor parallelism, or split sequences, which nothing here prices."""
+    """Return whether its layers differ in tensor parallelism or split sequences: not priced here."""
     sizes = {*str(config["tp_sizes_enc"]).split(",")}
     return len(sizes) > 1 or (sizes != {"1"} and "1" in str(config.get("use_sp", "0")))
 
@@ -116,7 +116,7 @@ def rows(
     by_peer: Sequence[Mapping[str, Any]],
     by_us: Sequence[Mapping[str, Any]],
 ) -> tuple[Row, ...]:
-    """Their answer, ours in their space, ours in the whole one."""
+    """Return their answer, ours in their space and ours in the whole one."""
     covered = theirs.answer["covered"]
     found = [
         Row.of(
@@ -201,7 +201,7 @@ def problem_of(limits: Mapping[str, object], bus_bytes_per_s: float) -> dict[str
 
 
 def bus_of(files: Iterable[Path]) -> float:
-    """Bus bandwidth of its node's all-reduce over eight neighbours, from one of its files.
+    """Return the bus bandwidth of its node's all-reduce over eight neighbours, from one of its files.
 
     Raises:
         UnavailableError: none of them states it.
@@ -215,7 +215,7 @@ def bus_of(files: Iterable[Path]) -> float:
 
 
 def plan_of_theirs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Its configuration file in the words of its judge; not if ``mixes_layers``."""
+    """Return its configuration file as its judge takes it; not if ``mixes_layers``."""
     lists = {name: [int(one) for one in str(config[name]).split(",")] for name in
              ("tp_sizes_enc", "dp_types_enc", "checkpoint", "pp_division")}  # fmt: skip
     pp, tp = config["pp_deg"], lists["tp_sizes_enc"][0]
@@ -233,7 +233,7 @@ def plan_of_theirs(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of_ours(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our configuration in the words of its judge."""
+    """Return our configuration as its judge takes it."""
     again = config["recompute_layers"] if config["recompute_granularity"] == "full" else 0
     return {
         "pp": config["pipeline_parallel_size"],
@@ -248,7 +248,7 @@ def plan_of_ours(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configuration_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Its configuration in ours: ZeRO of most layers, as many recomputed layers as its fullest stage."""
+    """Convert its configuration to ours: ZeRO of most layers, recomputed layers of its fullest stage."""
     plan = plan_of_theirs(config)
     sharded, _ = Counter(plan["sharded"]).most_common(1)[0]
     stage_layers, begin, again = tuple(plan["stage_layers"]), 0, 0

@@ -34,7 +34,7 @@ from meshwright.solver.search.search import search
 
 
 def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:
-    """The shipped profile, or with a peer's timed layers.
+    """Return the shipped profile, or one with a peer's timed layers.
 
     Raises:
         TypeError: the file holds no layer times.
@@ -59,7 +59,7 @@ def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:
 
 
 def with_activations(problem: Problem, profile: Profile, path: str) -> Profile:
-    """The profile with kept activations at the level that a memory profile measured for one layer.
+    """Return the profile with kept activations at the level that a memory profile measured for one layer.
 
     Raises:
         TypeError: the file holds no memory of a layer.
@@ -83,7 +83,7 @@ def with_activations(problem: Problem, profile: Profile, path: str) -> Profile:
 
 
 def with_constants(profile: Profile, stated: Mapping[str, float]) -> Profile:
-    """The profile, and that of every node group, with constants that the peer states."""
+    """Return the profile and that of every node group with the constants that the peer states."""
     groups = tuple(with_constants(one, stated) for one in profile.by_group)
     return replace(profile, constants=replace(profile.constants, **stated), by_group=groups)
 

@@ -81,7 +81,7 @@ def _compared(question: str, found: Sequence[tuple[list[Row], str]]) -> Comparis
 
 
 def one_size(home: Path, gpus: Mapping[str, int], dtype: str, budget: Budget) -> tuple[list[Row], str]:
-    """The rows of both planners on so many GPUs, and who is ahead."""
+    """Return the rows of both planners on so many GPUs, and which one is ahead."""
     theirs = asked_of_it(home, gpus, dtype, [], budget, plans=True)
     own = theirs.answer["own"]
     (pipeline,), size = own["plan"]["pipeline_list"], own["plan"]["mbs"]
@@ -128,7 +128,7 @@ def asked_of_it(
     home: Path, gpus: Mapping[str, int], dtype: str, given: list[dict[str, Any]], budget: Budget,
     *, batch: int = BATCH, plans: bool = False,
 ) -> Run:  # fmt: skip
-    """Its planner's plan, or its judgement of ours."""
+    """Return its planner's plan, or its judgement of ours."""
     request = {
         "checkout": str(home), "library": str(home / "sailor/Planner/simulations") if plans else None,
         "model": MODEL, "fp16": dtype == "fp16", "batch": batch, "gpus": dict(gpus), "plans": given,
@@ -138,7 +138,7 @@ def asked_of_it(
 
 
 def placed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The GPU type and the tensor-parallel size of each stage."""
+    """Return the GPU type and the tensor-parallel size of each stage."""
     stages = config.get("stage_groups")
     if not stages:
         return [(A100, config["tensor_parallel_size"])] * len(config["stage_layers"])
@@ -147,7 +147,7 @@ def placed(config: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def is_timed(home: Path, config: Mapping[str, Any]) -> bool:
-    """Whether its simulator can price a plan: replicas alike, and layers that it timed.
+    """Return whether its simulator can price a plan: equal replicas, and layers that it timed.
 
     It takes layers that it did not time as free.
     """
@@ -159,7 +159,7 @@ def is_timed(home: Path, config: Mapping[str, Any]) -> bool:
 
 
 def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as its simulator takes it: its layers, embedding and head counted, stage by stage."""
+    """Convert a configuration to its simulator's: layers of each stage, embedding and head counted."""
     layers, first = list[list[int]](), 1
     for count in config["stage_layers"]:
         layers.append(list(range(first, first + count)))
@@ -176,7 +176,7 @@ def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem(home: Path, gpus: Mapping[str, int], dtype: str, batch: int) -> dict[str, object]:
-    """A request in its space, with its links and its settings."""
+    """Return a request in its space, with its links and its settings."""
     given = yaml.safe_load((DATA / "cluster.yaml").read_text(encoding="utf-8"))["groups"]
     groups = [
         group_of(home, group, gpu, gpus[gpu]) for group, gpu in zip(given, GPUS, strict=True) if gpu in gpus
@@ -206,7 +206,7 @@ def constants(dtype: str) -> dict[str, float]:
 
 
 def group_of(home: Path, group: Mapping[str, Any], gpu: str, number: int) -> dict[str, object]:
-    """A node group of so many GPUs behind its links."""
+    """Return a node group of so many GPUs with its links."""
     nodes = number // group["gpus_per_node"]
     curves = [exchange_curve(home, gpu, nodes, ranks) for ranks in (nodes, 2 * nodes, 4 * nodes)]
     link = link_of(home, gpu, gpu)
@@ -217,13 +217,13 @@ def group_of(home: Path, group: Mapping[str, Any], gpu: str, number: int) -> dic
 
 
 def link_of(home: Path, sender: str, receiver: str) -> dict[str, object]:
-    """A link as one flow of it for what stages send."""
+    """Return a link priced as one flow, as stages send."""
     rate = flow_bytes_per_s(home, _CHUNK_BYTES, sender, receiver)
     return {"kind": "vpc", "bytes_per_s": rate, "latency_s": 1e-6}
 
 
 def exchange_curve(home: Path, gpu: str, nodes: int, ranks: int) -> dict[str, object]:
-    """The bus bandwidth of its all-reduce: a ring for each bucket, in as many chunks as ranks."""
+    """Return the bus bandwidth of its all-reduce: a ring for each bucket, in as many chunks as ranks."""
     rates = []
     for payload in _PAYLOADS:
         whole, rest = divmod(payload, _BUCKET_BYTES)
@@ -237,7 +237,7 @@ def exchange_curve(home: Path, gpu: str, nodes: int, ranks: int) -> dict[str, ob
 
 
 def flow_bytes_per_s(home: Path, chunk_bytes: float, sender: str, receiver: str) -> float:
-    """Of one flow between two of its GPUs, by its polynomial of a chunk's binary logarithm, in MB."""
+    """Return the bandwidth of one flow between two GPUs, by its polynomial of log2 of a chunk's MB."""
     links = json.loads((home / "sailor/providers/multizone_bandwidths_het.json").read_text())
     coefficients, _peak = links[ZONE][sender]["1"][ZONE][receiver]["1"]
     size = math.log2(chunk_bytes / 1e6)
@@ -245,10 +245,10 @@ def flow_bytes_per_s(home: Path, chunk_bytes: float, sender: str, receiver: str)
 
 
 def usable(checkout: Path | None) -> Path:
-    """The checkout's full path, with its planner built.
+    """Return the checkout's full path, with its planner built.
 
     Raises:
-        UnavailableError: none is given, it is none, or its planner cannot be built.
+        UnavailableError: no checkout is given, it is not one, or its planner cannot be built.
     """
     if checkout is None:
         raise UnavailableError(f"{NAME} is not measured: give --sailor PATH, a checkout of eth-easl/sailor")

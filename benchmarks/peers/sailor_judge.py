@@ -24,7 +24,7 @@ SHAPES = {"OPT-350": (1024, 24), "GPT-Neo-2.7": (2560, 32)}
 
 
 def simulator_of(checkout: Path, asked: dict[str, Any], home: Path) -> Any:  # noqa: ANN401 - a peer's class
-    """Its simulator of one training."""
+    """Return its simulator of one training."""
     for name in ("torch", "pandas"):  # its timing hooks and traces take no part
         sys.modules.setdefault(name, types.ModuleType(name))
     sys.path.insert(0, str(checkout))
@@ -39,7 +39,7 @@ def simulator_of(checkout: Path, asked: dict[str, Any], home: Path) -> Any:  # n
 
 
 def training_of(asked: dict[str, Any]) -> dict[str, Any]:
-    """Its training configuration."""
+    """Return its training configuration."""
     hidden, layers = SHAPES[asked["model"]]
     return {
         "global_batch_size": asked["batch"], "type": "gpt2", "hidden_size": hidden,
@@ -52,7 +52,7 @@ def training_of(asked: dict[str, Any]) -> dict[str, Any]:
 def own_plan(
     simulator: Any, checkout: Path, library: Path, asked: dict[str, Any], home: Path  # noqa: ANN401
 ) -> dict[str, Any] | None:  # fmt: skip
-    """The first plan of its planner that fits by its simulator, as that takes it."""
+    """Return its planner's first plan that fits by its simulator, in that simulator's form."""
     sys.path.insert(0, str(library))
     import libplanner  # type: ignore[import-not-found]  # noqa: PLC0415
 

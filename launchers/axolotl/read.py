@@ -68,7 +68,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     for section in ("overrides_of_model_config", "model_config"):
         for name in fields.section(section):
             if not name.startswith("rope"):
-                fields.fault(f"{section}.{name}", "another model than the one named is not read")
+                fields.fault(f"{section}.{name}", "a change to the named model is not read")
     fields.stop()
     take_model(fields, known, "base_model")
     tuned = _tuned(fields, known)

@@ -311,7 +311,7 @@ def found_warnings(target: Target) -> Iterator[str]:
             "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
         )
     if target.facts.super_offload:
-        yield "gradient_clipping is 0: with clipping DeepSpeed updates no state under the backward pass"
+        yield "gradient_clipping is 0: with clipping, DeepSpeed updates all states after the backward pass"
     if target.facts.cpu_update_interval > 1.0:
         yield "ZenFlow applies small gradients some steps late: compare its loss with a run without it"
     if config.offload != "none":

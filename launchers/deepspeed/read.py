@@ -293,7 +293,7 @@ def _hidden_update(
         groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(size, 1.0))
         if clipped or groups == 1:
             cause = "gradient_clipping is on" if clipped else "a rank has one group of sub_group_size"
-            fields.note(f"super_offload: {cause}, so that DeepSpeed updates behind the backward pass")
+            fields.note(f"super_offload: {cause}, so DeepSpeed updates after the backward pass")
         else:
             found["super_offload"] = True
             if groups != UPDATE_GROUPS:
@@ -309,7 +309,7 @@ def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | in
     interval, overlap = f"{_ZENFLOW}.update_interval", f"{_ZENFLOW}.overlap_step"
     if configuration.zero_stage != _SHARDED_GRADIENTS or configuration.offload != "optimizer":
         fields.fault(
-            _ZENFLOW, "is priced under stage 2 with the optimizer in host memory", allowed="stage 2"
+            _ZENFLOW, "is priced only under stage 2 with the optimizer in host memory", allowed="stage 2"
         )
     if configuration.num_microbatches > 1:
         fields.fault("gradient_accumulation_steps", "ZenFlow replaces it by update_interval", nearest="1")

@@ -159,7 +159,7 @@ def _database_error(request: Request, error: Exception) -> Response:
     if is_full(error):
         code, what = (
             "disk_full",
-            "the disk of the database is full: nothing can be stored until it has room",
+            "the database's disk is full: nothing can be stored until space is freed",
         )
     return problem_response(request, 503, code=code, detail=f"{what}; nothing was lost", headers=headers)
 

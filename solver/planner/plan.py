@@ -608,7 +608,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 def _of_encoders(problem: Problem) -> tuple[str, ...]:
     if problem.model.diffusion is None:
         return ()
-    assumed = "text encoder and autoencoder are not priced: their outputs are taken to be computed before"
+    assumed = "text encoder and autoencoder are not priced: their outputs are assumed to be precomputed"
     return (f"{assumed}; a script that runs them in every step needs more time and memory",)
 
 

@@ -441,7 +441,7 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
 def _packing_faults(launcher: str, dynamic: bool) -> Iterator[FieldError]:
     pointer = "/workload/framework_options/dynamic_context_packing"
     if launcher not in ("none", "any"):
-        message = f"true: {launcher} packs no passes; Megatron-LM's dev branch alone does"
+        message = f"true: {launcher} packs no passes; only Megatron-LM's dev branch does"
         yield FieldError(
             pointer=pointer, message=message, allowed="false, or true with launcher none", nearest="false"
         )

@@ -107,7 +107,7 @@ def test_f12_hints_stay_queued_while_postgresql_is_away_and_the_log_stays_short(
 
 
 def test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole(tmp_path: Path) -> None:
-    """No file of the server grows any more; what was refused is nowhere, and room is noticed at once."""
+    """Let no file grow: a refused request leaves no record, and freed space is noticed at once."""
     file = tmp_path / "jobs.db"
     with serving({"database_url": f"sqlite:///{file}", "workers": "0"}) as server:
 

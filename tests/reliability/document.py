@@ -141,11 +141,11 @@ FAULTS = (
     ),
     Fault(
         happens="the disk is full",
-        promise="503, and not ready; what was refused is nowhere, the records stay whole and can be read; "
-        "ready again within seconds of there being room",
+        promise="503 and not ready; a refused request leaves no record, and older records stay whole and "
+        "readable; ready again within seconds after space is freed",
         tests=(
             DATABASES + "test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole",
-            APP + "test_a_full_disk_is_named_as_that",
+            APP + "test_a_full_disk_is_named_in_the_error",
         ),
     ),
     Fault(

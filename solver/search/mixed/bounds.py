@@ -58,7 +58,7 @@ def bounds_of(rows: MixedRows) -> RowBounds:
 
 
 def with_nearer_steps(bounds: RowBounds, rows: MixedRows, index: IntArray) -> RowBounds:
-    """Return bounds with nearer ones of the simulated step of some rows."""
+    """Return the bounds, with tighter ones of the simulated step of some rows."""
     step_s = bounds.step_s.copy()
     for some in _pieces(rows, index):
         step_s[some] = np.maximum(step_s[some], _Held.of(rows, some).steps_s(bounds.slowest_s[some]))

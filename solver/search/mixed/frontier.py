@@ -400,7 +400,7 @@ class MixedFrontier:
         return (sizes.tobytes(), room.tobytes(), rows.allowed[row].tobytes())
 
     def step_bound_s(self, known_s: float, interrupted: Callable[[], bool]) -> float:
-        """Return what no plan of two or more stages simulates faster than; at most the known step."""
+        """Return a lower bound of the simulated step of two or more stages, at most the known step."""
         alike, able = dict[object, list[int]](), np.flatnonzero(self.bounds.step_s < known_s)
         if not interrupted():
             self.bounds = with_nearer_steps(self.bounds, self.rows, able)

@@ -402,7 +402,7 @@ def least_split_s(shares: list[GroupShares], groups: tuple[int, ...]) -> float:
 
 
 def least_step_s(shares: list[GroupShares]) -> float:
-    """Return what no split over any set of groups steps within, by the bounds of their shares."""
+    """Return a lower bound of the step of every split over any set of groups, in s."""
     idle = [np.concatenate([[0.0], one.bound_s[1:]]) for one in shares]  # a group may have no sequences
     found = best_split(idle, len(idle[0]) - 1)
     return np.inf if found is None else found[0]

@@ -204,11 +204,11 @@ class _Shared:
         self.every = True
 
     def least_s(self, limit_s: float) -> float:
-        """Return what the bounds of all shares leave of ``bound_s``, at once."""
+        """Return a quick, looser ``bound_s`` from the bounds of all shares."""
         return min(limit_s, least_step_s(self.shares)) if self.shares else limit_s
 
     def bound_s(self, limit_s: float) -> float:
-        """Return what no split of the batch over any of the sets simulates faster than; at most a limit."""
+        """Return a lower bound of the simulated step of all splits of the batch, at most a limit."""
         for groups in sets_of(len(self.shares)):
             limit_s = split_bound_s(self.shares, groups, self.fleet.exchange_s(groups), limit_s)
         return limit_s
@@ -257,9 +257,9 @@ def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list
 def _bound_s(
     frontier: MixedFrontier, shared: _Shared, best: list[_Candidate], interrupted: Callable[[], bool]
 ) -> float | None:
-    """Return what no plan simulates faster than; None where nothing is known.
+    """Return a lower bound of the simulated step; None where nothing is known.
 
-    A search that ended early has the bounds of all rows and shares; they are raised where there is time.
+    A search that ended early has the bounds of all rows and shares; they are raised if there is time.
     """
     if not (frontier.rows.whole and frontier.knows_alone and shared.begun):
         return None

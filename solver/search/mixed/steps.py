@@ -6,10 +6,10 @@ Let the slowest stage take t in [a, b] for a micro-batch, at place k from the en
     S >= m t + tail + fixed
     S >= sum_s t_s + (m - 1) t - (min(m, k) - 1) f + tail + fixed
 
-where f is the forward pass of that stage, at most a share of t and a little more (``RowBounds``). The
+where f is the forward pass of that stage, at most a share of t and a small rest (``RowBounds``). The
 relaxation of CP-SAT's model holds the layers by patterns of at most b, and its variable c counts the
-forward passes that the stages behind the slowest hide: c <= stages - 1 and c <= m - 1. What has the least
-bound comes next: its range [a, b] is cut in two, down to half a per cent.
+forward passes that the stages behind the slowest hide: c <= stages - 1 and c <= m - 1. The range with
+the least bound comes next: it is cut in two, down to half a per cent.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class StepBound:
 
     @property
     def bound_s(self) -> float:
-        """Return what no plan simulates faster than, and at most the known step."""
+        """Return the lower bound of the simulated step, at most the known step."""
         return min([self.known_s, *(one.bound_s for one in self._heap[:1])])
 
     def raise_it(self, interrupted: Callable[[], bool]) -> None:
-        """Raise the bound until its least range is narrow, or the work is done that one search may do."""
+        """Raise the bound until its least range is narrow or the work that a search may do is done."""
         try:
             while self._heap and not interrupted():
                 one = self._heap[0]

@@ -191,7 +191,7 @@ def test_collectives_over_tcp_are_paced_by_the_core_that_copies_and_wait_for_the
     assert sockets.hop_s == pytest.approx(20e-6)
 
 
-def test_what_deepspeed_loses_of_a_slow_network_is_a_time_and_not_a_share() -> None:
+def test_deepspeed_loses_a_time_not_a_share_on_slow_networks() -> None:
     # Selene's runs, at 25 GB/s a GPU, reach 0.542 of it, all stacks together 0.748 on 6.25 GB/s and more
     assert network_share("zero", 50e9) == network_share("zero", 25e9) == pytest.approx(0.542)
     lost_s = (1 / 0.748 - 1) / 6.25e9 + (1 / 0.542 - 1 / 0.748) / 25e9

@@ -223,7 +223,7 @@ def test_global_layers_are_those_of_the_class_where_a_config_lists_none(
     assert tuple(layer for layer, is_local in enumerate(local) if not is_local) == global_layers
 
 
-def test_a_pattern_of_no_layers_makes_every_layer_global() -> None:
+def test_an_empty_layer_pattern_makes_every_layer_global() -> None:
     local = model_from_config(_config("gemma-3-1b", sliding_window_pattern=0), name="x").local_layers()
     assert not any(local)
 
@@ -844,7 +844,7 @@ def test_what_a_class_derives_of_nothing_it_derives_of_null() -> None:
     assert said_nothing.layer_kinds() == ("dense", "dense", "moe", "moe")
 
 
-def test_no_groups_of_experts_are_routing_without_groups() -> None:
+def test_zero_expert_groups_mean_routing_without_groups() -> None:
     plain = _config("deepseek-v2-lite", n_group=None, topk_group=None)
     noughts = {**plain, "n_group": 0, "topk_group": 0}
     assert model_from_config(noughts, name="x") == model_from_config(plain, name="x")

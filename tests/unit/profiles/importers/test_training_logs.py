@@ -93,7 +93,7 @@ def test_a_log_is_megatron_s_by_its_steps_or_by_its_arguments_and_the_end_of_its
     assert not recognised(end)
 
 
-def test_two_steps_at_one_time_have_no_seconds() -> None:
+def test_two_steps_with_one_timestamp_have_no_step_time() -> None:
     file, noon = ForeignFile(name="run.log", text="x"), datetime(2026, 1, 1, 12, tzinfo=UTC)
     log = RunLog(file=file, framework="megatron-lm")
     assert log.seconds_since(1, noon) is None

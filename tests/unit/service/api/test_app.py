@@ -180,7 +180,7 @@ def test_a_database_that_takes_no_writes_is_not_ready(client: TestClient) -> Non
     assert client.get("/readyz").status_code == 200
 
 
-def test_a_full_disk_is_named_as_that(client: TestClient) -> None:
+def test_a_full_disk_is_named_in_the_error(client: TestClient) -> None:
     def full(connection: sqlite3.Connection, *_arguments: object) -> None:
         connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_named_as_that(client: TestClient) -> None:
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
     assert refused.json()["type"] == "urn:meshwright:problem:disk_full"
     assert refused.json()["detail"] == (
-        "the disk of the database is full: nothing can be stored until it has room; nothing was lost"
+        "the database's disk is full: nothing can be stored until space is freed; nothing was lost"
     )
     event.remove(served._engine, "connect", full)
     served.close()

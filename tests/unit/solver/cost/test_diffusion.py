@@ -102,7 +102,7 @@ def test_adapters_of_a_diffusion_transformer_are_refused() -> None:
     assert [one.pointer for one in caught.value.errors] == ["/workload/lora_rank"]
 
 
-def test_answers_say_that_frozen_encoders_are_not_priced() -> None:
+def test_answers_state_that_frozen_encoders_are_not_priced() -> None:
     problem = replace(_problem(WAN), options=replace(_problem(WAN).options, time_limit_s=1.0))
     profile = default_profile(problem.cluster, "none")
     of_wan, of_gpt = (

@@ -165,7 +165,7 @@ def packed(lengths: SequenceLengths) -> float:
     return step_s(replace(asked(lengths, framework_options=options), launcher="none"))
 
 
-def test_packed_documents_pass_as_a_micro_batch_of_them_on_one_rank() -> None:
+def test_packed_documents_cost_one_micro_batch_on_one_rank() -> None:
     """Sixteen documents of 2048 tokens a sequence on cp 4: each rank has a pass of four of them."""
     alone = replace(ROW, context_parallel_size=1, data_parallel_size=8, micro_batch_size=4)
     plain = asked(None, dynamic=False, global_batch_size=256, seq_length=SEQ // 16)
@@ -185,7 +185,7 @@ def test_packing_helps_short_documents_and_changes_nothing_for_those_that_fill_a
         ("none", {"dynamic_context_packing": True}, "nothing to pack without dynamic_context_parallel"),
         (
             "megatron-lm", {"dynamic_context_packing": True, "dynamic_context_parallel": True},
-            "dev branch alone does",
+            "only Megatron-LM's dev branch does",
         ),
     ],
 )  # fmt: skip

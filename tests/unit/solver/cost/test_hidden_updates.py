@@ -121,7 +121,7 @@ def test_zenflow_keeps_selected_gradients_on_the_gpu_and_a_second_set_on_the_hos
         (SUPER | ZENFLOW, a_run(2), False),
     ],
 )
-def test_rows_that_deepspeed_runs_otherwise_are_refused_twice(
+def test_rules_and_check_refuse_rows_that_deepspeed_runs_otherwise(
     options: dict[str, Any], config: Configuration, legal: bool
 ) -> None:
     problem = asked(batch=config.global_batch_size, **options)
@@ -148,7 +148,7 @@ def test_a_share_of_selected_gradients_without_zenflow_is_refused(launcher: str)
     assert pointer not in refused(replace(asked(**share), options=searched))
 
 
-def test_a_search_over_both_finds_what_every_setting_has_best() -> None:
+def test_a_search_over_both_finds_the_best_plan_of_every_setting() -> None:
     """Brute force: each pair of settings as a request of its own."""
     problem = asked(seq_length=2048)
     problem = replace(problem, options=replace(problem.options, pin=PINNED))
@@ -166,7 +166,7 @@ def test_a_search_over_both_finds_what_every_setting_has_best() -> None:
 
 
 @pytest.mark.parametrize(("options", "zero"), [(SUPER, 3), (ZENFLOW, 2)])
-def test_what_is_written_is_read_as_the_same_run(options: dict[str, Any], zero: int) -> None:
+def test_written_files_are_read_as_the_same_run(options: dict[str, Any], zero: int) -> None:
     pinned = PINNED | {"zero_stage": zero}
     problem = asked(seq_length=2048, **options)
     problem = replace(problem, options=replace(problem.options, pin=pinned))

@@ -635,7 +635,7 @@ def test_a_request_beside_which_no_switch_moves_is_searched_as_it_stands(
     assert found.problem.workload == plain.workload
 
 
-def test_why_launchers_have_no_plan_is_found_after_all_of_them_were_searched(
+def test_reasons_for_no_plan_are_sought_after_all_launchers_were_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = list[str]()
