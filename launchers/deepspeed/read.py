@@ -284,9 +284,13 @@ def _hidden_update(
 ) -> dict[str, str | int | float | bool]:
     """Return the options of SuperOffload, which stage 3 alone reads, and of ZenFlow."""
     found: dict[str, str | int | float | bool] = {}
-    if fields.flag(_SUPER, default=False) and configuration.offload == "optimizer":
-        if configuration.zero_stage != _SHARDED_WEIGHTS:
-            fields.fault(_SUPER, "DeepSpeed reads it only under stage 3", allowed="false", nearest="false")
+    asked = fields.flag(_SUPER, default=False)
+    if asked and configuration.zero_stage != _SHARDED_WEIGHTS:
+        fields.fault(_SUPER, "DeepSpeed reads it only under stage 3", allowed="false", nearest="false")
+    elif asked and configuration.offload != "optimizer":
+        what = "is priced with the optimizer alone in host memory"
+        fields.fault(_SUPER, what, allowed="false", nearest="false")
+    elif asked:
         automatic = fields.raw("gradient_clipping") == "auto"  # max_grad_norm of the trainer, 1.0
         clipped = automatic or fields.number("gradient_clipping", 0.0) > 0.0
         size = _OWN_GROUP if fields.raw(_GROUP) == "auto" else fields.number(_GROUP, _OWN_GROUP)
@@ -322,12 +326,13 @@ def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | in
     low, high = OPTION_NUMBERS["selected_gradient_share"]
     if not low <= share <= high:
         nearest = f"{min(max(share, low), high):g}"
-        fields.fault(
-            f"{_ZENFLOW}.topk_ratio", f"{share:g}", allowed=f"{low:g} to {high:g}", nearest=nearest
-        )
+        message = f"{share:g} is not a share that is priced"
+        fields.fault(f"{_ZENFLOW}.topk_ratio", message, allowed=f"{low:g} to {high:g}", nearest=nearest)
     most = OPTION_NUMBERS["cpu_update_interval"][1]
     if steps != int(steps) or not 1 < steps <= most:
-        fields.fault(interval, f"{steps:g}", allowed=f"whole numbers from 2 to {most:g}", nearest="4")
+        nearest = f"{min(max(round(steps), 2), most):g}"
+        message = f"{steps:g} is not an interval that is priced"
+        fields.fault(interval, message, allowed=f"whole numbers from 2 to {most:g}", nearest=nearest)
     return {"cpu_update_interval": steps, "selected_gradient_share": share}
 
 

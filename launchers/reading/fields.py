@@ -448,12 +448,16 @@ class Fields:
                 self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
 
     def _refuse_sections(self, known: FlagNames) -> None:
-        """Record a fault for each refused section that has a value on: its own name has none then."""
+        """Record a fault for each value that is on in a refused section, whose own name has none then."""
         for name, found in self._values.items():
-            section = name.rpartition(".")[0]
-            row = known.row(section) if section in known else None
-            if row is not None and row.role == "refused" and not is_off(str(found.value)):
-                self.fault(name, f"cannot be read: {row.why}", allowed=f"no {section}")
+            parts, own = name.split("."), known.row(name)
+            if is_off(str(found.value)) or (own is not None and own.role == "refused"):
+                continue
+            for section in (".".join(parts[:end]) for end in range(1, len(parts))):
+                row = known.row(section) if section in known else None
+                if row is not None and row.role == "refused" and not self._lacks(row):
+                    self.fault(name, f"cannot be read: {row.why}", allowed=f"no {section}")
+                    break
 
     def unread(self, *programs: str) -> tuple[str, ...]:
         """Return the unread names, except those that do not affect the price.

@@ -204,3 +204,16 @@ def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
     assert read(text, Overrides(num_gpus=4), "a.yml").launcher == "trl"
     with pytest.raises(InvalidProblemError, match=r"line 7: cannot be read: .* not priced"):
         read(f"{text}{own}\n", Overrides(num_gpus=4), "a.yml")
+
+
+def test_what_a_refused_section_holds_is_refused_at_any_depth_if_the_section_does_something() -> None:
+    nested = "diffusion_lm:\n  unroll:\n    k_max: 2\n"
+    with pytest.raises(InvalidProblemError, match=r"diffusion_lm\.unroll\.k_max: line 10: cannot be read"):
+        read(AXOLOTL + nested, Overrides(num_gpus=4), "diffusion.yml")
+    whole = AXOLOTL + "flash_attention: true\n"
+    section = "peft_trainable_token_indices:\n  embed_tokens: [1]\n"  # Axolotl reads it for adapters alone
+    adapters = "adapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_linear: true\n"
+    with pytest.raises(InvalidProblemError, match="weights next to the adapters are not counted"):
+        read(AXOLOTL + adapters + section, Overrides(num_gpus=4), "lora.yml")
+    found = read(whole + section, Overrides(num_gpus=4), "full.yml")
+    assert found.workload == read(whole, Overrides(num_gpus=4), "full.yml").workload

@@ -161,9 +161,18 @@ def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_ar
             "zenflow.topk_ratio",
             "0.01",
         ),
+        (2, {"offload_optimizer": CPU, "zenflow": LATE | {"update_interval": 1}}, "update_interval", "2"),
         (2, {"offload_optimizer": CPU, "zenflow": LATE | {"offload": True}}, "zenflow.offload", None),
         (2, {"offload_optimizer": CPU, "zenflow": {"update_interval": 4}}, "zenflow.overlap_step", "true"),
         (2, {"offload_optimizer": CPU | {"super_offload": True}}, "super_offload", "false"),
+        (
+            3,
+            {"offload_optimizer": CPU | {"super_offload": True}, "offload_param": CPU},
+            "super_offload",
+            "false",
+        ),
+        (3, {"offload_optimizer": DRIVE | {"super_offload": True}}, "super_offload", "false"),
+        (3, {"offload_optimizer": {"device": "none", "super_offload": True}}, "super_offload", "false"),
         (2, {"reduce_bucket_size": 0.5}, "reduce_bucket_size", None),
         (3, {"memory_efficient_linear": False}, "memory_efficient_linear", "true"),
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
@@ -194,3 +203,17 @@ def test_a_group_of_weights_is_a_whole_number(size: float, nearest: str) -> None
         read(3, sub_group_size=size)
     assert fault.value.errors[0].nearest == nearest
     assert read(3, sub_group_size=0).configuration.zero_stage == 3
+
+
+def test_a_refused_section_is_named_once_for_each_of_its_values() -> None:
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2}, "sparse_attention": {"mode": "fixed", "block": 16},
+    }  # fmt: skip
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    with pytest.raises(InvalidProblemError) as caught:
+        DEEPSPEED_READER.read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+    assert [one.pointer for one in caught.value.errors] == [
+        "sparse_attention.mode",
+        "sparse_attention.block",
+    ]
