@@ -56,7 +56,7 @@ COMMANDS = {
 
 # They need the packages of the extra ``service``; the others are the planner alone.
 SERVICE_COMMANDS = frozenset({"serve", "worker", "launch", "demo", "jobs", "keys", "db"})
-# Between two looks for garbage of the others: what they load stays, and a search makes hardly any cycles.
+# Allocations between two garbage collections: loaded modules stay, and a search makes hardly any cycles.
 # Python's own 700 cost a small search .07 CPU seconds.
 _ALLOCATIONS = 200_000
 
@@ -173,7 +173,7 @@ def main() -> None:
     except TyperException as fault:
         sys.exit(report_usage(fault))
     finally:
-        gc.freeze()  # or Python looks through all of it for garbage once more before it ends
+        gc.freeze()  # or Python scans all objects once more before it exits
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Warnings name a field of the request as its path and value; people read what they can type or tick.
+# Warnings name a field of the request by its path and value; people need the option or question to set.
 
 
 ALSO_TRY = "Also try"  # the form's question for search.allow

@@ -549,11 +549,11 @@ class Context:
 
 @lru_cache(maxsize=256)
 def load_of_same(experts: int, chosen: int, ranks: int) -> float:
-    """Return the tokens of the busiest of ``ranks`` over the mean where all choose the same experts.
+    """Return the busiest rank's tokens over the mean if all tokens choose the same experts.
 
-    ``chosen`` of the experts are drawn without putting them back, and every rank holds as many experts:
-    the expected largest number on a rank over ``chosen / ranks``. No more than ``most`` on any rank are
-    the coefficient of ``x^chosen`` in ``(sum of C(experts / ranks, j) x^j, j <= most)^ranks`` draws.
+    ``chosen`` of the experts are drawn without replacement, and every rank holds equally many. The result
+    is the expected largest number on one rank over ``chosen / ranks``. The draws with at most ``most`` on
+    every rank number the coefficient of ``x^chosen`` in ``(sum of C(experts / ranks, j) x^j, j <= most)^ranks``.
     """
     own, expected = experts // ranks, 0.0
     for most in range(chosen):  # E[max] is the sum of P(max > most)

@@ -274,7 +274,7 @@ UPDATE_GROUPS = 20
 
 
 def _hidden_update_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> FloatArray:
-    """Price updates on the host that run under passes, by a process of their own.
+    """Price updates that a process on the host runs under the passes.
 
     Weights come back in fp32, cast on the GPU, and the rank waits for them (DeepSpeed 0.19.8
     ``superoffload_stage3.py _reassign_or_swap_out_partitioned_parameters``, ``zenflow_stage_1_and_2.py

@@ -37,15 +37,15 @@ _MOST_CELLS = 1 << 18  # rows times options times places, and kinds of layers, b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBounds:
-    """What no plan of each row is below, seconds, (n,); +inf where none fits."""
+    """Lower bounds of every row's plans, in s, (n,); +inf where no plan fits."""
 
     objective_s: FloatArray  # the closed form, with two stages or more
     step_s: FloatArray  # the simulated step, with two stages or more
     slowest_s: FloatArray  # the time of the slowest stage of one micro-batch
     others_s: FloatArray  # the closed form without the slowest stage's further micro-batches
     tail_s: FloatArray  # of a stage after the last micro-batch, at least
-    share: FloatArray  # of the slowest stage's time that is its forward pass, at most
-    more_s: FloatArray  # of that pass beyond that share, at most
+    share: FloatArray  # forward pass of the slowest stage over its time, at most
+    more_s: FloatArray  # forward pass beyond that share, at most
 
 
 def bounds_of(rows: MixedRows) -> RowBounds:
@@ -66,7 +66,7 @@ def with_nearer_steps(bounds: RowBounds, rows: MixedRows, index: IntArray) -> Ro
 
 
 def _pieces(rows: MixedRows, index: IntArray) -> Iterator[IntArray]:
-    """Yield some rows, as many at once as memory has room for."""
+    """Yield the rows in pieces that fit in memory."""
     each = max(rows.room.shape[0] * _most_blocks(rows) * rows.layout.num_kinds, 1)
     step = max(_MOST_CELLS // each, 1)
     for start in range(0, len(index), step):
