@@ -552,8 +552,9 @@ def load_of_same(experts: int, chosen: int, ranks: int) -> float:
     """Return the busiest rank's tokens over the mean if all tokens choose the same experts.
 
     ``chosen`` of the experts are drawn without replacement, and every rank holds equally many. The result
-    is the expected largest number on one rank over ``chosen / ranks``. The draws with at most ``most`` on
-    every rank number the coefficient of ``x^chosen`` in ``(sum of C(experts / ranks, j) x^j, j <= most)^ranks``.
+    is the expected largest number on one rank over ``chosen / ranks``. The number of draws
+    with at most ``most`` on every rank is the coefficient of ``x^chosen`` in
+    ``(sum of C(experts / ranks, j) x^j, j <= most)^ranks``.
     """
     own, expected = experts // ranks, 0.0
     for most in range(chosen):  # E[max] is the sum of P(max > most)
