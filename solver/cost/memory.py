@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, saves_input
+from meshwright.profiles.adapters import ATTENTION_INPUT, EMBEDDING, MLP_INNER, MLP_INPUT, saves_input
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
@@ -44,7 +44,7 @@ _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the f
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FP32_GRADIENT_BYTES = 4.0
 _FUSED_LOGIT_BYTES = 4.0
-ONE_HOT_BYTES = 2.0  # of a one-hot row per token, in the type of products
+_ONE_HOT_BYTES = 2.0  # of an element of a one-hot row, in the type of products
 _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at least stays
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
@@ -417,7 +417,6 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
     """Return logits with their fp32 copies and gradients at the peak, and the head's input."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
-    per_logit += ONE_HOT_BYTES * ctx.facts.embedding_products  # kept for the embedding's gradient
     logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 
@@ -578,9 +577,16 @@ def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
     """Return one micro-batch's activations by part; multi-token-prediction layers belong to the head."""
     layers = [layer_activation_bytes(ctx.of(one), one.kind) for one in layout.kinds]
     masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)
+    if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
+        masks = masks + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
     masks = masks + tower_bytes(ctx)
     extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
     return [*layers, masks, extra]
+
+
+def one_hot_bytes(ctx: Context) -> FloatArray:
+    """Return the one-hot rows of a micro-batch's tokens, of which a rank has those of its table."""
+    return _ONE_HOT_BYTES * ctx.tokens * ctx.model.vocab_size / ctx.t
 
 
 def tower_bytes(ctx: Context) -> FloatArray:

@@ -58,9 +58,9 @@ from meshwright.solver.cost.context import (
 )
 from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
 from meshwright.solver.cost.memory import (
-    ONE_HOT_BYTES,
     layer_activation_bytes,
     memory_prices,
+    one_hot_bytes,
     spilled_s,
     state_bytes,
 )
@@ -364,7 +364,7 @@ def _one_hot_seconds(ctx: Context) -> PassSeconds:
     wide = ctx.model.vocab_size / ctx.t
     product = [Gemm(m=ctx.tokens, n=ctx.model.embedding_width, k=wide)]
     whole, inputs = (gemm_seconds(ctx, product, "bf16", trained=trained) for trained in (True, False))
-    written = ONE_HOT_BYTES * ctx.tokens * wide / ctx.hbm_bytes_per_s
+    written = one_hot_bytes(ctx) / ctx.hbm_bytes_per_s
     weights = (whole.backward - inputs.backward) * (EMBEDDING in ctx.trained_modules)
     return PassSeconds(forward=whole.forward + written, backward=weights)
 

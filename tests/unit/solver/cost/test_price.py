@@ -14,7 +14,6 @@ from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.communication import tensor_parallel
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import context_of
-from meshwright.solver.cost.memory import head_workspace_bytes
 from meshwright.solver.cost.parameters import unread_products
 from meshwright.solver.cost.price import embedding_seconds, price
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, chunks_of, objective_s
@@ -613,6 +612,12 @@ def test_an_embedding_by_products_reads_one_hot_rows_and_multiplies_twice() -> N
     # Two products in a backward pass have one for inputs, which one-hot rows do not need.
     assert product / asked.gpu.peak_bf16_flops < found.backward[0] < whole.backward[0]
     assert embedding_seconds(plain).forward[0] < found.forward[0] / 10
-    # 2 bytes of 2,048 rows of 51,200 (a multiple of 128) are kept for the table's gradient.
-    more = head_workspace_bytes(asked) - head_workspace_bytes(plain)
-    assert more[0] == 2.0 * 2048 * 51200
+    # 2 bytes of 2,048 rows of 51,200 are kept on the first rank for the table's gradient, which comes last.
+    kept, usual = (
+        price(problem, Columns.of([a_layout()]), a_profile(problem, "maxtext"))
+        for problem in (
+            a_problem(model, framework_options={"embedding_products": on}) for on in (True, False)
+        )
+    )
+    assert (kept.activation_bytes - usual.activation_bytes)[0].tolist() == [0.0, 2.0 * 2048 * 51200, 0.0]
+    assert (kept.head_workspace_bytes == usual.head_workspace_bytes).all()
