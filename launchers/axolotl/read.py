@@ -14,6 +14,7 @@ from meshwright.launchers.accelerate.read import (
     ACCUMULATION,
     checkpoints,
 )
+from meshwright.launchers.flags import is_off
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
@@ -67,8 +68,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields.refuse_unpriced("axolotl")
     for section in ("overrides_of_model_config", "model_config"):
         for name in fields.section(section):
-            if not name.startswith("rope"):
-                fields.fault(f"{section}.{name}", "a change to the named model is not read")
+            changed = f"{section}.{name}"
+            if not name.startswith("rope") and is_off(str(fields.raw(changed))):  # else refused above
+                fields.fault(changed, "a change to the named model is not read")
     fields.stop()
     take_model(fields, known, "base_model")
     tuned = _tuned(fields, known)

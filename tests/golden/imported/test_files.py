@@ -55,7 +55,8 @@ def outcomes(name: str, folder: Path) -> Iterator[object]:
         path.write_text(text, encoding="utf-8")
         after = imported(path)
         now = dict(values_of(after)) if isinstance(after, dict) else {"refused": after}
-        yield now if "refused" in now else {at: one for at, one in now.items() if was.get(at) != one}
+        differing = (at for at in now | was if was.get(at) != now.get(at))
+        yield now if "refused" in now else {at: now.get(at) for at in differing}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -217,3 +217,11 @@ def test_what_a_refused_section_holds_is_refused_at_any_depth_if_the_section_doe
         read(AXOLOTL + adapters + section, Overrides(num_gpus=4), "lora.yml")
     found = read(whole + section, Overrides(num_gpus=4), "full.yml")
     assert found.workload == read(whole, Overrides(num_gpus=4), "full.yml").workload
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_change_to_the_named_model_is_refused_once(value: str) -> None:
+    text = f"{AXOLOTL}model_config:\n  tie_word_embeddings: {value}\n"
+    with pytest.raises(InvalidProblemError) as caught:
+        read(text, Overrides(num_gpus=4), "changed.yml")
+    assert [one.pointer for one in caught.value.errors] == ["model_config.tie_word_embeddings"]
