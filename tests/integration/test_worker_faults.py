@@ -183,7 +183,7 @@ def test_f13_worker_whose_heartbeats_do_not_get_through_for_a_lease_stops_itself
         worker.kill()
     job = job_in(place.database)
     assert job.state in {"running", "queued"}  # nobody ended it; the next worker will
-    with working(place.settings):
+    with working({**place.settings, "lease_s": "60"}):  # which a slow machine does not use up
         assert place.await_end() == "succeeded"
 
 
