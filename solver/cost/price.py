@@ -409,7 +409,7 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     (part,) = _on_the_mean(ctx, each)
     weights = own + prediction_weights(ctx)
     trained = trained_weights(ctx, weights, "prediction")
-    tail = tail_of(ctx, [trained], [part.passes], [0.0])
+    tail = tail_of(ctx, [trained], [part.passes], [0.0], [1.0])
     exchange = tail.data_parallel[0] + copies_s(ctx) / (1.0 + ctx.model.tied_embeddings)
     return {
         "forward_s": part.passes.forward,
@@ -503,7 +503,9 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
 def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:
     """Return the step's end by part; both ends share the copied embedding."""
     look()
-    tail = tail_of(ctx, trained, [part.passes for part in parts], weight_tensors(ctx, layout.kinds))
+    counts = [*layout.cumulative[-1].tolist(), 1, 1]
+    passes, tensors = [part.passes for part in parts], weight_tensors(ctx, layout.kinds)
+    tail = tail_of(ctx, trained, passes, tensors, counts)
     tail.data_parallel[-2:] += copies_s(ctx)
     return tail
 

@@ -138,9 +138,15 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
 
 
 def tail_of(
-    ctx: Context, trained: Sequence[Weights], passes: Sequence[PassSeconds], tensors: Sequence[float]
+    ctx: Context,
+    trained: Sequence[Weights],
+    passes: Sequence[PassSeconds],
+    tensors: Sequence[float],
+    counts: Sequence[float],
 ) -> Tail:
     """Return exposed exchange and optimizer time of every part's trained weights, in ``tensors`` each.
+
+    The model has ``counts`` of each part.
 
     Where a framework overlaps, little of the exchange is seen during the passes (``exposed_s``); torch's
     pipeline runtime hides the gathers alone, under a forward pass. On top of the optimizer's traffic, a
@@ -182,7 +188,7 @@ def tail_of(
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
     # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
     share = ctx.share_offloaded
-    seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under))
+    seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under, counts))
     if ctx.facts.cpu_update_interval > 1.0:
         seconds = seconds + _selected_s(ctx, weights)
     return Tail(data_parallel=exchange, optimizer=seconds)
@@ -241,7 +247,9 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
     return np.asarray(trained * (each.product_flops / rate + svd_s))
 
 
-def _offloaded_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> FloatArray:
+def _offloaded_s(
+    ctx: Context, updated: FloatArray, under: PassSeconds, counts: Sequence[float]
+) -> FloatArray:
     """Price gradients to the host, the update there by bytes of host memory, 2-byte weights back.
 
     One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4). Where
@@ -253,7 +261,7 @@ def _offloaded_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> Float
     """
     host, facts = ctx.host, ctx.facts
     if facts.super_offload or facts.cpu_update_interval > 1.0:
-        return _hidden_update_s(ctx, updated, under)
+        return _hidden_update_s(ctx, updated, under, counts)
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
     there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
@@ -273,14 +281,17 @@ def _offloaded_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> Float
 UPDATE_GROUPS = 20
 
 
-def _hidden_update_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> FloatArray:
+def _hidden_update_s(
+    ctx: Context, updated: FloatArray, under: PassSeconds, counts: Sequence[float]
+) -> FloatArray:
     """Price updates that a process on the host runs under the passes.
 
     Weights come back in fp32, cast on the GPU, and the rank waits for them (DeepSpeed 0.19.8
     ``superoffload_stage3.py _reassign_or_swap_out_partitioned_parameters``, ``zenflow_stage_1_and_2.py
     wait_last_update_and_copy``). SuperOffload sends and updates each group as soon as its gradients of the
     last micro-batch are there (``partition_grads``). ZenFlow updates once in several steps of one
-    micro-batch each, under those steps, with gradients that add up meanwhile.
+    micro-batch each, under those steps, with gradients that add up meanwhile. That one update is hidden
+    by the passes of all parts, and every part waits for its share of what is left.
     """
     host, facts = ctx.host, ctx.facts
     sent = updated * (_FP32_BYTES / host.link_bytes_per_s)
@@ -289,9 +300,10 @@ def _hidden_update_s(ctx: Context, updated: FloatArray, under: PassSeconds) -> F
     if facts.super_offload:
         busy = sent + computed
         return np.asarray(np.maximum(busy - under.backward, busy / UPDATE_GROUPS) + back)
-    steps = facts.cpu_update_interval
-    waits = np.maximum(computed - steps * (under.forward + under.backward), 0.0)
-    return np.asarray((sent + waits + back) / steps)
+    steps, each = facts.cpu_update_interval, np.array(counts)
+    whole, passes = each @ computed, steps * (each @ (under.forward + under.backward))
+    left = np.maximum(whole - passes, 0.0) / np.where(whole > 0.0, whole, 1.0)
+    return np.asarray((sent + computed * left + back) / steps)
 
 
 # The GPU's update of selected gradients: weights, gradients and two moments of 2 bytes are read, all but

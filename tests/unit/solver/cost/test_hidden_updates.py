@@ -30,6 +30,7 @@ from tests.builders import a_cluster, a_model, a_problem
 
 MODEL = a_model(num_layers=4, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32,
                 num_kv_heads=32, head_dim=128, vocab_size=32000, gated_mlp=False)  # fmt: skip
+WIDE = replace(MODEL, vocab_size=128_000)
 LAYER, DP = 4 * 4096 * 4096 + 2 * 4096 * 16384 + 2 * 4096, 8
 PINNED: dict[str, int | str] = {
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "offload": "optimizer",
@@ -89,6 +90,32 @@ def test_zenflow_waits_for_no_update_that_its_steps_hide_and_shares_the_copies_a
     ).hbm_bytes_per_s  # fmt: skip
     assert update_s(a_run(2), fourth) == pytest.approx(2 * link / 4 + selected, rel=0.02)
     assert update_s(a_run(2), every) == pytest.approx(1.5 * link + update, rel=0.02)
+
+
+def test_zenflow_updates_the_embedding_under_the_passes_of_all_layers() -> None:
+    """A look-up takes no time that would hide an update: it runs under the layers, as any other does."""
+    long, short = (
+        replace(asked(seq_length=size, cpu_update_interval=2.0), model=WIDE) for size in (8192, 128)
+    )
+    host, weights = host_of(long.cluster.groups[0]), 128_000 * 4096
+    config = Columns.of([a_run(2)])
+
+    def of_embedding(problem: Problem) -> tuple[float, float]:
+        """Seconds beyond copies and selected gradients, of the embedding and of the whole rank."""
+        found = prices(a_run(2), problem)
+        ctx = context_of(problem, config, default_profile(problem.cluster, "deepspeed"))
+        each = 2.0 * 4.0 / 2 / DP / host.link_bytes_per_s + 0.05 * 14.0 / float(ctx.hbm_bytes_per_s)
+        optimizer_s = found.tail_breakdown_s["optimizer"][0]
+        total = 4.0 * optimizer_s[0] + optimizer_s[1:].sum() - each * WIDE.num_parameters()
+        return float(optimizer_s[1] - each * weights), float(total)
+
+    computed_s = 30.0 * WIDE.num_parameters() / DP / host.memory_bytes_per_s
+    assert of_embedding(long) == pytest.approx((0.0, 0.0), abs=1e-3 * computed_s)
+    found = prices(a_run(2), short)
+    passes_s = found.forward_s[0] + found.backward_s[0]
+    waits_s = computed_s / 2.0 - (4.0 * passes_s[0] + passes_s[1:].sum())
+    assert waits_s > 0.0
+    assert of_embedding(short)[1] == pytest.approx(waits_s, rel=0.02)
 
 
 def test_zenflow_keeps_selected_gradients_on_the_gpu_and_a_second_set_on_the_host() -> None:
