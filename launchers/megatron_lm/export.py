@@ -55,7 +55,7 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 # The arguments file is a Bash array, so that quoting is Bash's own and every flag can carry a comment.
 
 
-VERSIONS = "0.16 to 0.19"
+_RELEASES = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 _OTHER_LAYERS = ("hybrid-override-pattern", "is-hybrid-model")  # would build other layers
 _SINCE = "0.19"  # the first with | in the pattern, and with pretrain_hybrid.py
@@ -98,7 +98,7 @@ def program_of(target: Target) -> str:
 
 def versions_of(target: Target) -> str:
     """Return the releases of Megatron-LM that run the plan's files."""
-    return _SINCE if target.model.layer_pattern else VERSIONS
+    return _SINCE if target.model.layer_pattern else _RELEASES
 
 
 def arguments_file(head: str, sections: Iterable[Section]) -> str:

@@ -14,7 +14,7 @@ import yaml
 from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
-from meshwright.launchers.registry import export
+from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.torchtitan.export import PYTHON_FILE, SCHEDULES, TOML_FILE
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -432,8 +432,11 @@ def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() ->
     with pytest.raises(InvalidProblemError, match=r"torchtitan 0\.9 is not known.*0\.3, 0\.2"):
         export(case.plan, case.problem, "torchtitan", version="0.9")
     case = CASES["nanotron"]["llama-3-70b-tensor"]
-    with pytest.raises(InvalidProblemError, match=r"nanotron has one kind of files.*0\.4"):
-        export(case.plan, case.problem, "nanotron", version="0.4")
+    for launcher in set(launcher_names()) - {"torchtitan", "megatron-bridge"}:
+        for version in ("0.4", "0.16", "0"):
+            with pytest.raises(InvalidProblemError, match=f"{launcher} has one kind of files") as fault:
+                export(case.plan, case.problem, launcher, version=version)
+            assert "leave it out; its files were read by" in str(fault.value)
 
 
 def test_replicas_of_torchtitan_0_2_are_told_that_they_divide_gradients_twice() -> None:
