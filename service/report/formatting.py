@@ -35,8 +35,8 @@ def with_options(warning: str) -> str:
 
 
 def with_questions(warning: str) -> str:
-    """Return a warning with fields of the request as questions of the form."""
-    return _ALLOWED.sub(rf"“{ALSO_TRY}: \1”", warning)
+    """Return a warning with fields of the request as questions of the form, and as options for reports."""
+    return _ALLOWED.sub(rf"“{ALSO_TRY}: \1” (--allow \1)", warning)
 
 
 # --------------------------------------------------------------------------------------------------

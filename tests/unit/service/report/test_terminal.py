@@ -322,7 +322,8 @@ def test_a_plan_that_needs_a_package_is_marked_with_its_name() -> None:
 def test_a_warning_names_a_field_as_the_reader_can_state_it() -> None:
     warning = "#11 needs HybridEP: 2.68 s instead of 2.82 s; search.allow: switches ranks such plans, too"
     assert with_options(warning).endswith("; --allow switches ranks such plans, too")
-    assert with_questions(warning).endswith("; “Also try: switches” ranks such plans, too")
+    said = "; “Also try: switches” (--allow switches) ranks such plans, too"
+    assert with_questions(warning).endswith(said)
     (field,) = (one for one in FIELDS if one.path == "search.allow")
     assert field.question is not None
     assert field.question.label == ALSO_TRY
