@@ -230,7 +230,9 @@ def test_before_its_time_limit_a_job_that_ran_asks_slurm_to_queue_it_again(
     """
     found = min(CASES["deepspeed"].values(), key=lambda one: one.num_nodes)
     place = written(found, "deepspeed", tmp_path)
-    (place / "bin" / "srun").write_text("#!/bin/sh\nkill -USR1 $PPID\nsleep 0.2\necho ended\nexit 3\n")
+    (place / "bin" / "srun").write_text(
+        "#!/bin/sh\nsleep 0.5\nkill -USR1 $PPID\nsleep 0.2\necho ended\nexit 3\n"
+    )
     done = sbatch(place, found.num_nodes, SECONDS=ran_s)  # where bash begins to count
     assert done.stdout.split("\n") == said
     assert done.returncode == 3  # the run's own, though the signal ended a wait for it
