@@ -175,9 +175,7 @@ class FrameworkFacts:
     offload_layers: float  # layers with activations on the host; 0: all
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     super_offload: bool  # the host updates offloaded states under the backward pass
-    cpu_update_interval: (
-        float  # steps between the host's updates of offloaded states, which nothing waits for
-    )
+    cpu_update_interval: float  # steps between the host's updates of offloaded states, which run behind
     selected_gradient_share: float  # of gradients that GPUs apply at once in steps between those updates
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     adds_gradients_on_host: bool  # and the CPU adds them up there; else they are fetched for every addition

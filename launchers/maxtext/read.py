@@ -437,8 +437,8 @@ def _model(fields: Fields, known: Known, over: Collection[str]) -> ModelSpec:
 def _agreed(fields: Fields, model: ModelSpec, over: Collection[str]) -> ModelSpec:
     """Return the named model; its sizes replace a file's, and those of a command (``over``) are refused.
 
-    configs/pyconfig.py: base.yml and the file first, then the model's own file, then the command, whose
-    differing sizes MaxText takes with ``override_model_config`` alone.
+    configs/pyconfig.py: base.yml and the file first, then the model's own file, then the command.
+    MaxText takes other sizes from a command with ``override_model_config`` alone.
     """
     for name, ours in _SIZES.items():
         stated, own = fields.optional(name, low=-1), getattr(model, ours)

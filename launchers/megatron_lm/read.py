@@ -68,7 +68,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         )
     if not program:
         _require_started(script, given, source.name)
-        given.note("no command in it starts a program: what such a command adds to its flags is not known")
+        given.note("no command in it starts a program: flags that such a command adds are not known")
     for note in script.notes:
         given.note(note)
     world = world_of(source.text, script, command)

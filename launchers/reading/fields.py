@@ -448,7 +448,7 @@ class Fields:
                 self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
 
     def _refuse_sections(self, known: FlagNames) -> None:
-        """Record a fault for each value that is on in a refused section, whose own name has none then."""
+        """Record a fault for each value that is on in a refused section, instead of for the section."""
         for name, found in self._values.items():
             parts, own = name.split("."), known.row(name)
             if is_off(str(found.value)) or (own is not None and own.role == "refused"):

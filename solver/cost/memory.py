@@ -317,7 +317,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         inner = inner + ctx.tokens * (model.num_attention_heads / ctx.t + keys) * model.head_dim * each
     if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
         inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
-    if model.diffusion:  # of two blocks: what the norm yields and what is added, both before scaling
+    if model.diffusion:  # of two blocks: the output of the norm and the sum, both before scaling
         inner = inner + ctx.tokens * 2.0 * (2.0 + 2.0) * model.hidden_size * ctx.row_share
     if model.streams:  # one of the norms again, and the gate before it is cut
         cut = model.ffn_hidden_size * model.streams.sparse_layers / model.num_layers / ctx.t

@@ -55,7 +55,7 @@ def limited(at: int, request: dict[str, Any]) -> Problem:
 
 
 def outcome(at: int, request: dict[str, Any]) -> dict[str, Any]:
-    """What the rules and the check leave of a request's space."""
+    """Return the part of a request's space that the rules and the check leave."""
     problem = limited(at, request)
     space = sampled_space(problem, wide=at % 3 == 0, legal_only=False)
     rows = space.columns

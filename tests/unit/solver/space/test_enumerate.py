@@ -227,7 +227,7 @@ def test_no_number_of_gpus_is_tried_without_a_schedule_for_the_stages(
     {"bounds": {"data_parallel_size": (3, 5)}},
 ])  # fmt: skip
 def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[str, object]) -> None:
-    # 24 GPUs and 8 sequences: what uses all of them is rare, so that most numbers are refuted unwritten
+    # 24 GPUs and 8 sequences: few rows use all of them, so that most numbers are refuted unwritten
     problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=8, **asked)
     problem = replace(problem, launcher=launcher)
     space = enumerate_space(problem)
