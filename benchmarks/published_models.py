@@ -134,11 +134,13 @@ def _micro_batch_s(model: ModelSpec, cluster: str, gpus: int, options: Mapping[s
 
 
 def _looped_experts_s(model: ModelSpec, gpus: int) -> float:
-    """Return what a backward pass through AutoModel's loop over experts moves, without launches.
+    """Return what AutoModel's loop over experts moves beyond grouped experts, without launches.
 
-    For each of its experts a rank writes zeros as large as all gathered tokens and as all of its experts'
-    weights, fills in a part and adds the whole to a gradient: eight bytes an element (ba91bfb7
-    ``components/moe/layers.py GroupedExperts.forward``: ``x.gather`` and ``local_proj[expert_id]``).
+    In the backward pass of each of its experts a rank writes zeros as large as all gathered tokens and as
+    all of its experts' weights, fills in a part and adds the whole to a gradient: eight bytes an element
+    (ba91bfb7 ``components/moe/layers.py GroupedExperts.forward``: ``x.gather``, ``local_proj[expert_id]``).
+    Outputs are multiplied by weights in fp32 and rounded: 6 + 6 bytes an element of a routed token, twice
+    as all is recomputed, and in the backward pass 6 + 6 and, for the weights' gradient, 6 + 8.
     """
     layers = model.layer_pattern.count("E")
     if (moe := model.moe) is None:
@@ -148,7 +150,8 @@ def _looped_experts_s(model: ModelSpec, gpus: int) -> float:
     cluster = find_cluster("dgx-b200", num_nodes=1)
     (group,) = cluster.groups
     rate = group.gpu.hbm_bytes_per_s * default_profile(cluster, "torchtitan").constants.hbm
-    return layers * moe.num_experts / gpus * 8.0 * (tokens + weights) / rate
+    products = (2 * 12 + 26) * tokens * moe.top_k / gpus
+    return layers * (moe.num_experts / gpus * 8.0 * (tokens + weights) + products) / rate
 
 
 def nemotron_3_nano() -> Iterator[Check]:

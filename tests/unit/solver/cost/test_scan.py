@@ -57,17 +57,21 @@ MIXED = replace(PLAIN, mixer=DELTA)
 MIXING, ATTENDING = LayerShape("dense", mixes=True), LayerShape("dense")
 
 
-def _problem(model: ModelSpec, seq_length: int = 8192) -> Problem:
+def _problem(model: ModelSpec, seq_length: int = 8192, cluster: str = "dgx-h100") -> Problem:
+    nodes = find_cluster(cluster, num_nodes=1)
+    (group,) = nodes.groups
     return Problem(
         model=model,
-        cluster=find_cluster("dgx-h100", num_nodes=1),
+        cluster=replace(nodes, groups=(replace(group, num_nodes=8 // group.gpus_per_node),)),
         workload=Workload(global_batch_size=8, seq_length=seq_length),
         launcher="none",
     )
 
 
-def _context(model: ModelSpec, seq_length: int = 8192, tp: int = 1, cp: int = 1) -> Context:
-    problem = _problem(model, seq_length)
+def _context(
+    model: ModelSpec, seq_length: int = 8192, tp: int = 1, cp: int = 1, *, cluster: str = "dgx-h100"
+) -> Context:
+    problem = _problem(model, seq_length, cluster)
     ranks = tp * cp
     config = Configuration(
         tensor_parallel_size=tp,
@@ -123,13 +127,48 @@ def test_the_scan_is_linear_in_the_sequence_and_attention_is_not() -> None:
     assert whole[1] - whole[0] == 2 * 16 * 512 * (131_072 - 4096) / 2
 
 
-def test_a_scan_takes_as_long_as_its_bytes_on_an_h100() -> None:
+def test_a_delta_net_s_scan_takes_as_long_as_its_bytes_and_a_step_for_each_chunk_on_an_h100() -> None:
     ctx = _context(MIXED)
     # Of a head and token 7 k + 6 v + 6 C + 2 k v / C elements of 2 bytes: 896 + 768 + 384 + 512 = 2,560.
     moved = 8192 * 32 * 2 * 2560
     seconds = core_attention(ctx)
-    assert seconds.forward[0] == pytest.approx(moved / ctx.hbm_bytes_per_s)
+    assert seconds.forward[0] == pytest.approx(moved / ctx.hbm_bytes_per_s + 8192 / 64 * 0.9e-6)
     assert seconds.backward[0] == pytest.approx(3 * seconds.forward[0])
+
+
+def test_chunks_are_multiplied_at_430_flops_a_clock_whatever_the_peak_of_tensor_cores() -> None:
+    # 75 TFLOP/s in fp32 are 75e12 / 256 clocks of all multiprocessors. Of a head and token: 256 tokens of a
+    # chunk by 64 values and, of each group, by 128 keys; twice 128 by 64.
+    ctx = _context(replace(PLAIN, mixer=MAMBA), cluster="dgx-b200")
+    work = 2 * (8 * 256 * 128 + 64 * (256 * 64 + 2 * 128 * 64))
+    assert core_attention(ctx).forward[0] == pytest.approx(8192 * work / (430 * 75e12 / 256))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mixer", "sequences", "length", "published_ms"),
+    [
+        # FlashQLA 6e5d2ea1 benchmark_results_H200.txt and _GB200.txt, FLA [fwd]
+        ("dgx-h200", replace(DELTA, num_heads=64), 1, 32_768, 3.331),
+        ("dgx-h200", replace(DELTA, num_heads=8, num_key_heads=2), 1, 32_768, 0.902),
+        ("dgx-h200", DELTA, 4, 8192, 1.898),
+        ("gb200-nvl72", replace(DELTA, num_heads=64), 1, 32_768, 2.943),
+        ("gb200-nvl72", replace(DELTA, num_heads=8, num_key_heads=2), 1, 32_768, 1.016),
+        # helion 3e928d1e examples/linear/BENCHMARKS.md, fla fwd
+        ("dgx-b200", replace(DELTA, num_heads=64), 4, 4096, 1.517),
+        ("dgx-b200", replace(KIMI, num_heads=64, num_key_heads=64), 4, 4096, 2.925),
+        # flashinfer pull requests 3902 and 3866, FLA/Triton
+        ("dgx-b200", DELTA, 8, 8192, 3.272),
+        ("dgx-h100", replace(DELTA, num_heads=8, num_key_heads=2), 1, 65_536, 1.954),
+        # vLLM pull request 27299, five kernels: 1.24e7 tokens a second in the middle
+        ("dgx-h100", replace(MAMBA, num_heads=128, num_key_heads=1), 1, 16_384, 1e3 * 16_384 / 1.24e7),
+    ],
+)  # fmt: skip
+def test_scans_take_as_long_as_published_timings_of_their_kernels(
+    cluster: str, mixer: MixerSpec, sequences: int, length: int, published_ms: float
+) -> None:
+    one = _context(replace(PLAIN, mixer=mixer), length, cluster=cluster)
+    ctx = replace(one, micro_batch=one.micro_batch * sequences, tokens=one.tokens * sequences)
+    assert 1e3 * core_attention(ctx).forward[0] == pytest.approx(published_ms, rel=0.21)
 
 
 def test_a_selective_scan_takes_as_long_as_its_exponentials_on_an_h100() -> None:
@@ -273,7 +312,9 @@ def test_the_scan_of_a_sequence_twice_as_long_takes_twice_as_long() -> None:
 
 def test_tensor_ranks_split_the_heads() -> None:
     one, four = _context(MIXED), _context(MIXED, tp=4)
-    assert core_attention(four).forward[0] == pytest.approx(core_attention(one).forward[0] / 4)
+    steps = 8192 / 64 * 0.9e-6  # chunks wait for each other on every rank
+    split = (core_attention(one).forward[0] - steps) / 4
+    assert core_attention(four).forward[0] == pytest.approx(split + steps)
     into, out = layer_gemms(four, "dense")[:2]
     assert np.ravel(into.n).tolist() == [(4096 + 8192 + 64) / 4]
     assert np.ravel(out.k).tolist() == [4096 / 4]
