@@ -346,31 +346,13 @@ def _overrides(words: Sequence[Word]) -> list[Override]:
         if key in options:
             following = words[at + 1].text if at + 1 < len(words) else ""
             found.append((options[key], value if equals else following, word.line))
-        elif equals and not key.startswith("--"):
-            found.append((key.lstrip("+~"), value, word.line))
+        elif (equals or key.startswith("~")) and not key.startswith("--"):
+            found.append((key.lstrip("+"), value, word.line))
     return found
 
 
-_SECTIONS = (
-    "model",
-    "train",
-    "ddp",
-    "optimizer",
-    "dataset",
-    "comm_overlap",
-    "mixed_precision",
-    "dist",
-    "peft",
-)
 _LEAST_NAMES = 2
-_READ = (
-    "model.",
-    "train.",
-    "ddp.",
-    "dist.",
-    "optimizer.",
-    "checkpoint.",
-)  # sections with Megatron's own names
+_READ = ("model.", "train.", "ddp.", "dist.", "optimizer.", "checkpoint.")  # with Megatron's own names
 _TAKEN_APART = (*_LENGTHS, _DDP)
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 
@@ -430,9 +412,10 @@ MEGATRON_BRIDGE_READER = Reader(name="megatron-bridge", recognises=_recognises, 
 
 
 def _is_override(text: str) -> bool:
-    key, equals, _ = text.lstrip("+~").partition("=")
-    section, dot, name = key.partition(".")
-    return bool(equals and dot) and section in _SECTIONS and (flag_of(name) is not None)
+    key, equals, _ = text.lstrip("+").partition("=")
+    return (
+        bool(equals) and key in flag_names("megatron-bridge") and flag_of(key.partition(".")[2]) is not None
+    )
 
 
 def _is_said(text: str) -> bool:
@@ -443,6 +426,7 @@ def _is_said(text: str) -> bool:
 def _take_all(given: Given, settings: Iterable[Override]) -> None:
     """Take overrides as flags of Megatron-LM; ignore keys without effect and list unknown ones."""
     values, names = {key: (text, line) for key, text, line in settings}, flag_names("megatron-bridge")
+    _refuse_deleted(given, values)
     for key, (text, line) in values.items():
         unknown = unknown_in(text)
         if unknown is not None and not names.is_free(key):
@@ -453,7 +437,7 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
         name = key.partition(".")[2] or key
         if key != _DDP and _is_written_over(key, values):
             given.note(f"line {line}: {key[:64]} does nothing: mixed_precision is written over it")
-        elif key.startswith(_READ) and flag_of(name) is not None:
+        elif key.startswith(_READ) and key in names and flag_of(name) is not None:
             take(given, name, text, line, called=key)
         elif (
             key not in _TAKEN_APART
@@ -464,7 +448,7 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
             flag = f"--{name.replace('_', '-')}"
             given.others[flag] = Value((text,), line)
             given.leave(key[:64], flag, Value((text,), line))
-    given.refuse_slips(core_names(), _READ)
+    given.refuse_slips(core_names(), [name for name in names if name.startswith((*_READ, *_LENGTHS))])
     _take_overlaps(given, values)
     _take_length(given, values)
     if given.has("kv-lora-rank") and not given.has("multi-latent-attention"):
@@ -476,6 +460,15 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
     take_precision(given, values)
     take_usual(given)
     given.stop()
+
+
+def _refuse_deleted(given: Given, values: dict[str, tuple[str, int]]) -> None:
+    """Take out the keys that a command deletes (``~model.x``), and record a fault for those that count."""
+    for key in [key for key in values if key.startswith("~")]:
+        line, plain = values.pop(key)[1], key[1:64]
+        if not flag_names("megatron-bridge").is_free(plain):
+            message = f"line {line}: does nothing: Hydra drops the key, and the recipe's value stays"
+            given.refuse(key[:64], message, allowed=f"{plain}=VALUE, or leave it out")
 
 
 def _is_strange(key: str) -> bool:

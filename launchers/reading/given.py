@@ -172,11 +172,11 @@ class Given:
         if not free and shown not in self.unread and len(self.unread) < _MAX_LEFT:
             self.unread.append(shown)
 
-    def refuse_slips(self, names: Mapping[str, str], sections: Sequence[str] = ("",)) -> None:
+    def refuse_slips(self, names: Mapping[str, str], whole: Sequence[str] = ()) -> None:
         """Refuse unknown names that are a typo of a name, which the launchers' parsers stop at.
 
-        ``names``: flags by their names in snake case; ``sections``: prefixes that may come
-        before them, with the dot. A correct name in another section counts as a typo if it is not given.
+        ``names``: flags by their names in snake case; ``whole``: the names with their sections, if the
+        launcher has sections. A correct name in another section is refused, too.
         """
         for shown, (name, value) in self.left.items():
             near = None if _is_known(shown) else meant(name, names)
@@ -184,19 +184,16 @@ class Given:
                 continue
             part = shown.rpartition(".")[2].lstrip("-")
             right = near if "_" in part else near.replace("_", "-")
-            before = shown.removesuffix(part)
             if right != part:
-                self.refuse(shown, f"line {value.line}: is unknown", nearest=before + right)
+                self.refuse(
+                    shown, f"line {value.line}: is unknown", nearest=shown.removesuffix(part) + right
+                )
+            elif whole:
+                same = [one for one in whole if names.get(one.rpartition(".")[2]) == names[near]]
+                nearest = next(iter(get_close_matches(shown, same, n=1, cutoff=0.0)), None)
+                self.refuse(shown, f"line {value.line}: is not a name of that section", nearest=nearest)
             elif names[near] not in self.values:
-                self._refuse_section(shown, value, before, right, sections)
-
-    def _refuse_section(
-        self, shown: str, value: Value, section: str, name: str, sections: Sequence[str]
-    ) -> None:
-        near = get_close_matches(section, sections, n=1) or [one for one in sections if not one]
-        allowed = None if near else f"{name} behind one of {', '.join(sections)}"
-        nearest = near[0] + name if near else None
-        self.refuse(shown, f"line {value.line}: is not read there", allowed=allowed, nearest=nearest)
+                self.refuse(shown, f"line {value.line}: is not read there", nearest=right)
 
     def refuse_undecided(self, *programs: str) -> None:
         """Refuse names that are not read and affect a run: by their row, else in any launcher.
