@@ -239,7 +239,8 @@ def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[
 
 def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_names_alone() -> None:
     # a number of GPUs is refuted by rules on the others alone, before its rows are widened
-    problem, found = a_problem(model=a_moe_model(), batch=64, allow=("offload", "weight_shards")), 0
+    cluster, allowed, found = a_cluster(num_nodes=2), ("offload", "weight_shards"), 0
+    problem = a_problem(model=a_moe_model(), cluster=cluster, batch=64, allow=allowed)
     for launcher in ("none", "megatron-lm"):
         one = replace(problem, launcher=launcher)
         for _, plain in _plain_blocks(one, one.cluster.num_gpus, wide=True):
