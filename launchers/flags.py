@@ -63,8 +63,12 @@ class Flag:
         return text in (usual, "auto") or _is_same_number(text, usual)
 
     def refuses(self, value: object) -> bool:
-        """Return whether what is priced is not what runs with a value."""
-        off = is_off(str(value)) and self.default is not True
+        """Return whether what is priced is not what runs with a value.
+
+        An empty object of a class turns it on with its defaults: Axolotl's ``diffusion_lm: {}``.
+        """
+        empty = str(value) == "{}" and self.type.endswith("Config | None")
+        off = is_off(str(value)) and self.default is not True and not empty
         return self.role == "refused" and not (
             off or self.is_usual(value) or str(value).lower() in self.unless
         )

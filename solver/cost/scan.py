@@ -32,7 +32,7 @@ _FP32_OF_BF16 = 66.9 / 989.4  # an H100's, for GPUs that state no fp32 peak
 # of mamba 2 on an H100 have 344 to 417 (vLLM pull request 27299).
 _CHUNK_PRODUCTS = 430.0
 # A delta net's chunk starts from the state that the chunk before leaves: two small products in a row.
-# The timings give 1.1 microseconds on H200 and GB200,, 0.7 on B200. Other states are summed in one kernel.
+# The timings give 1.1 microseconds on H200 and GB200, 0.7 on B200. Other states are summed in one kernel.
 _STATE_STEP_S = 0.9e-6
 # Kimi's delta attention scales keys by the decays of every channel and block of 16 tokens: FLA takes 1.5
 # to 1.9 times as long as for a gated delta net (helion, B200; FlashKDA, H20).

@@ -195,7 +195,10 @@ def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str,
         read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")
 
 
-@pytest.mark.parametrize("own", ["selective_checkpointing: {save: [a]}", "diffusion_lm: {alpha: 0.25}"])
+@pytest.mark.parametrize(
+    "own",
+    ["selective_checkpointing: {save: [a]}", "diffusion_lm: {alpha: 0.25}", "diffusion_lm: {}", "qat: {}"],
+)
 def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
     text = (
         "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 2048\nsample_packing: true\n"
