@@ -87,6 +87,8 @@ DIFFUSION_LIMITS: Limits = {
     "layer_weights": (-(2**40), 2**40),
     "two_stream_weights": (0, 2**40),
     "end_weights": (-(2**40), 2**40),
+    "encoder_weights": (0, 2**40),
+    "encoder_products": (0, 2**52),
 }
 LOCAL_ATTENTION_LIMITS: Limits = {
     name: MODEL_LIMITS[name]
@@ -341,8 +343,9 @@ class DiffusionSpec:
     number of outputs of a patch. Vectors of the sample scale and shift each block's norm and scale what the
     block adds (Peebles and Xie 2022, DiT, arXiv:2212.09748, section 3.2). Text is read by cross-attention
     in every layer (Wan, arXiv:2503.20314, section 4.2.1), or is part of the sequence, with separate weights
-    in the first layers (Esser et al. 2024, arXiv:2403.03206, section 4). The text encoder and the
-    autoencoder are frozen, and their outputs are computed beforehand.
+    in the first layers (Esser et al. 2024, arXiv:2403.03206, section 4). Text encoders and the autoencoder
+    are frozen; the former run in every step where their weights are stated, and the outputs of others are
+    computed beforehand.
     """
 
     context_tokens: int = 0  # text tokens that every layer attends to; 0: no such attention
@@ -350,6 +353,8 @@ class DiffusionSpec:
     layer_weights: int = 0  # of a layer next to its attentions and MLP, applied once a sample: modulation
     two_stream_weights: int = 0  # the same of a layer with two streams
     end_weights: int = 0  # of time step, text and output modulation, and of biases at both ends
+    encoder_weights: int = 0  # of frozen text encoders that run in every step; every rank has them whole
+    encoder_products: int = 0  # multiply-adds of their forward pass of one sample
 
     def __post_init__(self) -> None:
         """Refuse sizes out of range, and text that is both read and part of the sequence.

@@ -1,16 +1,19 @@
 """Reads a diffusion transformer from the ``config.json`` of its ``diffusers`` class.
 
 Field names and defaults are those of ``diffusers`` 0.42 (``models/transformers/transformer_flux.py`` and
-``transformer_wan.py``). Every key is known or refused by its name.
+``transformer_wan.py``). Every key is known or refused by its name. The configs of text encoders that run
+in every step stand next to it, under the names of their folders in a pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.importers.text_encoders import ENCODERS, encoders_of
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MODEL_LIMITS, DiffusionSpec
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
@@ -40,7 +43,13 @@ def model_from_diffusers(config: Mapping[str, object], *, name: str) -> ModelSpe
     defaults, build = _CLASSES[stated]
     reader = FieldReader({**defaults, **config}, "/model")
     facts = build(reader)
-    for key in _SOFTWARE:
+    encoders = encoders_of(config, _TEXT_TOKENS)
+    facts["diffusion"] = replace(
+        facts["diffusion"],
+        encoder_weights=sum(one.weights for one in encoders),
+        encoder_products=sum(one.products for one in encoders),
+    )
+    for key in (*_SOFTWARE, *ENCODERS):
         reader.value(key)
     reader.finish()
     for key in reader.unread():

@@ -12,6 +12,7 @@ from typing import Any, cast
 from meshwright.profiles.documents import pointer, shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.gpus import NAME
+from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.library import model_names
 from meshwright.service.cli.assignments import (
     MAX_DIGITS,
@@ -162,12 +163,15 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/NAME on 
 def model_part(name_or_path: str) -> dict[str, object]:
     """A catalog name or hub id, or the content of a ``config.json`` (or of the folder that holds it).
 
+    A pipeline's folder of diffusers has a transformer in a folder of its own, and text encoders next to it.
     A catalog name always means the catalog's model, whatever the current directory holds; a file or folder
     of that name is given as ``./NAME``.
     """
     path = Path(name_or_path)
     if name_or_path.lower() in model_names():
         return {"name": name_or_path}
+    if name_or_path and (path / "model_index.json").is_file():
+        return _pipeline(path)
     if name_or_path and path.is_dir():
         path = path / "config.json"
     is_name = _HUB_ID.fullmatch(name_or_path) or "/" not in name_or_path
@@ -178,6 +182,15 @@ def model_part(name_or_path: str) -> dict[str, object]:
         raise InvalidProblemError.of("--model", f"{shown_path(path)} holds no model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return config if config.get("_name_or_path") else {"name": name, **config}
+
+
+def _pipeline(folder: Path) -> dict[str, object]:
+    encoders = {key: folder / key / "config.json" for key in ENCODERS}
+    return {
+        "name": folder.resolve().name,
+        **read_model_file(folder / "transformer" / "config.json"),
+        **{key: dict(read_model_file(path)) for key, path in encoders.items() if path.is_file()},
+    }
 
 
 def _cluster_part(cluster: str) -> dict[str, object]:

@@ -626,6 +626,8 @@ def memory_prices(
         for term in fields(StateBytes)
     }
     held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
+    if ctx.model.diffusion:
+        held["weights_bytes"][:, last] += 2.0 * ctx.model.diffusion.encoder_weights
     for part in (last, last + 1):
         held["weights_bytes"][:, part] += shard_buffer_bytes(ctx, weights[part], layer=False)
     if ctx.optimizer.by_layer:  # a head's gradient comes first, while all activations are held

@@ -319,6 +319,7 @@ _HEAD_LAUNCHES, _FUSED_LOSS = 1.5, 0.5
 # Bytes moved for a bf16 weight of a head of unit rows (torch ``functional.normalize``): forward the norm
 # and a quotient read 2 each, one writes 2; backward two quotients, a product, its sum, the norm's gradient.
 _NORMALIZED_FORWARD, _NORMALIZED_BACKWARD = 6.0, 24.0
+_ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL and umT5-XXL have them
 
 
 def head_seconds(ctx: Context) -> PassSeconds:
@@ -350,6 +351,7 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     if ctx.facts.embedding_products:
         look_up = _one_hot_seconds(ctx)
     model, gemms = ctx.model, list[Gemm]()
+    look_up = look_up + PassSeconds(forward=_encoders_s(ctx), backward=np.zeros_like(moved))
     if width := model.projection_parameters / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
     if width := model.num_layers * model.layer_embedding_size:
@@ -357,6 +359,16 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
         share = width / model.embedding_width  # of the look-up: as many rows, so much longer
         look_up = look_up + PassSeconds(forward=share * look_up.forward, backward=share * look_up.backward)
     return look_up + gemm_seconds(ctx, gemms, "bf16", trained=not ctx.frozen) if gemms else look_up
+
+
+def _encoders_s(ctx: Context) -> FloatArray:
+    """Return the forward seconds of text encoders, as long as one product of as many FLOPs."""
+    diffusion = ctx.model.diffusion
+    if diffusion is None or not diffusion.encoder_products:
+        return np.zeros_like(ctx.t)
+    tokens, width = _ENCODED
+    product = Gemm(m=ctx.micro_batch * tokens, n=diffusion.encoder_products / (tokens * width), k=width)
+    return gemm_seconds(ctx, [product], "bf16", trained=False).forward
 
 
 def _one_hot_seconds(ctx: Context) -> PassSeconds:

@@ -606,10 +606,15 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 
 
 def _of_encoders(problem: Problem) -> tuple[str, ...]:
-    if problem.model.diffusion is None:
+    diffusion = problem.model.diffusion
+    if diffusion is None:
         return ()
+    if diffusion.encoder_weights:
+        ours = f"{diffusion.encoder_weights / 1e9:.2f} billion weights of frozen text encoders"
+        priced = f"every step runs {ours}, which each GPU with the first layer holds whole in 2 bytes"
+        return (f"{priced}; the autoencoder is not priced: its outputs are assumed to be precomputed",)
     assumed = "text encoder and autoencoder are not priced: their outputs are assumed to be precomputed"
-    return (f"{assumed}; a script that runs them in every step needs more time and memory",)
+    return (f"{assumed}; for encoders that run in every step, give their config.json as text_encoder",)
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:

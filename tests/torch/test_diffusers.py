@@ -12,6 +12,7 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import CLIPTextModel, PreTrainedModel, T5EncoderModel, UMT5EncoderModel
 
 from meshwright.profiles.importers.huggingface import model_from_config
 
@@ -59,3 +60,27 @@ def test_layers_of_flux_multiply_as_much_as_their_classes() -> None:
         modulated = 2 * vectors * HIDDEN**2  # of one token a sample
         ours = (TOKENS + TEXT) * model.forward_flops_of(shape, TOKENS + TEXT) + modulated
         assert _flops(module, image, text, time, turns) == ours
+
+
+@pytest.mark.parametrize(
+    ("encoder", "built", "tokens"),
+    [
+        ({"model_type": "t5", "feed_forward_proj": "gated-gelu", "d_ff": 1000}, T5EncoderModel, TEXT),
+        ({"model_type": "umt5", "num_heads": 8}, UMT5EncoderModel, TEXT),
+        ({"model_type": "clip_text_model", "num_hidden_layers": 3}, CLIPTextModel, 77),
+    ],
+)
+def test_a_text_encoder_has_the_weights_and_flops_of_its_class(
+    encoder: dict[str, Any], built: type[PreTrainedModel], tokens: int
+) -> None:
+    sizes = {key: value for key, value in encoder.items() if key != "model_type"}
+    config = built.config_class(**sizes)
+    config._attn_implementation = "eager"  # whose FLOPs torch counts
+    with torch.device("meta"):
+        module = built(config)
+        text = torch.zeros(1, tokens, dtype=torch.long)
+    flux = {"_class_name": "FluxTransformer2DModel", "text_encoder": encoder}
+    diffusion = model_from_config(flux, name="x").diffusion
+    assert diffusion is not None
+    assert diffusion.encoder_weights == sum(one.numel() for one in module.parameters())
+    assert 2 * diffusion.encoder_products == _flops(module, text)

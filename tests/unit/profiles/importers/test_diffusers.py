@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,37 @@ def test_wan_2_1_and_flux_1_have_their_published_sizes() -> None:
         ({**WAN, "patch_size": [1, 2, 2, "2"]}, "patch_size: must be three whole numbers"),
         ({**FLUX, "num_layers": 0, "num_single_layers": 0}, "no layer is left"),
         ({**FLUX, "num_attention_heads": 0}, "num_attention_heads"),
+        ({**FLUX, "text_encoder": "t5"}, "text_encoder: .t5. is not an object with the encoder's fields"),
+        (
+            {**FLUX, "text_encoder": {"model_type": "bert"}},
+            "text_encoder.model_type: .bert. is not planned. Allowed: t5, umt5, clip_text_model",
+        ),
+        ({**FLUX, "text_encoder_2": {"model_type": "t5", "experts": 8}}, "text_encoder_2.experts: no part"),
+        ({**FLUX, "text_encoder": {"model_type": "t5", "d_model": 0}}, "text_encoder.d_model"),
     ],
 )
 def test_what_is_not_planned_is_refused_with_the_key(config: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidProblemError, match=words):
         model_from_config(config, name="x")
+
+
+def test_text_encoders_that_are_stated_run_in_every_step() -> None:
+    clip = {"model_type": "clip_text_model", "hidden_size": 768, "intermediate_size": 3072}
+    t5 = {"model_type": "t5", "d_model": 4096, "d_ff": 10_240, "num_layers": 24, "num_heads": 64,
+          "feed_forward_proj": "gated-gelu"}  # fmt: skip
+    model = model_from_config({**FLUX, "text_encoder": clip, "text_encoder_2": t5}, name="x")
+    assert model.diffusion is not None
+    # CLIP-L's text model and T5-XXL's encoder as transformers builds them
+    assert model.diffusion.encoder_weights == 123_060_480 + 4_762_310_656
+    assert model.num_parameters() == model_from_config(FLUX, name="x").num_parameters()
+    assert model_from_shape(model_to_mapping(model)) == model
+    assert model_from_config({**FLUX, "text_encoder": None}, name="x").diffusion == DiffusionSpec(
+        **{
+            field.name: getattr(model.diffusion, field.name)
+            for field in fields(DiffusionSpec)
+            if not field.name.startswith("encoder")
+        }
+    )
 
 
 def test_a_key_that_the_class_reads_and_that_changes_no_size_is_accepted() -> None:

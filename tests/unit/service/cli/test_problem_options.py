@@ -172,6 +172,15 @@ def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Pa
     assert (model.name, model.num_layers, model.num_kv_heads) == ("my-llama", 32, 8)
 
 
+def test_a_folder_of_a_diffusers_pipeline_is_its_transformer_with_the_text_encoders(tmp_path: Path) -> None:
+    flux, t5 = {"_class_name": "FluxTransformer2DModel"}, {"model_type": "t5"}
+    for name, config in {"transformer": flux, "text_encoder_2": t5}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model_index.json").write_text("{}")
+    assert model_part(str(tmp_path)) == {"name": tmp_path.name, **flux, "text_encoder_2": t5}
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "Llama-3.1-8B"])
 def test_a_catalog_name_means_the_catalog_model_although_a_folder_or_file_has_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -18,6 +18,7 @@ from meshwright.solver.cost.compute import core_attention, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import layer_activation_bytes
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
 
 SIZES = {"num_attention_heads": 16, "attention_head_dim": 128}  # 2048 wide
@@ -102,11 +103,35 @@ def test_adapters_of_a_diffusion_transformer_are_refused() -> None:
     assert [one.pointer for one in caught.value.errors] == ["/workload/lora_rank"]
 
 
+def test_text_encoders_are_whole_on_the_first_stage_and_run_forward_alone() -> None:
+    # T5-XXL's encoder: 4,762,310,656 weights of 2 bytes, and 2,422,361,554,944 multiply-adds a sample
+    assert FLUX.diffusion is not None
+    own = replace(FLUX.diffusion, encoder_weights=4_762_310_656, encoder_products=2_422_361_554_944)
+    problems = _problem(FLUX), _problem(replace(FLUX, diffusion=own))
+    profile = default_profile(problems[0].cluster, "none")
+    stages = Configuration(
+        pipeline_parallel_size=2, data_parallel_size=4, num_microbatches=2, stage_layers=(2, 2),
+        zero_stage=1, zero_shard_size=4,
+    )  # fmt: skip
+    plain, whole = (predict(one, profile, stages).stages for one in problems)
+    weights = [
+        b.memory_bytes["weights"] - a.memory_bytes["weights"] for a, b in zip(plain, whole, strict=True)
+    ]
+    assert weights == [2 * 4_762_310_656, 0]
+    alone = Configuration(data_parallel_size=8, stage_layers=(4,))
+    plain_s, whole_s = (predict(one, profile, alone).step_time_s for one in problems)
+    ideal_s = 2 * 2_422_361_554_944 / 989.4e12  # of one sample on each GPU
+    assert ideal_s < whole_s - plain_s < 2 * ideal_s
+
+
 def test_answers_state_that_frozen_encoders_are_not_priced() -> None:
     problem = replace(_problem(WAN), options=replace(_problem(WAN).options, time_limit_s=1.0))
     profile = default_profile(problem.cluster, "none")
-    of_wan, of_gpt = (
-        ask(replace(problem, model=model), profile).warnings for model in (WAN, find_model("gpt2"))
+    assert WAN.diffusion is not None
+    encoded = replace(WAN, diffusion=replace(WAN.diffusion, encoder_weights=5_680_910_336))
+    of_wan, of_encoded, of_gpt = (
+        ask(replace(problem, model=model), profile).warnings for model in (WAN, encoded, find_model("gpt2"))
     )
     assert any(one.startswith("text encoder and autoencoder are not priced") for one in of_wan)
+    assert any(one.startswith("every step runs 5.68 billion weights of frozen text") for one in of_encoded)
     assert not any("encoder" in one for one in of_gpt)
