@@ -41,6 +41,22 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
 
 
+MIB = 2**20
+# DistributedDataParallel's own buckets (torch 2.13 nn/parallel/distributed.py), which 0 stands for.
+TORCH_BUCKET_MIB = 25
+
+
+def bucket_units(target: Target, unit_bytes: float) -> int | None:
+    """Return the size of the plan's gradient buckets in a launcher's unit; None for the launcher's own."""
+    size = target.facts.bucket_bytes
+    return max(int(size / unit_bytes), 1) if size else None
+
+
+def written_bucket(target: Target, unit_bytes: float) -> tuple[str, ...]:
+    """Return ``bucket_bytes`` if a whole number of units states the priced size."""
+    return () if target.facts.bucket_bytes % unit_bytes else ("bucket_bytes",)
+
+
 def numbers_in_words(numbers: Sequence[int]) -> str:
     """Return numbers on one line."""
     return " ".join(map(str, numbers))

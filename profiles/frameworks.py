@@ -98,8 +98,8 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "reduces_copies", "latents_whole", "low_precision_sequences", "balances_by_neighbours",
-    "routes_padding",
+    "autocasts", "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
+    "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -182,7 +182,9 @@ class FrameworkFacts:
     power_limit_w: float  # watts that each GPU may draw (nvidia-smi -pl); 0: as many as its type
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
-    bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step
+    bucket_bytes: float  # of gradients that replicas reduce together; 0: the framework's own choice
+    bucketed_stages: tuple[int, ...]  # ZeRO stages that reduce gradients bucket by bucket
+    keeps_buckets: bool  # a bucket is a buffer of its own for the whole step; else a view, or a copy
     gathered_layers: float  # layers with all weights gathered by ZeRO-3 at once, prefetched ones included
     keeps_gathered_inputs: bool  # sequence parallelism keeps gathered inputs, not their shards
     vocabulary_multiple: int  # the vocabulary is padded to a multiple of it for each tp rank

@@ -8,12 +8,15 @@ import yaml
 
 from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
+    MIB,
     StartCommand,
+    bucket_units,
     bundled,
     common_warnings,
     compiled_facts,
     model_is_in_the_script,
     sequences_in_the_script,
+    written_bucket,
 )
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
@@ -215,6 +218,7 @@ def accelerate_command(target: Target) -> str:
         f"    --gradient_accumulation_steps {config.num_microbatches} \\",
         f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
         *([f"    --optim {optimizer(target)} \\"] if target.workload.optimizer != "adamw" else []),
+        *(f"    --{name} {size} \\" for name, size in ddp_bucket(target).items()),
         f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
         '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',
     ]
@@ -223,7 +227,7 @@ def accelerate_command(target: Target) -> str:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
-    yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
+    yield from accelerate_warnings(target, compiled_facts(target))
     yield model_is_in_the_script(target)
     if target.config.context_parallel_size == 1:  # rings require SDPA
         yield attention_is_in_the_script(target)
@@ -257,9 +261,15 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
     )
 
 
-def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
+def ddp_bucket(target: Target) -> dict[str, object]:
+    """Return TrainingArguments' size of DistributedDataParallel's buckets if it is not torch's own."""
+    size = bucket_units(target, MIB)
+    return {"ddp_bucket_cap_mb": size} if size else {}
+
+
+def accelerate_warnings(target: Target, written: Sequence[str]) -> Iterator[str]:
     """Yield the differences of every trainer over accelerate from the plan."""
-    yield from common_warnings(target, written)
+    yield from common_warnings(target, ("launch_blocking", *written, *written_bucket(target, MIB)))
     if target.workload.lora_rank and target.problem.model.moe:
         count = target.problem.model_figures["num_trainable_parameters"]
         yield (

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from meshwright.launchers.deepspeed.export import OFFLOADED
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
+from meshwright.launchers.export import MIB, TORCH_BUCKET_MIB
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import script_of
@@ -96,6 +97,26 @@ def number(given: Arguments, name: str) -> int | None:
         f'line {given[name].line}: "{shown(text)}" is not a whole number in range',
         allowed=f"1 to {10**_MAX_DIGITS - 1}",
     )
+
+
+def _bucket(given: Arguments, found: LaunchFile) -> dict[str, str | int | float | bool]:
+    return bucket_option(number(given, DDP_BUCKET), found.launcher, found.configuration)
+
+
+DDP_BUCKET = "ddp_bucket_cap_mb"
+
+
+def bucket_option(
+    size_mib: int | None, launcher: str, configuration: Configuration, unit_bytes: float = MIB
+) -> dict[str, str | int | float | bool]:
+    """Return the size of DistributedDataParallel's buckets if replicas have some, and not torch's own.
+
+    Without a size accelerate leaves torch's (transformers 5.23 trainer.py, ``ddp_bucket_cap_mb``).
+    """
+    replicas = configuration.zero_stage == 0 and configuration.data_parallel_size > 1
+    if size_mib is None or size_mib == TORCH_BUCKET_MIB or launcher == "deepspeed" or not replicas:
+        return {}
+    return {"bucket_bytes": float(size_mib * unit_bytes)}
 
 
 def recomputes(given: Arguments, known: Known) -> bool:
@@ -338,14 +359,16 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         return plugin_run(fields, source, overrides)
     known = known_of(source, overrides)
     found = mesh_run("accelerate", fields, known, arguments(known))
-    given = arguments(known, ("optim",))
+    given = arguments(known, ("optim", DDP_BUCKET))
     name = said(given, "optim")
     if name is not None and name not in optimizers():
         why = f"line {given['optim'].line}: {shown(name)} is not priced"
         raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
     optimizer = optimizers()[name] if name is not None else "adamw"
     adapters = known.header.adapters  # accelerate's file has no place for them
-    return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
+    options = {**found.workload.framework_options, **_bucket(given, found)}
+    workload = replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
+    return replace(found, workload=workload)
 
 
 ACCELERATE_READER = Reader(name="accelerate", recognises=_recognises, read=_read)

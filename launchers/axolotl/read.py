@@ -12,6 +12,8 @@ from typing import Any
 
 from meshwright.launchers.accelerate.read import (
     ACCUMULATION,
+    DDP_BUCKET,
+    bucket_option,
     checkpoints,
 )
 from meshwright.launchers.flags import is_off
@@ -96,6 +98,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             precision=precision,
             framework_options={
                 **kernel_of(fields, "axolotl", configuration),
+                **bucket_option(fields.optional(DDP_BUCKET), "axolotl", configuration),
                 **_kernels(fields, known.model(), configuration.micro_batch_size),
             },
             **tuned,

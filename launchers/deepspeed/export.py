@@ -14,10 +14,12 @@ from meshwright.launchers.accelerate.export import (
 from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     StartCommand,
+    bucket_units,
     bundled,
     common_warnings,
     model_is_in_the_script,
     sequences_in_the_script,
+    written_bucket,
 )
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.requirements import ASYNC_IO
@@ -180,7 +182,7 @@ def _zero(target: Target) -> dict[str, object]:
             "overlap_comm": stage == SHARDED_WEIGHTS,  # the same as by default: only on in stage 3
             "contiguous_gradients": True,
             "reduce_scatter": True,
-            "reduce_bucket_size": max(int(target.facts.bucket_bytes / BUCKET_ELEMENT_BYTES), 1),
+            "reduce_bucket_size": bucket_units(target, BUCKET_ELEMENT_BYTES) or 1,
             "allgather_bucket_size": _BUCKET,
         }
     return values | _offload(target) | (_stage_3(target) if stage == SHARDED_WEIGHTS else {})
@@ -270,12 +272,11 @@ def export(target: Target) -> ExportBundle:
 
 def _written(target: Target) -> tuple[str, ...]:
     """Return the framework options that the files state."""
-    bucket = int(target.facts.bucket_bytes / BUCKET_ELEMENT_BYTES) * BUCKET_ELEMENT_BYTES
     return (
         "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
         "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
         "selected_gradient_share",
-        *(["bucket_bytes"] * (bucket == target.facts.bucket_bytes > 0)),
+        *(written_bucket(target, BUCKET_ELEMENT_BYTES) if target.facts.bucket_bytes else ()),
     )  # fmt: skip
 
 

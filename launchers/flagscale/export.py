@@ -30,7 +30,7 @@ from meshwright.launchers.flagscale.meshes import (
     meshes_of_plan,
     returns_to_a_type,
 )
-from meshwright.launchers.megatron_core.names import SWITCHES_OF_ALL, environment
+from meshwright.launchers.megatron_core.names import SWITCHES_OF_ALL, environment, written_cut
 from meshwright.launchers.megatron_lm import model_rules
 from meshwright.launchers.megatron_lm import rules as parallel_rules
 from meshwright.launchers.megatron_lm.flags import (
@@ -422,6 +422,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         *SWITCHES_OF_ALL,
         "attention_kernel",
         "flash_attention",
+        *written_cut(target, facts(target)),
     }
     if options:
         names = ", ".join(sorted(options))[:200]

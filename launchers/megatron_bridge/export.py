@@ -25,6 +25,7 @@ from meshwright.launchers.megatron_core.names import (
     Values,
     balance_values,
     context_values,
+    cut_bucket,
     decided_flags,
     distributed_optimizer,
     environment,
@@ -38,6 +39,7 @@ from meshwright.launchers.megatron_core.names import (
     recompute_values,
     split_values,
     weight_shard_values,
+    written_cut,
 )
 from meshwright.launchers.megatron_lm.flags import (
     expert_layers,
@@ -241,6 +243,8 @@ def _data_parallel(target: Target) -> Values:
     config = target.config
     known = bridge_facts(target)
     values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()}
+    if size := cut_bucket(target, known):
+        values["ddp.bucket_size"] = size
     # Mixed precision overrides it with the same value.
     values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
     values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
@@ -466,7 +470,9 @@ def export(target: Target) -> ExportBundle:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the recipe's own values, and its differences from the plan."""
-    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "offload_modules"))
+    yield from common_warnings(
+        target, written=(*SWITCHES_OF_ALL, "offload_modules", *written_cut(target, bridge_facts(target)))
+    )
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
     if target.model.moe and not target.model.moe.balance_coefficient:
         yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"

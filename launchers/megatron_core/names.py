@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from meshwright.launchers.export import EnvironmentVariable
+from meshwright.launchers.export import EnvironmentVariable, bucket_units, written_bucket
 from meshwright.launchers.flags import Flag, Kind, Role, flags_of, plain_name
 from meshwright.launchers.target import Target
 from meshwright.profiles.frameworks import FrameworkFacts
@@ -341,3 +341,14 @@ def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:
         "overlap_grad_reduce": facts.overlap_gradients,
         "overlap_param_gather": sharded and facts.overlap_gradients,
     }
+
+
+def written_cut(target: Target, facts: FrameworkFacts) -> tuple[str, ...]:
+    """Return ``bucket_bytes`` if a whole number of parameters states the priced size."""
+    return written_bucket(target, facts.gradient_bytes)
+
+
+def cut_bucket(target: Target, facts: FrameworkFacts) -> int | None:
+    """Return the parameters of a gradient bucket; None where Megatron-Core chooses or cuts none."""
+    cut = facts.overlap_gradients and target.config.zero_stage in facts.bucketed_stages
+    return bucket_units(target, facts.gradient_bytes) if cut else None

@@ -27,6 +27,7 @@ from meshwright.launchers.megatron_core.names import (
     decided_flags,
     environment,
     refused_flags,
+    written_cut,
 )
 from meshwright.launchers.megatron_lm.flags import (
     ATTENTION_BACKENDS,
@@ -225,7 +226,7 @@ def _fact_warnings(target: Target) -> Iterator[str]:
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
     stated = target.workload.framework_options
-    for name in sorted(set(stated) - {*WRITTEN_FACTS, *FIXED_FACTS}):
+    for name in sorted(set(stated) - {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known)}):
         yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
     if known.low_precision_weights and not gathers_fp8(target):
         yield "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only"

@@ -19,6 +19,7 @@ from meshwright.launchers.megatron_core.names import (
     Values,
     balance_values,
     context_values,
+    cut_bucket,
     exchange_values,
     flags_of_fields,
     is_even,
@@ -291,6 +292,8 @@ def _data_parallel(target: Target) -> list[MegatronFlag]:
     config = target.config
     overlap = facts(target).overlap_gradients
     flags = [flag("overlap-grad-reduce")] if overlap else []
+    if size := cut_bucket(target, facts(target)):
+        flags.append(flag("ddp-bucket-size", size))
     if config.zero_stage:
         flags.append(flag("use-distributed-optimizer"))
         if overlap:

@@ -17,6 +17,7 @@ from meshwright.launchers.megatron_lm.read_run import (
     batch_ramp,
     configuration_of,
     settled,
+    with_buckets,
     workload_of,
 )
 from meshwright.launchers.megatron_lm.refusals import refuse_contradictions
@@ -154,6 +155,7 @@ def launch_file(
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
     configuration = configuration_of(given, shape, workload, gpus)
+    workload = with_buckets(given, workload, configuration, shape, framework_of(launcher))
     given.refuse_undecided(*_ARGUMENTS_OF.get(launcher, ()))
     given.stop()
     return LaunchFile(

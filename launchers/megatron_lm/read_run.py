@@ -14,7 +14,13 @@ from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, OFFLOAD, part
 from meshwright.launchers.megatron_lm.read_model import PATTERN
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.rules import near_divisors, near_multiples
-from meshwright.profiles.frameworks import EXPERT_OPTIONS, OPTION_PARTS, FrameworkFacts, framework_facts
+from meshwright.profiles.frameworks import (
+    EXPERT_OPTIONS,
+    OPTION_PARTS,
+    FrameworkFacts,
+    framework_facts,
+    with_options,
+)
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration, holds_layers, plain_order
 from meshwright.solver.cost.packages import may_overlap_experts
@@ -232,6 +238,43 @@ def settled(workload: Workload, configuration: Configuration, model: ModelSpec) 
     idle |= set() if may_overlap_experts(configuration, model) else {"overlap_experts"}
     options = {name: value for name, value in workload.framework_options.items() if name not in idle}
     return replace(workload, framework_options=options)
+
+
+def with_buckets(
+    given: Given, workload: Workload, configuration: Configuration, model: ModelSpec, framework: str
+) -> Workload:
+    """Return the workload with the size of gradient buckets where the command states one that is priced.
+
+    ``--ddp-num-buckets`` divides the parameters of a rank (Megatron-LM 0.19 training/training.py).
+    """
+    size, count = given.integer(_BUCKET, 0), given.integer(_BUCKETS, 0)
+    if size and count:
+        given.fault(_BUCKETS, "contradicts --ddp-bucket-size: Megatron-LM takes one of them")
+    if not (size or count):
+        return workload
+    facts = with_options(framework_facts(framework), workload.framework_options)
+    stage, stages = configuration.zero_stage, configuration.pipeline_parallel_size
+    name = _BUCKET if size else _BUCKETS
+    if not facts.overlap_gradients or stage not in facts.bucketed_stages or stages > 1:
+        given.note(
+            f"--{name} is priced with --overlap-grad-reduce, one pipeline stage and ZeRO 0 or 1 alone: "
+            "here a layer's gradients travel together"
+        )
+        return workload
+    size = size or max(_parameters_of_rank(model, configuration) // count, 1)
+    options = {**workload.framework_options, "bucket_bytes": float(size * facts.gradient_bytes)}
+    return replace(workload, framework_options=dict(sorted(options.items())))
+
+
+_BUCKET, _BUCKETS = "ddp-bucket-size", "ddp-num-buckets"
+
+
+def _parameters_of_rank(model: ModelSpec, configuration: Configuration) -> int:
+    """Return the parameters of one rank of a single stage; norms are counted as if they were split too."""
+    layers = sum(kind != "dense" for kind in model.layer_kinds())
+    routed = layers * model.moe.num_experts * model.expert_parameters() if model.moe else 0
+    dense = model.num_parameters() - routed
+    return dense // configuration.tensor_parallel_size + routed // configuration.expert_ranks
 
 
 def global_batch(given: Given) -> int:

@@ -11,11 +11,15 @@ import yaml
 
 from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
+    MIB,
+    TORCH_BUCKET_MIB,
     EnvironmentVariable,
     StartCommand,
+    bucket_units,
     bundled,
     common_warnings,
     printable,
+    written_bucket,
 )
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.model import ModelSpec
@@ -27,6 +31,10 @@ from meshwright.profiles.requirements import NANOTRONS_FLASH_ATTENTION
 
 _DTYPES = {"bf16": "bfloat16"}
 _DRY_STEPS = 10  # synthetic data, until the user sets data_stages
+
+
+# Buckets are counted in 2-byte gradients and reduced in fp32 (optim/gradient_accumulator.py).
+BUCKET_UNIT_BYTES = 2.0 * MIB
 
 
 def nanotron_file(head: str, target: Target) -> str:
@@ -42,7 +50,7 @@ def nanotron_file(head: str, target: Target) -> str:
         "general": {"project": "meshwright", "run": printable(target.plan.plan_id), "seed": 42},
         "logging": {"iteration_step_info_interval": 1, "log_level": "info", "log_level_replica": "info"},
         "model": {
-            "ddp_bucket_cap_mb": 25,
+            "ddp_bucket_cap_mb": bucket_units(target, BUCKET_UNIT_BYTES) or TORCH_BUCKET_MIB,
             "dtype": _DTYPES[target.workload.precision],
             "init_method": {"std": 0.02},
             "make_vocab_size_divisible_by": 1,
@@ -158,7 +166,7 @@ def export(target: Target) -> ExportBundle:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of nanotron from the plan, and the parts that are left to the user."""
     model, tp = target.model, target.config.tensor_parallel_size
-    yield from common_warnings(target)
+    yield from common_warnings(target, ("launch_blocking", *written_bucket(target, BUCKET_UNIT_BYTES)))
     yield "nanotron's model builder has read such files, its own parser has not"
     yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
     if model.vocab_size % tp:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.launchers.accelerate.read import bucket_option
+from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.launchers.reading.documents import document_of, looks_like_document
@@ -55,6 +57,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         seq_length=fields.integer("tokens.sequence_length", 1),
         precision=_precision(fields),
         optimizer=_optimizer(fields),
+        framework_options=bucket_option(
+            fields.optional("model.ddp_bucket_cap_mb"), "nanotron", configuration, BUCKET_UNIT_BYTES
+        ),
     )
     _refuse_others(fields, overrides)
     _refuse_options(fields, known.source, overrides)

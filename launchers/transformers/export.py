@@ -20,6 +20,7 @@ from meshwright.launchers.accelerate.export import (
     accelerate_launch,
     accelerate_warnings,
     attention,
+    ddp_bucket,
     mesh,
     optimizer,
     recomputes_in_script,
@@ -43,7 +44,7 @@ from meshwright.profiles.requirements import (
 
 Values = dict[str, object]
 WEIGHTS_SHARDED = 3  # ZeRO-3
-WRITTEN_FACTS = ("attention_kernel", "flash_attention", "launch_blocking")
+WRITTEN_FACTS = ("attention_kernel", "flash_attention")
 # Values for a long run that do not affect the price; the user may change them.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
@@ -235,6 +236,7 @@ def trl_values(target: Target) -> Values:
         # FSDP's shards, or autocast's weights; bf16 if no copy of them was priced
         "dtype": "float32" if keeps_fp32(target) else "bfloat16",
         "optim": optimizer(target),
+        **ddp_bucket(target),
         **_trainers_galore(target),
         **_adapter_values(target),
     }
@@ -369,6 +371,7 @@ def llama_factory_values(target: Target) -> Values:
         # trained weights are cast up to fp32, except with this (model/adapter.py, init_adapter)
         "pure_bf16": not keeps_fp32(target),
         "optim": optimizer(target),
+        **ddp_bucket(target),
         **_projected(target),
         **_llama_factory_adapter(target),
         **images.llama_factory_values(target),

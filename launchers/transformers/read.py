@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import optimizers, ranks_of
+from meshwright.launchers.accelerate.read import DDP_BUCKET, bucket_option, optimizers, ranks_of
 from meshwright.launchers.accelerate.read_command import (
     Shares,
     shares_of,
@@ -339,6 +339,7 @@ def trainer_run(
     options = {
         **found.workload.framework_options,
         **kernel_of(fields, found.launcher, found.configuration),
+        **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **liger(fields, model, micro * length),
     }
     tuned = _as_run(fields, tool, found, tuned)

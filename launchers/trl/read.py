@@ -14,10 +14,12 @@ from meshwright.launchers.accelerate.read import (
     ACCELERATE_READER,
     ACCUMULATION,
     CHECKPOINTING,
+    DDP_BUCKET,
     ENGINE,
     MICRO_BATCH,
     Arguments,
     arguments,
+    bucket_option,
     mesh_run,
     number,
     ranks_of,
@@ -106,6 +108,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
+    size = fields.optional(DDP_BUCKET)
     liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
     fields.stop()
     unread = fields.unread("trl", "transformers")
@@ -123,6 +126,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     options = {
         **run.workload.framework_options,
         **kernel_of(fields, run.launcher, run.configuration),
+        **bucket_option(size, run.launcher, run.configuration),
         **liger_on,
     }
     optimizer = optimizer_under(run, optimizer)

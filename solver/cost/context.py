@@ -30,6 +30,7 @@ from meshwright.solver.configuration import (
     Columns,
     FloatArray,
     IntArray,
+    is_one_of,
 )
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS, Sharding
 from meshwright.solver.problem import Problem, Workload
@@ -538,13 +539,30 @@ class Context:
         return np.where(again, 2.0, 1.0)
 
     @cached_property
+    def buckets(self) -> BoolArray:
+        """Mark rows that reduce gradients in buckets of a stated size.
+
+        Buffers are filled whatever hides the reductions. Views are cut only where reductions run under a
+        backward pass, and only on the first stage of a pipeline (Megatron-Core 0.19
+        ``distributed/distributed_data_parallel.py``: ``bucket_size = None``), which is left out here.
+        """
+        stages = is_one_of(self.columns.zero_stage, self.facts.bucketed_stages)
+        cut = self.facts.keeps_buckets | (self.sharding.hides_reductions & (self.p == 1))
+        return np.asarray(stages & cut & (self.facts.bucket_bytes > 0.0))
+
+    @cached_property
+    def layers_of_rank(self) -> FloatArray:
+        """Count the layers of a rank, shape (n,)."""
+        return np.maximum(self.model.num_layers / self.p, 1.0)
+
+    @cached_property
     def layers_together(self) -> FloatArray:
         """Count layers with gradients that travel in one collective, shape (n,).
 
         A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
         """
-        layers = np.maximum(self.model.num_layers / self.p, 1.0)
-        return np.where(self.sharding.hides_reductions | self.sharding.in_torch_pipeline, 1.0, layers)
+        overlapped = self.sharding.hides_reductions | self.sharding.in_torch_pipeline
+        return np.where(overlapped, 1.0, self.layers_of_rank)
 
 
 @lru_cache(maxsize=256)
@@ -613,6 +631,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     slow = replace(group, gpu=halved, intra_node=inside, inter_node=group.inter_node.slowed(2.0))
     own = replace(
         facts, weight_bytes=2.0, gradient_dtype="bf16", reduced_gradient_dtype="",
+        bucket_bytes=facts.bucket_bytes * (1.0 if facts.keeps_buckets else 0.5),
         replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,
         autocasts=False, reduces_copies=False, low_precision_weights=False,
         logit_bytes=facts.logit_bytes / 2.0, precision_recipe="none",

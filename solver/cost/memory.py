@@ -444,7 +444,8 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
     read = read + _CAST_WEIGHT_BYTES * ctx.facts.quantized_gathers
     sent = ctx.facts.gradient_bytes + _CAST_GRADIENT_BYTES * ctx.facts.quantized_reductions
     gathered = held * np.where(torch, 2.0, read) + gradients * sent
-    kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
+    standing = ctx.facts.bucket_bytes if ctx.facts.keeps_buckets else 0.0
+    kept = ctx.constants.base_bytes + np.where(ctx.buckets, standing, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 
 

@@ -71,12 +71,25 @@ def _together(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
     """Return how many parts' bytes one collective takes: no more than a bucket has room for.
 
     Of a part that is larger than a bucket less than one (DeepSpeed 0.19 ``stage_1_and_2.py
-    reduce_independent_p_g_buckets_and_remove_grads``, ``allgather_bucket_size``).
+    reduce_independent_p_g_buckets_and_remove_grads``, ``allgather_bucket_size``). A view is sent when it is
+    full; DeepSpeed's buffers are priced as sent with each layer, however large they are.
     """
-    if not ctx.facts.bucket_bytes:
+    if not ctx.buckets.any():
         return ctx.layers_together
+    most = ctx.layers_together if ctx.facts.keeps_buckets else ctx.layers_of_rank
     fits = ctx.facts.bucket_bytes / np.maximum(payload_bytes, 1.0)
-    return np.where(ctx.columns.zero_stage > 0, np.minimum(ctx.layers_together, fits), ctx.layers_together)
+    return np.where(ctx.buckets, np.minimum(most, fits), ctx.layers_together)
+
+
+def _last_bucket(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
+    """Return the share of a part's gradients in the last bucket, which no computing is left to hide.
+
+    The last layer's own exchange is part of what is seen of every collective (``OVERLAP_SLOWDOWN``).
+    """
+    if ctx.facts.keeps_buckets or not ctx.buckets.any():
+        return np.zeros_like(payload_bytes)
+    more = np.maximum(_together(payload_bytes, ctx) - 1.0, 0.0)
+    return np.where(ctx.buckets, more / ctx.layers_of_rank, 0.0)
 
 
 def _exchange_s(
@@ -171,6 +184,8 @@ def tail_of(
         gradients, parameters = gradients + experts[0], parameters + experts[1]
     exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)
+    last = _last_bucket(sent * ctx.sharding.gradient_bytes_sent, ctx)
+    hidden = hidden + last * (exchange - hidden)
     apart = np.where(ctx.sharding.in_torch_pipeline, gradients + fetched, exchange)
     exchange = np.where(ctx.sharding.hides_reductions, hidden, apart) + _copied_back_s(
         ctx, weights, tensors

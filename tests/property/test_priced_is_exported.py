@@ -123,8 +123,9 @@ def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher
 # --------------------------------------------------------------------------------------------------
 # Every pair of a switch's setting and a launcher that takes it, as the table of switches lists them.
 
-# whole layers; experts; experts beside shared ones and latent attention, with layers that have none
-SMALL = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "moonlight-16b-a3b")
+# whole layers; replicas that need no shards; experts; experts beside shared ones and latent attention, with
+# layers that have none
+SMALL = ("llama-3.1-8b", "llama-160m", "mixtral-8x7b", "deepseek-v2-lite", "moonlight-16b-a3b")
 ENOUGH = min(draws(2), 3)  # plans
 PAIRS = [
     (launcher, switch.name, setting.name)

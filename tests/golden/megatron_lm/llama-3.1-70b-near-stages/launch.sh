@@ -60,12 +60,12 @@ readonly PLAN_DECIDES=(
     bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
     clone-scatter-output-in-embedding context-parallel-size cp-comm-type cpu-offloading-num-layers
     create-all-gather-group cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
-    cuda-graph-modules cuda-graph-scope ddp-param-name-patterns-for-fp32-local-accumulation
-    ddp-reduce-scatter-with-fp32-accumulation decoder-first-pipeline-num-layers
-    decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length
-    defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode enable-cuda-graph
-    encoder-num-layers ep-overlap-early-attn-memory-release error-injection-rate exp-avg-dtype
-    exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
+    cuda-graph-modules cuda-graph-scope ddp-bucket-size ddp-num-buckets
+    ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers decoder-num-layers
+    decoder-seq-length defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode
+    enable-cuda-graph encoder-num-layers ep-overlap-early-attn-memory-release error-injection-rate
+    exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
     expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
     extra-vocab-size fake-process-group ffn-hidden-size fine-grained-activation-offloading
     first-last-layers-bf16 fp16 fp32-residual-connection fp4-format fp4-param-gather

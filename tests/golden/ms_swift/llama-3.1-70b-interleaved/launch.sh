@@ -36,40 +36,41 @@ readonly PLAN_DECIDES=(
     apply-rope-fusion attention-backend attention-dropout attention-output-gate bf16
     bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
     context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-impl cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
-    decoder-last-pipeline-num-layers delay-wgrad-compute dist-ckpt-optim-fully-reshardable
-    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
-    expert-model-parallel-size expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size
-    external-cuda-graph extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16
-    fp4-format fp4-recipe fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe
-    global-batch-size glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion
-    group-query-attention hidden-dropout hidden-size hierarchical-context-parallel-sizes
-    hybrid-context-parallel hybrid-layer-pattern kv-channels kv-lora-rank lora-rank main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by masked-softmax-fusion max-length
-    max-padding-length max-position-embeddings max-seqlen-per-dp-cp-rank megatron-extra-kwargs
-    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
-    microbatch-group-size-per-vp-stage moe-enable-deepep moe-expert-capacity-factor
-    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
-    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
-    moe-router-force-load-balancing moe-router-group-topk moe-router-num-groups
-    moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
-    moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
-    moe-token-dispatcher-type mscale mscale-all-dim mtp-num-layers multi-latent-attention
-    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
-    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
-    offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
-    overlap-moe-expert-parallel-comm overlap-p2p-comm overlap-p2p-communication overlap-param-gather
-    packing padded-vocab-size padding-free pipeline-model-parallel-layout
-    pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm
-    qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
-    recompute-method recompute-modules recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag
-    rope-freq rope-fusion rope-scaling seq-length sequence-parallel softmax-type squared-relu
-    step-batch-size-schedule swiglu tensor-model-parallel-size tensor-parallel-num-weight-shards
-    torch-dtype tp-comm-overlap transformer-impl tuner-type untie-embeddings-and-output-weights
-    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
-    use-precision-aware-optimizer use-rope-scaling use-tp-pp-dp-mapping v-head-dim
-    virtual-pipeline-model-parallel-size vocab-size window-attn-skip-freq window-size yarn-beta-fast
-    yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    cuda-graph-impl cuda-graph-modules cuda-graph-scope ddp-bucket-size ddp-num-buckets
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers delay-wgrad-compute
+    dist-ckpt-optim-fully-reshardable enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype
+    experimental-attention-variant expert-model-parallel-size
+    expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
+    extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format fp4-recipe
+    fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
+    glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion group-query-attention
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
+    hybrid-layer-pattern kv-channels kv-lora-rank lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by masked-softmax-fusion max-length max-padding-length
+    max-position-embeddings max-seqlen-per-dp-cp-rank megatron-extra-kwargs micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage microbatch-group-size-per-vp-stage
+    moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
+    moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion
+    moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-group-topk
+    moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
+    moe-router-topk-scaling-factor moe-shared-expert-gate moe-shared-expert-intermediate-size
+    moe-shared-expert-overlap moe-token-dispatcher-type mscale mscale-all-dim mtp-num-layers
+    multi-latent-attention normalization num-attention-heads num-distributed-optimizer-instances
+    num-experts num-layers num-layers-per-virtual-pipeline-stage num-query-groups
+    num-virtual-stages-per-pipeline-rank offload-modules optimizer optimizer-cpu-offload
+    optimizer-offload-fraction overlap-grad-reduce overlap-moe-expert-parallel-comm overlap-p2p-comm
+    overlap-p2p-communication overlap-param-gather packing padded-vocab-size padding-free
+    pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank
+    qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations
+    recompute-granularity recompute-method recompute-modules recompute-num-layers
+    reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion rope-scaling seq-length
+    sequence-parallel softmax-type squared-relu step-batch-size-schedule swiglu
+    tensor-model-parallel-size tensor-parallel-num-weight-shards torch-dtype tp-comm-overlap
+    transformer-impl tuner-type untie-embeddings-and-output-weights use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
+    use-rope-scaling use-tp-pp-dp-mapping v-head-dim virtual-pipeline-model-parallel-size vocab-size
+    window-attn-skip-freq window-size yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

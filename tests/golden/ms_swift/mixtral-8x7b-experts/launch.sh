@@ -36,20 +36,21 @@ readonly PLAN_DECIDES=(
     apply-rope-fusion attention-backend attention-dropout attention-output-gate bf16
     bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
     context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-impl cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
-    decoder-last-pipeline-num-layers delay-wgrad-compute dist-ckpt-optim-fully-reshardable
-    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
-    expert-model-parallel-size expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size
-    external-cuda-graph extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16
-    fp4-format fp4-recipe fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe
-    global-batch-size glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion
-    group-query-attention hidden-dropout hidden-size hierarchical-context-parallel-sizes
-    hybrid-context-parallel hybrid-layer-pattern kv-channels kv-lora-rank lora-rank main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by masked-softmax-fusion max-length
-    max-padding-length max-position-embeddings max-seqlen-per-dp-cp-rank megatron-extra-kwargs
-    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep
-    moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
-    moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-dtype
+    cuda-graph-impl cuda-graph-modules cuda-graph-scope ddp-bucket-size ddp-num-buckets
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers delay-wgrad-compute
+    dist-ckpt-optim-fully-reshardable enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype
+    experimental-attention-variant expert-model-parallel-size
+    expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
+    extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format fp4-recipe
+    fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
+    glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion group-query-attention
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
+    hybrid-layer-pattern kv-channels kv-lora-rank lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by masked-softmax-fusion max-length max-padding-length
+    max-position-embeddings max-seqlen-per-dp-cp-rank megatron-extra-kwargs micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
+    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
+    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-dtype
     moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-group-topk
     moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
     moe-router-topk-scaling-factor moe-shared-expert-gate moe-shared-expert-intermediate-size

@@ -407,6 +407,32 @@ def test_bare_flags_need_the_number_of_gpus_from_elsewhere() -> None:
     assert read_launch_file(text, num_gpus=16).configuration.data_parallel_size == 16
 
 
+# Llama 3.1 8B on one stage of 4 tensor ranks: 8.03 billion parameters / 4, and gradients in fp32.
+@pytest.mark.parametrize(
+    ("flags", "held"),
+    [
+        ("--overlap-grad-reduce --ddp-bucket-size 100000000", 4e8),
+        ("--overlap-grad-reduce --grad-reduce-in-bf16 --ddp-bucket-size 100000000", 2e8),
+        ("--overlap-grad-reduce --ddp-num-buckets 10", 4 * (8_030_261_248 // 4 // 10)),
+        ("--ddp-bucket-size 100000000", None),  # one bucket, reduced after the last backward pass
+        ("--overlap-grad-reduce --pipeline-model-parallel-size 2 --ddp-bucket-size 100000000", None),
+    ],
+)
+def test_the_size_of_gradient_buckets_is_read_where_a_backward_pass_hides_them(
+    flags: str, held: float | None
+) -> None:
+    script = SCRIPT.replace("--pipeline-model-parallel-size 2", "").replace("--bf16", f"--bf16 {flags}")
+    found = read_launch_file(script)
+    assert found.workload.framework_options.get("bucket_bytes") == held
+    assert any("here a layer's gradients travel" in note for note in found.notes) == (held is None)
+
+
+def test_a_size_and_a_number_of_buckets_are_refused_together() -> None:
+    both = "--bf16 --ddp-bucket-size 100 --ddp-num-buckets 2"
+    with pytest.raises(InvalidProblemError, match=r"--ddp-num-buckets: .*contradicts --ddp-bucket-size"):
+        read_launch_file(SCRIPT.replace("--bf16", both))
+
+
 def test_uneven_ends_and_counted_embeddings_are_splits() -> None:
     ends = "--bf16 --decoder-first-pipeline-num-layers 15"
     assert read_launch_file(SCRIPT.replace("--bf16", ends)).configuration.stage_layers == (15, 17)

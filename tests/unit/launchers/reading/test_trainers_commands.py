@@ -636,10 +636,30 @@ def test_a_scripts_own_arguments_are_listed_whatever_they_begin_with() -> None:
 
 def test_an_argument_without_a_price_is_not_listed_and_one_that_splits_batches_is_refused() -> None:
     start = f"torchrun --nproc_per_node 2 t.py {WORDS}"
-    assert read(f"{start} --ddp_bucket_cap_mb none --average_tokens_across_devices True\n").unread == ()
-    assert read(f"{start} --average_tokens_across_devices False --ddp_bucket_cap_mb 5\n").unread == ()
+    assert read(f"{start} --average_tokens_across_devices True\n").unread == ()
+    assert read(f"{start} --average_tokens_across_devices False\n").unread == ()
     with pytest.raises(InvalidProblemError, match=r"accelerator_config: .*split_batches changes how many"):
         read(f"{start} --accelerator_config '{{\"split_batches\": true}}'\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "held"),
+    [
+        ("--ddp_bucket_cap_mb 100", {"bucket_bytes": 100 * 2.0**20}),
+        ("--ddp_bucket_cap_mb 25", {}),  # torch's own
+        ("--ddp_bucket_cap_mb 100 --fsdp full_shard", {}),  # FSDP reduces wrapped blocks
+    ],
+)
+def test_buckets_of_replicas_are_read(said: str, held: dict[str, float]) -> None:
+    found = read(f"torchrun --nproc_per_node 2 t.py {WORDS} {said}\n")
+    options = found.workload.framework_options
+    assert {name: value for name, value in options.items() if name == "bucket_bytes"} == held
+    assert found.unread == ()
+
+
+def test_a_bucket_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match=r"ddp_bucket_cap_mb: .*-5.* is not a whole number"):
+        read(f"torchrun --nproc_per_node 2 t.py {WORDS} --ddp_bucket_cap_mb -5\n")
 
 
 def test_what_is_not_an_option_of_accelerate_launch_is_refused() -> None:

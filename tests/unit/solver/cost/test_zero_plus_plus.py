@@ -11,6 +11,7 @@ import pytest
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.collectives.collectives import all_gather_s, all_reduce_s, all_to_all_s
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.switches import switches
 from meshwright.solver.check import launcher_faults
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import weight_gathers
@@ -18,7 +19,7 @@ from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.memory import buffer_bytes
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.step_end import all_reduced_s
+from meshwright.solver.cost.step_end import _last_bucket, _together, all_reduced_s
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.launcher_rules import own_faults
@@ -125,6 +126,69 @@ def test_smaller_buckets_take_more_collectives() -> None:
         20 * float(all_reduce_s(np.array([2e7]), small.data_group)[0])
     )
     assert float(all_reduced_s(whole, LAYER, np.array([2.0]))[0]) < float(of_small[0])
+
+
+def replicated(launcher: str, nodes: int = 4, **options: object) -> Problem:
+    """A model of 24 layers of 13 million parameters; every GPU has one sequence of 512 tokens."""
+    small = a_model(num_layers=24, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=16,
+                    num_kv_heads=16, head_dim=64, vocab_size=32000, gated_mlp=False)  # fmt: skip
+    problem = replace(asked(nodes, batch=8 * nodes, **options), model=small, launcher=launcher)
+    pin = {**ALONE, "zero_stage": 0}
+    work = replace(problem.workload, seq_length=512)
+    return replace(problem, workload=work, options=replace(problem.options, pin=pin))
+
+
+def test_views_of_gradients_are_cut_into_buckets_and_the_last_one_is_seen() -> None:
+    problem = replicated("megatron-lm", bucket_bytes=4e8)
+    run = replace(a_run(0, micro=1), zero_shard_size=1, stage_layers=(24,))
+    ctx = context_of(problem, Columns.of([run]), default_profile(problem.cluster, "megatron-lm"))
+    layer = np.array([4 * 2.5e7])  # 25 million parameters, summed in fp32
+    # a bucket takes four layers of 100 MB, and of 24 layers three more than one wait for the last bucket
+    assert float(_together(layer, ctx)[0]) == pytest.approx(4.0)
+    assert float(_last_bucket(layer, ctx)[0]) == pytest.approx(3 / 24)
+    # views take no memory on top of the gradients; DeepSpeed's buffers do (stage 1 and above)
+    plain = context_of(
+        replicated("megatron-lm"), ctx.columns, default_profile(problem.cluster, "megatron-lm")
+    )
+    assert float(buffer_bytes(ctx, LAYER, LAYER)[0]) == float(buffer_bytes(plain, LAYER, LAYER)[0])
+    # nothing is cut where no backward pass hides reductions, nor on several stages
+    waits = replicated("megatron-lm", bucket_bytes=4e8, overlap_gradients=False)
+    of_stages = replace(run, pipeline_parallel_size=2, data_parallel_size=16, stage_layers=(12, 12))
+    for other, row in ((waits, run), (problem, of_stages)):
+        ctx = context_of(other, Columns.of([row]), default_profile(problem.cluster, "megatron-lm"))
+        assert not ctx.buckets.any()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "best"),
+    [
+        ("megatron-lm", 4, 0.0),
+        ("trl", 4, 0.0),
+        # all-reduces of 1 024 ranks wait for 2 046 messages each: fewer are worth a wait
+        ("megatron-lm", 128, 104857600.0),
+        ("trl", 128, 104857600.0),
+    ],
+)
+def test_a_search_over_buckets_finds_what_every_size_has_best(
+    launcher: str, nodes: int, best: float
+) -> None:
+    """Brute force: each size as a request of its own."""
+    problem = replicated(launcher, nodes)
+    profile = default_profile(problem.cluster, launcher)
+    options = replace(problem.options, allow=("reduce_bucket", "none"))
+    found = ask(replace(problem, options=options), profile)
+    sizes = [one.options["bucket_bytes"] for one in switches()["reduce_bucket"].settings
+             if launcher in one.launchers]  # fmt: skip
+    steps = {}
+    for size in sizes:
+        stated = replace(
+            replicated(launcher, nodes, bucket_bytes=size),
+            options=replace(problem.options, allow=("none",)),
+        )
+        steps[size] = ask(stated, profile).plans[0].prediction.step_time_s
+    assert len(sizes) == 4
+    assert min(steps, key=lambda size: steps[size]) == best
+    assert found.plans[0].prediction.step_time_s == pytest.approx(min(steps.values()))
 
 
 @pytest.mark.parametrize(
