@@ -99,9 +99,8 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
         read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
         for name, (inputs, outputs, split) in model.mixer.inner_products().items():
             read[name] = LinearLayer(inputs=inputs, outputs=outputs, split=split)
-        own = model.mixer.kind == "kimi_delta_attention" or model.mixer.single_projections
-        name = "o_proj" if own else "out_proj"
-        return read | {name: LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")}
+        written = LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")
+        return read | {model.mixer.last_projection: written}
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
     if mla is None:

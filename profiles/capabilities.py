@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import lcm
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import ProfileError, UnknownNameError
-from meshwright.profiles.mixers import MixerKind
+from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import ModelSpec
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
@@ -98,7 +98,7 @@ class Capabilities:
     ] = ()  # as ``constraints``, of one of these
     # Where it has several models: the facts of each; one of them must have all of a model's.
     model_families: tuple[tuple[str, ...], ...] = ()
-    # A fact, and expressions as ``constraints`` that plans of a model with it satisfy as well.
+    # A fact, or "mixers of any kind", and expressions as ``constraints`` for plans of a model with it.
     model_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()
     optimizer_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the same of an optimizer
     option_constraints: tuple[
@@ -314,10 +314,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gate of attention's output": model.attention_gate != "none" and not model.gate_in_queries,
         "gate of attention's output in the queries' projection": model.gate_in_queries,
         "bias of attention's gate": model.gate_bias,
-        **{
-            MIXER_FACTS[kind]: bool(model.mixer and model.mixer.kind == kind)
-            for kind in get_args(MixerKind)
-        },
+        **{one.fact: bool(model.mixer and model.mixer.kind == kind) for kind, one in MIXER_KINDS.items()},
         "mixers next to attention in a layer": model.paired is not None,
         DIFFUSION: model.diffusion is not None,
         "layers of one block": bool(model.layer_pattern),
@@ -342,16 +339,6 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         **_position_facts(model),
     }
     return frozenset(name for name, there in found.items() if there)
-
-
-MIXER_FACTS: Mapping[MixerKind, str] = {
-    "gated_delta_net": "gated delta nets",
-    "kimi_delta_attention": "Kimi's delta attention",
-    "lightning_attention": "lightning attention",
-    "mamba1": "selective scans (Mamba 1)",
-    "mamba2": "state-space layers (Mamba 2)",
-    "short_convolution": "short convolutions",
-}
 
 
 def _state_space_facts(model: ModelSpec) -> dict[str, bool]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_parts import Limits, refuse_out_of_range
@@ -48,21 +48,26 @@ MIXER_LIMITS: Limits = {
     "gate_rank": (0, 2**16),
     "attention_every": (0, 10_000),
 }
-# Of each head and token: a delta net reads a decay and a learning rate, a state-space model a time step.
-_GATES: Mapping[MixerKind, int] = {
-    "gated_delta_net": 2,
-    "kimi_delta_attention": 1,
-    "lightning_attention": 0,
-    "mamba1": 1,
-    "mamba2": 1,
-    "short_convolution": 0,
+
+
+class MixerTraits(NamedTuple):
+    """The word and the counts of one kind of mixer."""
+
+    fact: str  # as capabilities of launchers name it
+    gates: int  # of a head and token: decay and learning rate of a delta net, else decay or time step
+    # Trained numbers of a head: decay and time step; a state-space model has a skip connection, too. A
+    # selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
+    scalars: int
+
+
+MIXER_KINDS: Mapping[MixerKind, MixerTraits] = {
+    "gated_delta_net": MixerTraits("gated delta nets", gates=2, scalars=2),
+    "kimi_delta_attention": MixerTraits("Kimi's delta attention", gates=1, scalars=1),
+    "lightning_attention": MixerTraits("lightning attention", gates=0, scalars=0),
+    "mamba1": MixerTraits("selective scans (Mamba 1)", gates=1, scalars=2),
+    "mamba2": MixerTraits("state-space layers (Mamba 2)", gates=1, scalars=3),
+    "short_convolution": MixerTraits("short convolutions", gates=0, scalars=0),
 }
-# Trained numbers of each head: decay and time step; a state-space model has a skip connection, too.
-# A selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
-_SCALARS: Mapping[MixerKind, int] = {
-    "gated_delta_net": 2, "kimi_delta_attention": 1, "lightning_attention": 0, "mamba1": 2, "mamba2": 3,
-    "short_convolution": 0,
-}  # fmt: skip
 _CHANNELS = ("mamba1", "short_convolution")  # of which each is a head of one value
 # Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
 # With the exponential they are the 9 FLOPs that fvcore counts of its reference.
@@ -186,7 +191,7 @@ class MixerSpec:
     def gates(self) -> int:
         """Return the numbers of a token that set how its state changes."""
         channels = self.key_head_dim * (self.kind == "kimi_delta_attention")
-        return (_GATES[self.kind] + channels) * self.num_heads
+        return (MIXER_KINDS[self.kind].gates + channels) * self.num_heads
 
     @property
     def projected(self) -> int:
@@ -234,6 +239,12 @@ class MixerSpec:
                     "in_proj_a": heads}  # fmt: skip
         return {"in_proj_qkvz": self.convolved + values, "in_proj_ba": self.gates}
 
+    @property
+    def last_projection(self) -> str:
+        """Return the name of the linear layer of transformers' class that yields the output."""
+        own = self.kind == "kimi_delta_attention" or self.single_projections
+        return "o_proj" if own else "out_proj"
+
     def inner_products(self) -> dict[str, tuple[int, int, Literal["inputs", "outputs"]]]:
         """Return the linear layers between the projections: inputs, outputs, which of them ranks split."""
         if self.gate_rank:
@@ -258,7 +269,7 @@ class MixerSpec:
         """
         biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
         added = self.num_heads * self.key_head_dim * (self.kind == "kimi_delta_attention")
-        scalars = _SCALARS[self.kind] * self.num_heads + added
+        scalars = MIXER_KINDS[self.kind].scalars * self.num_heads + added
         return scalars + self.decays + biases + self.split_norm_parameters()
 
     def split_norm_parameters(self) -> int:

@@ -654,7 +654,8 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
 
     ``expert_width`` divides both sides of an expert's matrices.
     """
-    moe, own, mixer = model.moe, model_facts(model), model.mixer
+    moe, mixer = model.moe, model.mixer
+    own = model_facts(model) | ({"mixers of any kind"} if mixer else set())
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
     groups = mixer.num_key_heads if mixer else 1
     return [

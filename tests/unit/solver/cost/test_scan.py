@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.adapters import copied_parameters
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, model_facts
 from meshwright.profiles.collectives.collectives import all_reduce_s
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_cluster
-from meshwright.profiles.mixers import MixerSpec
+from meshwright.profiles.mixers import MIXER_KINDS, MixerKind, MixerSpec
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
 from meshwright.profiles.profile import default_profile
@@ -24,6 +25,7 @@ from meshwright.solver.cost.price import price
 from meshwright.solver.cost.scan import passed_states
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.launcher_rules import constraints_of_model
 
 DELTA = MixerSpec(
     kind="gated_delta_net", num_heads=32, num_key_heads=16, key_head_dim=128, value_head_dim=128,
@@ -49,6 +51,7 @@ SHORT = MixerSpec(
     kind="short_convolution", num_heads=2048, num_key_heads=2048, key_head_dim=1, value_head_dim=1,
     convolution=3, attention_layers=(2,),
 )  # fmt: skip
+KINDS = (DELTA, MAMBA, SELECTIVE, KIMI, LIGHTNING, SHORT)
 PLAIN = ModelSpec(
     name="x", num_layers=8, hidden_size=2048, ffn_hidden_size=6144, num_attention_heads=16,
     num_kv_heads=2, head_dim=256, vocab_size=32_000,
@@ -361,3 +364,16 @@ def test_a_mixer_of_no_layer_is_refused(mixer: MixerSpec, field: str) -> None:
 def test_keys_that_heads_do_not_share_evenly_are_refused() -> None:
     with pytest.raises(InvalidProblemError, match="16 does not divide num_heads = 24"):
         replace(DELTA, num_heads=24)
+
+
+def test_every_kind_of_mixer_is_a_fact_and_no_users_script_splits_it() -> None:
+    assert set(MIXER_KINDS) == set(get_args(MixerKind)) == {one.kind for one in KINDS}
+    able = [launcher_capabilities(name) for name in launchers_of("any")]
+    scripts = [one for one in able if "any" in one.model_facts and one.launcher != "none"]
+    assert len(scripts) > 1
+    for mixer in KINDS:
+        model = replace(PLAIN, mixer=mixer)
+        assert MIXER_KINDS[mixer.kind].fact in model_facts(model)
+        for one in scripts:
+            undivided = ["tensor_parallel_size * context_parallel_size == 1"]
+            assert constraints_of_model(model, one) == undivided, (mixer.kind, one.launcher)
