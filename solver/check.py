@@ -359,8 +359,9 @@ def violations_of_all(
         for (at, _), faults in zip(some, own_faults(on, able, [mesh for _, mesh in some]), strict=True):
             found[at] += faults
     right = [at for at, faults in enumerate(found) if not faults]
-    evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=True)
-    digest = problem_digest(problem) if any(isinstance(plan, Plan) for plan in plans) else ""
+    predicts = any(isinstance(plan, Plan) for plan in plans)
+    evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=predicts)
+    digest = problem_digest(problem) if predicts else ""
     for at, one in zip(right, evaluations, strict=True):
         found[at] += _memory_faults(one)
         if isinstance(plan := plans[at], Plan):

@@ -57,6 +57,8 @@ _RAILS, _RAIL_BYTES_PER_S = 8, 50e9  # of the cluster that the network's table w
 # as they are: 50 Gbit/s a GPU (Jean Zay's V100).
 SLOWEST_BYTES_PER_S = 6.25e9
 
+_ISLANDS: FloatArray = np.maximum(2.0 ** (np.arange(ACROSS_ROWS) / ROWS_PER_DOUBLING), 2.0)  # of each row
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShares:
@@ -207,28 +209,32 @@ def _across(kind: str, shares: NetworkShares, lines: Lines) -> FloatArray:
 
 
 def _rows_across(kind: str, shares: NetworkShares, parts: FloatArray) -> FloatArray:
-    islands = np.maximum(2.0 ** (np.arange(ACROSS_ROWS) / ROWS_PER_DOUBLING), 2.0)
     if kind == "all_to_all":
-        return _exchange_across(islands, shares, parts)
+        return _exchange_across(shares, parts)
     ring = shares.ring_share(parts)
     if kind == "all_gather":
         return np.tile(-np.log2(ring), (ACROSS_ROWS, 1))
-    payloads = (parts * count * shares.gpus_per_node for count in islands)
-    trees = [tree_share(count, payload) for count, payload in zip(islands, payloads, strict=True)]
+    payloads = (parts * count * shares.gpus_per_node for count in _ISLANDS)
+    trees = [tree_share(count, payload) for count, payload in zip(_ISLANDS, payloads, strict=True)]
     return np.asarray(-np.log2(np.maximum(ring, trees)))
 
 
-def _exchange_across(islands: FloatArray, shares: NetworkShares, parts: FloatArray) -> FloatArray:
+def _exchange_across(shares: NetworkShares, parts: FloatArray) -> FloatArray:
     """Return the rows of an all-to-all: more islands never take less time, so noise is levelled."""
-    sent = np.exp2(np.arange(LOW, 2 * HIGH, dtype=np.float64))
-    leaving = 1.0 - 1.0 / islands
-    times = [leave / shares.exchange_share(k, sent) for leave, k in zip(leaving, islands, strict=True)]
-    log2_times = np.log2(np.maximum.accumulate(np.array(times), axis=0))
+    sent, times = _exchange_times(shares)
     rows = [
-        np.interp(np.log2(parts * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
-        for k, leave, row in zip(islands, leaving, log2_times, strict=True)
+        np.interp(np.log2(parts * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(1.0 - 1.0 / k)
+        for k, row in zip(_ISLANDS, times, strict=True)
     ]
     return np.array(rows)
+
+
+@lru_cache(maxsize=2)  # the same on every network
+def _exchange_times(shares: NetworkShares) -> tuple[FloatArray, FloatArray]:
+    """Return bytes that a rank sends, and log2 of the times of an all-to-all of them over the islands."""
+    sent = np.exp2(np.arange(LOW, 2 * HIGH, dtype=np.float64))
+    times = [(1.0 - 1.0 / k) / shares.exchange_share(k, sent) for k in _ISLANDS]
+    return sent, np.log2(np.maximum.accumulate(np.array(times), axis=0))
 
 
 def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], lines: Lines) -> FloatArray:

@@ -678,6 +678,21 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     return with_residuals(replace(prices, prediction=times), problem, columns, profile)
 
 
+def price_transfers(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Return prices with the transfers between stages and the straggler alone filled in.
+
+    Raises:
+        InvalidProblemError: as ``price``.
+    """
+    look()
+    known = {
+        "transfer_s": transfer(context_of(problem, columns, profile)),
+        "straggler": profile.time_factor * straggler_share(columns, profile),
+    }
+    parts = LayerLayout.of(problem.model).num_kinds + 2
+    return with_residuals(RowPrices.partly(len(columns), parts, known), problem, columns, profile)
+
+
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Price every row; prices are linear in the split, so any split's time and memory are their sums.
 

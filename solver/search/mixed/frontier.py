@@ -542,7 +542,7 @@ class MixedFrontier:
         if not len(legal):
             return []
         columns = columns_of(self.problem, rows.sizes[legal], 1)
-        [priced] = on_all(rows.fleet, [columns], rows.options)
+        priced = on_all(rows.fleet, columns, rows.options)
         for option, own in zip(rows.options, priced, strict=True):
             look()
             gpus = rows.fleet.groups[option.group].num_gpus // option.tensor_parallel_size

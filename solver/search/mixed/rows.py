@@ -37,7 +37,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.communication import sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.cost.price import price
+from meshwright.solver.cost.price import price, price_transfers
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
@@ -52,7 +52,7 @@ from meshwright.solver.splits import Prescribed, divisors
 
 # Numbers of stages: where it matters a row is priced for each range, at the least of it.
 RANGES = ((2, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 20))
-_PRICED_FOR = (2, 9)  # numbers of stages that all rows are priced for
+_PRICED_FOR = (2, 9)  # numbers of stages that transfers and stragglers of all rows are priced for
 PRICED_AT_ONCE = 4096  # rows between two looks at the clock
 _MOST_PRICED = 200_000  # rows times options, priced once for each range; of more a sample is searched
 _FULL = RECOMPUTE.index("full")
@@ -157,11 +157,6 @@ def with_tensor_parallel(columns: Columns, size: int) -> Columns:
     """Return the same rows with a tensor-parallel size."""
     sizes = np.full(len(columns), size)
     return replace(columns, tensor_parallel_size=sizes, sequence_parallel=(sizes > 1).astype(np.int64))
-
-
-def rows_on(fleet: NodeGroups, columns: Columns, option: StageOption) -> Rows:
-    """Return rows as an option prices them."""
-    return rows_in(fleet, with_tensor_parallel(columns, option.tensor_parallel_size), option.group)
 
 
 def rows_in(fleet: NodeGroups, columns: Columns, group: int) -> Rows:
@@ -299,19 +294,18 @@ class MixedRows:
         legal: BoolArray, size: int, *, whole: bool,
     ) -> MixedRows:  # fmt: skip
         problem = fleet.problem
-        by_number = on_all(fleet, [columns_of(problem, sizes, stages) for stages in _PRICED_FOR], options)
-        two = by_number[0]
+        columns, further = (columns_of(problem, sizes, stages) for stages in _PRICED_FOR)
+        two = on_all(fleet, columns, options)
 
-        def each(read: Callable[[Rows], FloatArray], rows: Sequence[Rows] = two) -> FloatArray:
-            return np.stack([read(one) for one in rows])
+        def each(read: Callable[[Rows], FloatArray]) -> FloatArray:
+            return np.stack([read(one) for one in two])
 
         def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
             return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
 
         straggler = each(lambda one: one.prices.straggler)
-        columns = columns_of(problem, sizes, 2)
         hop = _least_hop_s(fleet, options, columns)
-        found = [_transfers(some, straggler, hop) for some in by_number]
+        found = [_transfers(fleet, some, options, straggler, hop) for some in (columns, further)]
         cost = columns.context_parallel_size * columns.data_parallel_size
         gpus = np.array([fleet.groups[one.group].num_gpus // one.tensor_parallel_size for one in options])
         several = legal[:, :, 2:].any(axis=2)
@@ -419,9 +413,10 @@ class MixedRows:
             )
         if (row, range_at) not in self.transfers_by_range:
             columns = self.columns(row, RANGES[range_at - 1][0])
-            priced = [rows_on(self.fleet, columns, one) for one in self.options]
             here = slice(row, row + 1)
-            one = _transfers(priced, self.straggler[:, here], self.hop_s[:, here])
+            one = _transfers(
+                self.fleet, columns, self.options, self.straggler[:, here], self.hop_s[:, here]
+            )
             self.transfers_by_range[row, range_at] = Transfers(
                 inside_s=one.inside_s[:, 0], entered_s=one.entered_s[:, 0], scale=one.scale[:, 0]
             )
@@ -469,24 +464,19 @@ def _more_forward_s(rows: Rows) -> FloatArray:
     return np.asarray(np.maximum(forward_s - share * (forward_s + backward_s), 0.0).max(axis=1))
 
 
-def on_all(
-    fleet: NodeGroups, tables: Sequence[Columns], options: Sequence[StageOption]
-) -> list[list[Rows]]:
-    """Return tables of n rows as each option prices them; those of one group are priced together."""
-    found: list[dict[int, Rows]] = [{} for _ in tables]
-    n = len(tables[0])
+def on_all(fleet: NodeGroups, columns: Columns, options: Sequence[StageOption]) -> list[Rows]:
+    """Return n rows as each option prices them; those of one group are priced together."""
+    found, n = dict[int, Rows](), len(columns)
+    together = max(1, PRICED_AT_ONCE // max(n, 1))
     for group in range(len(fleet.groups)):
         own = [at for at, one in enumerate(options) if one.group == group]
-        cells = [(number, at) for number in range(len(tables)) for at in own]
-        together = max(1, PRICED_AT_ONCE // max(n, 1))
-        for begin in range(0, len(cells), together):
+        for begin in range(0, len(own), together):
             look()
-            some = cells[begin : begin + together]
-            parts = [with_tensor_parallel(tables[i], options[at].tensor_parallel_size) for i, at in some]
+            some = own[begin : begin + together]
+            parts = [with_tensor_parallel(columns, options[at].tensor_parallel_size) for at in some]
             every = rows_in(fleet, Columns.concatenate(parts), group)
-            for place, (number, at) in enumerate(some):
-                found[number][at] = every.take(np.arange(place * n, (place + 1) * n))
-    return [[some[at] for at in range(len(options))] for some in found]
+            found |= {at: every.take(np.arange(i * n, (i + 1) * n)) for i, at in enumerate(some)}
+    return [found[at] for at in range(len(options))]
 
 
 def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -> BoolArray:
@@ -522,8 +512,15 @@ def _least_hop_s(fleet: NodeGroups, options: Sequence[StageOption], columns: Col
     return least
 
 
-def _transfers(rows: Sequence[Rows], straggler: FloatArray, hop_s: FloatArray) -> Transfers:
-    """Return the transfers of rows that are priced on every option for some number of stages."""
-    own = np.stack([one.prices.straggler for one in rows])
-    inside_s = 2.0 * np.stack([one.prices.transfer_s for one in rows])
+def _transfers(
+    fleet: NodeGroups, columns: Columns, options: Sequence[StageOption],
+    straggler: FloatArray, hop_s: FloatArray,
+) -> Transfers:  # fmt: skip
+    """Return the transfers of rows with some number of stages on every option."""
+    prices = []
+    for one in options:
+        there = with_tensor_parallel(columns, one.tensor_parallel_size)
+        prices.append(price_transfers(fleet.problems[one.group], there, fleet.profiles[one.group]))
+    own = np.stack([one.straggler for one in prices])
+    inside_s = 2.0 * np.stack([one.transfer_s for one in prices])
     return Transfers(inside_s=own * inside_s, entered_s=own * 2.0 * hop_s, scale=own / straggler)
