@@ -10,7 +10,7 @@ refused, not ignored, and so are facts that contradict each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -305,16 +305,29 @@ def _read(name: str) -> dict[str, Any]:
     return raw
 
 
+def allowed_values(name: str) -> str:
+    """Return, in words, the values that an option may have."""
+    if name in OPTION_WORDS:
+        return ", ".join(OPTION_WORDS[name])
+    if name in OPTION_PARTS:
+        parts, alone = OPTION_PARTS[name]
+        return ", ".join((*alone, f"{', '.join(parts)} joined by +"))
+    if name in OPTION_NUMBERS:
+        least, most = OPTION_NUMBERS[name]
+        return f"{least:g} to {most:g}"
+    return 'as in "8/4": 4 of 8 groups' if name == "moe_routing_groups" else "true or false"
+
+
 def _checked(name: str, value: object, current: object) -> object:
     pointer = f"/workload/framework_options/{name}"
     if name in OPTION_WORDS:
         if value not in OPTION_WORDS[name]:
-            raise _unknown_value(pointer, value, OPTION_WORDS[name])
+            raise _unknown_value(pointer, value, name)
         return value
     if name in OPTION_PARTS:
-        return _joined(pointer, value, *OPTION_PARTS[name])
+        return _joined(pointer, value, name)
     if name in OPTION_NUMBERS:
-        number = _number(pointer, value, *OPTION_NUMBERS[name])
+        number = _number(pointer, value, name)
         if name in _WHOLE and number != int(number):
             message = f"{number:g} is not a whole number"
             raise InvalidProblemError.of(
@@ -325,30 +338,30 @@ def _checked(name: str, value: object, current: object) -> object:
         return _groups(pointer, value)
     if isinstance(current, bool) and value in (0, 1, True, False):
         return bool(value)
-    raise InvalidProblemError([FieldError(pointer=pointer, message="must be true or false")])
+    raise _unknown_value(pointer, value, name)
 
 
-def _unknown_value(pointer: str, value: object, known: Sequence[str]) -> InvalidProblemError:
+def _unknown_value(pointer: str, value: object, name: str) -> InvalidProblemError:
     message = f'"{str(value)[:40]}" is not a known value'
-    return InvalidProblemError.of(pointer, message, allowed=", ".join(known))
+    return InvalidProblemError.of(pointer, message, allowed=allowed_values(name))
 
 
-def _joined(pointer: str, value: object, parts: Sequence[str], alone: Sequence[str]) -> str:
+def _joined(pointer: str, value: object, name: str) -> str:
     """Return parts joined by + in the order of the catalog's list, or a word that is used alone."""
-    given = str(value).split("+")
+    (parts, alone), given = OPTION_PARTS[name], str(value).split("+")
     if value in alone:
         return str(value)
     unknown = [part for part in given if part not in parts]
     if unknown:
-        joined = f"{', '.join(parts)} joined by +"
-        raise _unknown_value(pointer, unknown[0], (*alone, joined))
+        raise _unknown_value(pointer, unknown[0], name)
     return "+".join(part for part in parts if part in given)
 
 
-def _number(pointer: str, value: object, least: float, most: float) -> float:
+def _number(pointer: str, value: object, name: str) -> float:
+    least, most = OPTION_NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         message = f"{str(value)[:40]} is not a number in range"
-        raise InvalidProblemError.of(pointer, message, allowed=f"{least:g} to {most:g}")
+        raise InvalidProblemError.of(pointer, message, allowed=allowed_values(name))
     return float(value)
 
 
@@ -361,6 +374,11 @@ def _groups(pointer: str, value: object) -> str:
 
 
 _OPTIONS = frozenset(f.name for f in fields(FrameworkFacts)) - _NOT_OPTIONS
+
+
+def option_names() -> frozenset[str]:
+    """Return the names of all options."""
+    return _OPTIONS | {"cuda_graphs", "flash_attention"}
 
 
 def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:

@@ -300,10 +300,11 @@ def _hidden_update(
             fields.note(f"super_offload: {cause}, so DeepSpeed updates after the backward pass")
         else:
             found["super_offload"] = True
+            # a group ends with the tensor that fills it (stage3.py _create_fp16_sub_groups)
+            each = size < model.hidden_size**2 / configuration.zero_shard_size
+            count = "a group for every matrix" if each else f"{groups} groups of sub_group_size"
             if groups != UPDATE_GROUPS:
-                fields.note(
-                    f"super_offload: {groups} groups of sub_group_size are priced as {UPDATE_GROUPS}"
-                )
+                fields.note(f"super_offload: {count}, priced as {UPDATE_GROUPS} groups")
     if fields.has_section(_ZENFLOW) or fields.has(_ZENFLOW):
         found |= _zenflow(fields, configuration)
     return found

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision, TrainedModule
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
+from meshwright.profiles.frameworks import allowed_values, option_names
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
@@ -171,12 +172,31 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         elif kind == "too_long":
             message, size = "holds too much", f"up to {context['max_length']} entries"
         return FieldError(pointer=at, message=message, allowed=size)
+    if where[:2] == _OPTIONS and len(where) > len(_OPTIONS):
+        return _option_error(where, value)
     allowed = _range_of(where, root)
     if kind == "string_too_long":
         allowed = f"up to {context['max_length']} characters"
     if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
+
+
+_OPTIONS = ("workload", "framework_options")
+
+
+def _option_error(where: Sequence[int | str], value: object) -> FieldError:
+    """Return the fault of an option that is neither a word, a number, nor true or false."""
+    name = str(where[len(_OPTIONS)])
+    kind = (
+        "a list"
+        if isinstance(value, list)
+        else "an object"
+        if isinstance(value, dict)
+        else shown(str(value))
+    )
+    allowed = allowed_values(name) if name in option_names() else None
+    return FieldError(pointer=pointer(*where), message=f"must be one value, not {kind}", allowed=allowed)
 
 
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

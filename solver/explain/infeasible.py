@@ -41,7 +41,7 @@ from meshwright.solver.space.enumerate import Space, enumerate_space, refuted_sp
 from meshwright.solver.space.factored import Crossing
 from meshwright.solver.space.request_rules import group_constraints, request_rules, without_limits
 from meshwright.solver.space.rule import Rule
-from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.space.rules import HOST_LIMITS, lacking_outside, rules_of, violation_masks
 from meshwright.solver.splits import Prescribed
 
 _MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
@@ -105,6 +105,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
     shortfall = _shortfall(rows)
     reasons = [_memory_reason(problem, rows, shortfall)] if shortfall else []
+    reasons += _host_reasons(problem, profile, space)
     reasons += _request_reasons(space, conflicts)
     changes = chain(
         _risk_changes(problem, profile, shortfall),
@@ -186,6 +187,32 @@ def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
         f"optimizer states), {short / GIB:.1f} GiB more than a predicted peak may fill: "
         f"{budget / GIB:.1f} of {limit / GIB:.1f} GiB"
     )
+
+
+def _host_reasons(problem: Problem, profile: Profile, space: Space) -> Iterator[str]:
+    """Yield what hosts lack where GPUs could offload: of rows that fit them, else of the nearest one."""
+    limits = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.name in HOST_LIMITS)
+    lacking = np.flatnonzero(((space.masks & ~limits) == 0) & ~space.legal)
+    columns = space.columns.take(lacking)
+    columns = columns.take(lightest_of(columns)[:_MOST_LIGHT])
+    if not len(columns):
+        return
+    rows = priced_rows(problem, profile, columns)
+    if (fits := fitting(rows)).any():
+        rows = rows.take(np.flatnonzero(fits))
+        lacks = sum(lacking_outside(problem, rows.columns))
+        rows = rows.take(np.flatnonzero(lacks == np.min(lacks)))
+    short = _shortfall(rows)
+    if short is None:
+        return
+    at = Columns.of([short.config])
+    for what, lacks in zip(("host memory", "NVMe"), lacking_outside(problem, at), strict=True):
+        if lacks[0]:
+            yield (
+                f"{what}: with {short.config.offload} offloaded, stage {short.stage} needs "
+                f"{short.needed_bytes / GIB:.1f} of {short.limit_bytes / GIB:.1f} GiB on each GPU, and "
+                f"{lacks[0] / GIB:.1f} GiB more {what} than may be filled for each GPU"
+            )
 
 
 def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:

@@ -66,6 +66,12 @@ _OF_STEPS = (*OF_CHUNKS, "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
+HOST_LIMITS = (
+    "offloaded optimizer states fit the hosts", "offloaded activations fit the hosts as well",
+    "offloaded states fit the drives",
+)  # fmt: skip
+
+
 def host_rules(problem: Problem) -> Iterator[Rule]:
     """Yield the limits: of states alone, of activations as well, and of drives."""
     share = usable_host_bytes(problem)
@@ -73,13 +79,13 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
         f"{share / GIB:.0f} GiB of host memory for each GPU ({share / host_share_bytes(problem):.0%} of it)"
     )
     yield Rule(
-        name="offloaded optimizer states fit the hosts",
+        name=HOST_LIMITS[0],
         reason=reason,
         reads=_all_but(*_OF_STEPS),
         violated=lambda c: _too_large(problem, c, c.offload > 0, share),
     )
     yield Rule(
-        name="offloaded activations fit the hosts as well",
+        name=HOST_LIMITS[1],
         reason=reason,
         reads=_all_but(*_OF_ORDER),
         violated=lambda c: _too_large(
@@ -93,7 +99,7 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _drive_rule(problem: Problem) -> Rule:
-    share = USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
+    share = _usable_drive_bytes(problem)
 
     def swapped(c: Columns) -> BoolArray:
         """Mark rows that keep anything on drives."""
@@ -108,12 +114,23 @@ def _drive_rule(problem: Problem) -> Rule:
         return broken
 
     return Rule(
-        name="offloaded states fit the drives",
+        name=HOST_LIMITS[2],
         reason=f"{share / GIB:.0f} GiB of NVMe for each GPU ({USABLE:.0%} of it)",
         reads=_all_but(*_OF_STEPS),
         violated=violated,
         concerns=swapped,
     )
+
+
+def lacking_outside(problem: Problem, columns: Columns) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes of host memory and of drives for each GPU beyond what may be filled, (n,) each."""
+    found = _outside(problem, columns, _OF_ORDER)
+    lacks_host = found.host - usable_host_bytes(problem)
+    return np.maximum(lacks_host, 0.0), np.maximum(found.nvme - _usable_drive_bytes(problem), 0.0)
+
+
+def _usable_drive_bytes(problem: Problem) -> float:
+    return USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
 
 
 def usable_host_bytes(problem: Problem) -> float:

@@ -134,6 +134,8 @@ def test_zenflow_and_superoffload_are_read_as_what_deepspeed_makes_of_them() -> 
     early = CPU | {"super_offload": True}
     away = read(3, offload_optimizer=early, sub_group_size=55_000_000)
     assert away.workload.framework_options["super_offload"] is True
+    tiny = read(3, offload_optimizer=early, sub_group_size=0)  # DeepSpeed fills a group with one tensor
+    assert "super_offload: a group for every matrix, priced as 20 groups" in tiny.notes
     whole = read(3, offload_optimizer=early, sub_group_size=2_000_000_000)
     assert "super_offload" not in whole.workload.framework_options
     assert any("one group of sub_group_size" in note for note in whole.notes)

@@ -369,6 +369,24 @@ def test_more_limits_than_a_mask_has_bits_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bucket_bytes", [1], "must be one value, not a list. Allowed: 0 to 1e+12"),
+        ("cuda_graph", ["attn"], "not a list. Allowed: none, layer, full_iteration, attn, mlp, moe, "),
+        ("attention_kernel", {"a": 1}, "not an object. Allowed: flash1, flash2, flash3"),
+        ("dropout", ["yes"], "not a list. Allowed: true or false"),
+        ("dropout", "yes", '"yes" is not a known value. Allowed: true or false'),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused_with_its_own_values(
+    name: str, value: object, words: str
+) -> None:
+    found = sentence(request(workload={**WORKLOAD, "framework_options": {name: value}}))
+    assert f"workload.framework_options.{name}: " in found
+    assert words in found
+
+
 def test_a_logical_variable_is_pinned_to_true_or_false() -> None:
     problem = parse_problem(searching(pin={"sequence_parallel": True}))
     assert problem.options.pin == {"sequence_parallel": True}

@@ -115,6 +115,27 @@ def test_a_pin_that_costs_the_memory_is_named_with_it_and_its_removal_fits() -> 
     assert fits(replace(problem, options=options))
 
 
+def test_hosts_that_are_too_small_for_what_is_offloaded_are_named_with_what_they_lack() -> None:
+    # Llama 3.1 70B: weights, copy, moments and gradients take 14 * 70.6 / 8 = 123 GB of each host and more
+    def on_hosts(gib: float, *allow: str) -> Problem:
+        plain = a_cluster(num_nodes=1)
+        group = replace(plain.groups[0], host_memory_bytes=int(gib * 8 * GIB))
+        problem = a_problem(cluster=replace(plain, groups=(group,)), batch=8)
+        options = replace(problem.options, allow=allow)
+        return replace(problem, launcher="torchtitan", options=options)
+
+    assert not any("host memory" in one for one in explained(on_hosts(64.0)).reasons), "nothing may leave"
+    (host,) = (
+        one for one in explained(on_hosts(64.0, "offload")).reasons if one.startswith("host memory: ")
+    )
+    assert "with optimizer+parameters offloaded" in host
+    more = float(host.partition(" GiB more host memory than may be filled")[0].rpartition(" ")[2])
+    assert more > 123e9 / GIB - 0.9 * 64
+    # of 64 GiB 57.6 may be filled; of more than 80 all but 8
+    assert fits(on_hosts(57.6 + more + 8.1, "offload"))
+    assert not fits(on_hosts(57.6 + more + 7.8, "offload"))
+
+
 def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
     found = explained(a_problem(cluster=a_cluster(num_nodes=4), pin={"tensor_parallel_size": 16}))
     assert found.conflicts == (("pin tensor_parallel_size = 16",),)
