@@ -1,35 +1,32 @@
-"""Rules of launchers, and the nearest legal values for their faults."""
+"""Plans that a launcher would not run as they were priced: refused before a file is written.
+
+The rules are those of the search (``meshwright.solver.space.rules``) on one configuration, with the nearest
+values that keep each. The rules here are of values that its columns do not hold: the split, the nodes, and
+words that are unknown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from math import gcd
+
+import numpy as np
 
 from meshwright.launchers.target import Target
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.solver.configuration import (
-    RANK_ORDERS,
+    ALL_LAYERS,
     VARIABLE_OF,
     VARIABLES,
     Columns,
     chunk_sizes,
     holds_layers,
 )
-from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
-from meshwright.solver.space.expressions import Node
-from meshwright.solver.space.launcher_rules import (
-    constraints_of,
-    is_a_row,
-    model_faults,
-    offloads,
-    option_faults,
-    problem_faults,
-    switch_rules,
-    weight_shard_obstacle,
-)
-from meshwright.solver.space.request_rules import broken_by, constraint_of
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.rule import Rule as SpaceRule
+from meshwright.solver.space.rules import launch_rules
 from meshwright.solver.splits import divisors, launcher_split
 
 Rule = Callable[[Target], Iterator[FieldError]]  # yields one fault for each broken value
@@ -56,6 +53,12 @@ def near_multiples(value: int, unit: int) -> str:
     return _neighbours(value, [n for n in (below, below + unit) if n > 0])
 
 
+def _neighbours(value: int, legal: list[int]) -> str:
+    below = [n for n in legal if n <= value][-1:]
+    above = [n for n in legal if n > value][:1]
+    return " or ".join(str(n) for n in below + above)
+
+
 def refuse(rules: Iterable[Rule], target: Target) -> None:
     """Check ``target`` against every rule.
 
@@ -67,198 +70,178 @@ def refuse(rules: Iterable[Rule], target: Target) -> None:
         raise RefusedExportError(faults)
 
 
-def _neighbours(value: int, legal: list[int]) -> str:
-    below = [n for n in legal if n <= value][-1:]
-    above = [n for n in legal if n > value][:1]
-    return " or ".join(str(n) for n in below + above)
+def refuse_first(target: Target, launcher: str, own: tuple[Rule, ...] = ()) -> None:
+    """Check a plan of one mesh against the rules of the search, of nodes, and the launcher's ``own``.
+
+    Raises:
+        RefusedExportError: rules are broken; every fault of every rule is in it.
+    """
+    refuse((stages_stand_on_like_nodes, values_are_known), target)  # the others divide by sizes
+    refuse((gpus_fit_the_cluster, nodes_are_whole, runs_under(launcher), *own), target)
+
+
+def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
+    """Require one mesh for all nodes: stages and replicas have no node group or size of their own."""
+    for name in ("stage_groups", "replicas"):
+        if getattr(target.config, name):
+            yield fault(
+                name,
+                "launchers run one mesh with one tensor_parallel_size on all nodes; none places stages on "
+                "node groups",
+                nearest="a plan searched for the launcher",
+            )
+
+
+def values_are_known(target: Target) -> Iterator[FieldError]:
+    """Require words and numbers that a configuration can have, and a split of all layers into chunks."""
+    config = target.config
+    for name, variable in VARIABLES.items():
+        value = getattr(config, name)
+        if variable.words and value not in variable.words:
+            yield fault(
+                name, f"{value!s:.40} is unknown", allowed=", ".join(variable.words), nearest=variable.off
+            )
+        elif variable.is_integer and not variable.least <= value <= variable.most:
+            allowed = f"{variable.least} to {variable.most}"
+            nearest = min(max(value, variable.least), variable.most)
+            yield fault(name, f"{value} is out of range", allowed=allowed, nearest=nearest)
+    chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
+    held, wanted = sum(config.stage_layers), target.model.num_layers
+    if len(config.stage_layers) != chunks:
+        message = f"{len(config.stage_layers)} entries for pp * vpp = {chunks} chunks"
+        yield fault("stage_layers", message, allowed=f"{chunks} entries", nearest=f"{chunks} entries")
+    if held != wanted:
+        yield fault("stage_layers", f"{held} layers for a model of {wanted}", nearest=f"a sum of {wanted}")
+    yield from _uncounted(target)
+
+
+def _uncounted(target: Target) -> Iterator[FieldError]:
+    """Refuse counts of recomputed layers and shards that mean nothing, which no parser notices."""
+    config, most = target.config, max(target.config.stage_layers, default=0)
+    whole = config.recompute_granularity == "full"
+    counts = (*range(1, most + 1), sum(config.stage_layers)) if whole else (0,)
+    if config.recompute_layers not in counts and not config.stage_recompute_layers:
+        yield fault(
+            "recompute_layers",
+            f"{config.recompute_layers} layers of chunks that hold up to {most}, with "
+            f"recompute_granularity {config.recompute_granularity}",
+            allowed=f"1 to {most}; {counts[-1]}: every layer" if whole else "0",
+            nearest=min(max(1, config.recompute_layers), most) if whole else 0,
+        )
+    if config.zero_stage == 0 and config.zero_shard_size != 1:
+        yield fault(
+            "zero_shard_size", f"{config.zero_shard_size} with zero_stage 0", allowed="1", nearest=1
+        )
+
+
+def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
+    """Require tp * pp * cp * dp GPUs in the cluster (torchrun would wait for them for ever)."""
+    used, there = target.config.num_gpus, target.problem.cluster.num_gpus
+    if used > there:
+        rest = used // target.config.data_parallel_size
+        yield fault(
+            "data_parallel_size",
+            f"tp * pp * cp * dp = {used} GPUs, the cluster has {there}",
+            allowed=f"at most {there // rest}",
+            nearest=max(1, there // rest),
+        )
+
+
+def nodes_are_whole(target: Target) -> Iterator[FieldError]:
+    """Require equal numbers of torchrun's processes on all nodes (one ``--nproc-per-node``)."""
+    sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
+    if len(sizes) > 1 and target.num_nodes > 1:
+        yield fault(
+            "data_parallel_size",
+            f"the cluster's nodes have {', '.join(map(str, sorted(sizes)))} GPUs: ranks need equal nodes",
+        )
+    used, per_node = target.config.num_gpus, target.gpus_per_node
+    if used % per_node:
+        yield fault(
+            "data_parallel_size",
+            f"{used} GPUs do not fill nodes of {per_node}",
+            allowed=f"a product tp * pp * cp * dp that {per_node} divides",
+            nearest=f"{near_multiples(used, per_node)} GPUs",
+        )
 
 
 # --------------------------------------------------------------------------------------------------
-# Checks of a plan against its launcher's data: plans that the search never proposes are refused here, too.
+# What the launcher's data and the rules of the search ask of a plan with known values.
 #
 # The data are in profiles/catalog/frameworks/capabilities.yaml, each entry with its source.
 
 
-def within_capabilities(launcher: str) -> Rule:
-    """Return the rule that ``launcher`` can express the plan."""
+def runs_under(launcher: str) -> Rule:
+    """Return the rule that ``launcher`` runs the plan as it was priced."""
     able = launcher_capabilities(launcher)
 
-    def expressible(target: Target) -> Iterator[FieldError]:
-        """Yield a fault for every value that the launcher does not have."""
-        yield from problem_faults(target.problem, able)
-        yield from _broken_switches(able, target)
-        yield from _word_faults(able, target)
-        yield from _axis_faults(able, target)
-        yield from shares_weights(launcher)(target)
-        if able.data_parallel_alike:
-            yield from grouped_alike(target)
+    def runs(target: Target) -> Iterator[FieldError]:
+        """Yield a fault for every value that the launcher does not run, or cannot state in its files."""
+        options = replace(target.problem.options, standalone_stages=0 in target.config.stage_layers)
+        problem = replace(target.problem, launcher=launcher, options=options)
+        yield from problem_faults(problem, able)
+        if target.config.stage_recompute_layers and not able.recompute_per_stage:
+            message = "one number of layers is recomputed on every stage"
+            yield fault("stage_recompute_layers", message, allowed="[]", nearest="[]")
         yield from _stage_faults(able, target)
         yield from _inner_output_faults(able, target)
-        beside = able.standalone_constraints * (0 in target.config.stage_layers)
-        by_stage = able.stage_recompute_constraints * bool(target.config.stage_recompute_layers)
-        texts = tuple(dict.fromkeys((*constraints_of(target.problem, able), *beside, *by_stage)))
-        yield from constraint_faults(able, target, texts)
+        row = Columns.of([target.config])
+        asked = [rule for rule in launch_rules(problem, able) if rule.reads]
+        broken = [rule for rule in asked if rule.violated(row).any()]
+        kept = [rule for rule in asked if rule not in broken]
+        for rule in broken:
+            yield _broken(rule, kept, row, problem)
 
-    return expressible
-
-
-def options_hold(launcher: str) -> Rule:
-    """Return the rule that options fit the model, the precision, the plan and each other."""
-    able = launcher_capabilities(launcher)
-
-    def held(target: Target) -> Iterator[FieldError]:
-        """Yield the faults with which the launcher does not start."""
-        yield from option_faults(target.problem, able)
-        yield from _broken_switches(able, target)
-
-    return held
+    return runs
 
 
-def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    if not is_a_row(target.config):
-        return
-    row = Columns.of([target.config])
-    for rule in switch_rules(target.problem, able):
-        if rule.violated(row).any():
-            name = VARIABLE_OF[rule.reads[0]].name
-            value = getattr(target.config, name)
-            yield fault(name, f"{able.launcher} does not run {value} with these options: {rule.reason}")
+def _broken(rule: SpaceRule, kept: list[SpaceRule], row: Columns, problem: Problem) -> FieldError:
+    """Return the fault of a broken rule at the last variable it reads that repairs it alone.
+
+    Of the values that do, those are legal that break the fewest of the rules that the plan keeps.
+    """
+    for column in reversed(rule.reads):
+        codes = _codes(column, row, problem)
+        tried = replace(row.take(np.zeros(len(codes), dtype=np.int64)), **{column: codes})
+        repairs = ~rule.violated(tried)
+        if repairs.any():
+            spoilt = sum((one.violated(tried).astype(np.int64) for one in kept), start=0 * codes)
+            legal = [int(code) for code in codes[repairs & (spoilt == spoilt[repairs].min())]]
+            break
+    else:
+        legal = []
+    name, now = VARIABLE_OF[column].name, int(getattr(row, column)[0])
+    shown = _shown(column, problem)
+    message = f"{shown(now)} breaks a rule: {rule.name}" + (f" ({rule.reason})" if rule.reason else "")
+    words = ", ".join(map(shown, legal)) if 0 < len(legal) <= _LISTED else None
+    near = [*[code for code in legal if code < now][-1:], *[code for code in legal if code > now][:1]]
+    if not VARIABLE_OF[column].is_integer:
+        near = legal[:1]
+    return fault(name, message, allowed=words, nearest=" or ".join(map(shown, near)) or None)
 
 
-def model_is_stated(launcher: str) -> Rule:
-    """Return the rule that the launch file can state every fact of the model."""
-    able = launcher_capabilities(launcher)
-    return lambda target: model_faults(target.model, able)
+_LISTED = 12
+_TRIED = 1024  # values of a size, or twice the plan's own
 
 
-def shares_weights(launcher: str) -> Rule:
-    """Return the rule that ``launcher`` lets data-parallel ranks share weights in this plan."""
-    able = launcher_capabilities(launcher)
-
-    def shared(target: Target) -> Iterator[FieldError]:
-        """Yield a fault where it shares none, or not next to the plan's other values."""
-        sizes = {
-            name: size
-            for name in ("weight_shard_size", "expert_weight_shard_size")
-            if (size := getattr(target.config, name)) > 1
-        }
-        if not sizes:
-            return
-        if why := weight_shard_obstacle(target.problem, able):
-            for name, size in sizes.items():
-                yield fault(name, f"{size} with {able.launcher}: {why}", allowed="1", nearest=1)
-        yield from constraint_faults(able, target, able.weight_shard_constraints)
-
-    return shared
+def _codes(column: str, row: Columns, problem: Problem) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the values that may repair a rule, as a column holds them."""
+    variable = VARIABLE_OF[column]
+    if variable.words:
+        return np.arange(len(variable.words), dtype=np.int64)
+    if column == "recompute_layers":
+        return np.array([*range(problem.model.num_layers), ALL_LAYERS], dtype=np.int64)
+    if not variable.is_integer:
+        return np.arange(2, dtype=np.int64)
+    most = min(variable.most, max(2 * int(getattr(row, column)[0]), _TRIED))
+    return np.arange(variable.least, most + 1, dtype=np.int64)
 
 
-def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
-    """Require a schedule for the number of stages and chunks (PyTorch has single- and multi-stage ones)."""
-    config = target.config
-    fitting = schedules_of(config.pipeline_parallel_size, config.virtual_pipeline_size)
-    if config.pipeline_schedule not in fitting:
-        yield fault(
-            "pipeline_schedule",
-            f"{config.pipeline_schedule!s:.40} with pp {config.pipeline_parallel_size} and vpp "
-            f"{config.virtual_pipeline_size}",
-            allowed=", ".join(fitting),
-            nearest=plain_schedule(config.pipeline_parallel_size, config.virtual_pipeline_size),
-        )
-    elif config.pipeline_schedule == "dualpipe_v" and config.num_microbatches < len(config.stage_layers):
-        yield fault(
-            "num_microbatches",
-            f"dualpipe_v needs one for each of the {len(config.stage_layers)} chunks",
-            nearest=len(config.stage_layers),
-        )
-
-
-def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    config = target.config
-    stages = [
-        stage
-        for stage in able.zero_stages
-        if config.pipeline_parallel_size == 1 or stage <= able.max_zero_stage_with_pipeline
-    ]
-    offers = {
-        "pipeline_schedule": able.schedules,
-        "recompute_granularity": able.recompute,
-        "offload": offloads(target.problem, able),
-        "zero_stage": tuple(stages),
-        "context_parallel_mode": able.context_parallel_modes,
-        "rank_order": able.rank_orders,
-    }
-    for name, offered in offers.items():
-        value = getattr(config, name)
-        if value not in offered:
-            words = ", ".join(map(str, offered))
-            why = f": {able.offload_note}" if name == "offload" and able.offload_note else ""
-            yield fault(name, f"{able.launcher} does not offer {value!s:.40}{why}", allowed=words)
-    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
-    if partial and not able.recompute_layer_counts:
-        yield fault(
-            "recompute_layers",
-            f"{able.launcher} recomputes every layer or none",
-            nearest=sum(config.stage_layers),
-        )
-
-
-def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Yield faults of parallel axes that the launcher lacks, and of splits that it cannot make."""
-    config, model = target.config, target.model
-    for name, variable in VARIABLES.items():
-        value = getattr(config, name)
-        if variable.needs and not getattr(able, variable.needs) and value > 1:
-            yield fault(name, f"{able.launcher} is not planned with {value}", allowed="1", nearest=1)
-    if config.sequence_parallel and not able.sequence_parallel:
-        yield fault("sequence_parallel", f"{able.launcher} has none", allowed="false", nearest=False)
-    tp = config.tensor_parallel_size
-    kv_heads = gcd(*model.kv_head_counts)
-    if able.heads_whole_on_ranks and kv_heads % tp:
-        yield fault(
-            "tensor_parallel_size",
-            f"{tp} does not divide {kv_heads} key/value heads; {able.launcher} copies none",
-            allowed=f"divisors of {kv_heads}",
-        )
-    slices = tp * config.context_parallel_size * (2 if config.context_parallel_size > 1 else 1)
-    if able.halves_on_ranks and target.workload.seq_length % slices:
-        yield fault(
-            "context_parallel_size",
-            f"tp * 2 cp = {slices} does not divide seq_length {target.workload.seq_length}",
-        )
-    if config.zero_stage and config.zero_shard_size != target.shard_ranks and not able.hybrid_sharding:
-        yield fault(
-            "zero_shard_size",
-            f"{able.launcher} shards over all dp * cp = {target.shard_ranks} ranks",
-            nearest=target.shard_ranks,
-        )
-
-
-def grouped_alike(target: Target) -> Iterator[FieldError]:
-    """Require equal replicas of experts and attention for Megatron-Core's second rank order."""
-    config, dense = target.config, target.model.moe is None
-    if config.rank_order == RANK_ORDERS[0]:
-        return
-    shared = config.context_parallel_size * (1 if dense else config.tensor_parallel_size)
-    if config.expert_ranks != shared:
-        yield fault(
-            "rank_order",
-            f"{config.rank_order} needs as many data-parallel ranks for experts as for attention"
-            + (": context_parallel_size 1" if dense else ": ep * expert tp = tp * cp"),
-            allowed=RANK_ORDERS[0],
-            nearest=RANK_ORDERS[0],
-        )
-
-
-def _inner_output_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Require the layers that add a tower's inner outputs in the first chunk, which embeds the images."""
-    tower, first = target.model.tower, next(iter(target.config.stage_layers), 0)
-    if tower is not None and tower.model_type in able.towers and first < tower.inner_outputs:
-        yield fault(
-            "stage_layers",
-            f"the first chunk has {first} layers; the tower's {tower.inner_outputs} inner outputs are "
-            "added behind as many layers",
-            allowed=f"{tower.inner_outputs} or more layers in the first chunk",
-        )
+def _shown(column: str, problem: Problem) -> Callable[[int], str]:
+    """Return how a column's values are written: every recomputed layer as the number of all."""
+    if column == "recompute_layers":
+        return lambda code: str(min(code, problem.model.num_layers))
+    return lambda code: str(VARIABLE_OF[column].value(code))
 
 
 def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
@@ -290,21 +273,13 @@ def _most_stages(target: Target) -> int:
     return max(filled, default=1)
 
 
-def _first_name(node: Node) -> str:
-    inside = (_first_name(operand) for operand in node.operands)
-    return str(node.value) if node.sign == "name" else next(filter(None, inside), "")
-
-
-def constraint_faults(
-    able: Capabilities, target: Target, constraints: Iterable[str]
-) -> Iterator[FieldError]:
-    """Yield the ``constraints`` of the launcher that the plan breaks."""
-    if not is_a_row(target.config):
-        return
-    one = Columns.of([target.config])
-    for text in constraints:
-        node = constraint_of(text)
-        if broken_by(node, one, target.model.num_layers).any():
-            name = _first_name(node)
-            value = getattr(target.config, name)
-            yield fault(name, f"{able.launcher} does not run {value} next to the others", allowed=text)
+def _inner_output_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Require the layers that add a tower's inner outputs in the first chunk, which embeds the images."""
+    tower, first = target.model.tower, next(iter(target.config.stage_layers), 0)
+    if tower is not None and tower.model_type in able.towers and first < tower.inner_outputs:
+        yield fault(
+            "stage_layers",
+            f"the first chunk has {first} layers; the tower's {tower.inner_outputs} inner outputs are "
+            "added behind as many layers",
+            allowed=f"{tower.inner_outputs} or more layers in the first chunk",
+        )

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     MIB,
     StartCommand,
@@ -18,6 +17,7 @@ from meshwright.launchers.export import (
     sequences_in_the_script,
     written_bucket,
 )
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.capabilities import launcher_capabilities

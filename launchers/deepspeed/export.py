@@ -11,7 +11,6 @@ from meshwright.launchers.accelerate.export import (
     attention_is_in_the_script,
     deepspeed_plugin_file,
 )
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     StartCommand,
     bucket_units,
@@ -21,6 +20,7 @@ from meshwright.launchers.export import (
     sequences_in_the_script,
     written_bucket,
 )
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.requirements import ASYNC_IO
 from meshwright.solver.cost.memory import (

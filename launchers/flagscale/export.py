@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import yaml
 
-from meshwright.launchers.common_rules import COMMON_RULES
 from meshwright.launchers.export import (
     TORCHRUN_FILE,
     StartCommand,
@@ -31,8 +30,6 @@ from meshwright.launchers.flagscale.meshes import (
     returns_to_a_type,
 )
 from meshwright.launchers.megatron_core.names import SWITCHES_OF_ALL, environment, written_cut
-from meshwright.launchers.megatron_lm import model_rules
-from meshwright.launchers.megatron_lm import rules as parallel_rules
 from meshwright.launchers.megatron_lm.flags import (
     ATTENTION_BACKENDS,
     Section,
@@ -40,7 +37,14 @@ from meshwright.launchers.megatron_lm.flags import (
     padded_vocabulary,
     sections,
 )
-from meshwright.launchers.rules import Rule, fault, refuse, schedule_fits_the_stages, within_capabilities
+from meshwright.launchers.rules import (
+    Rule,
+    fault,
+    refuse,
+    refuse_first,
+    runs_under,
+    values_are_known,
+)
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled, template
 from meshwright.profiles.errors import FieldError
@@ -138,47 +142,23 @@ _OF_MESHES: tuple[Rule, ...] = (
     ends_are_split_alike,
     counts_fit_the_stages,
 )
-_OF_EACH_MESH: tuple[Rule, ...] = (
-    parallel_rules.batch_is_conserved,
-    parallel_rules.split_has_every_stage,
-    parallel_rules.split_has_every_layer,
-    parallel_rules.no_stage_is_empty,
-    schedule_fits_the_stages,
-    parallel_rules.shards_divide_the_replicas,
-    model_rules.heads_divide_over_ranks,
-    model_rules.kv_groups_divide_over_ranks,
-    model_rules.ffn_divides_over_ranks,
-    model_rules.sequence_divides_over_tensor_ranks,
-    model_rules.experts_divide_over_ranks,
-    model_rules.expert_ranks_divide_the_stage,
-    model_rules.experts_with_tensor_ranks_need_sequence_parallel,
-    within_capabilities("flagscale"),
-)
-_OF_ONE_MESH: tuple[Rule, ...] = (
-    *(rule for rule in COMMON_RULES if rule is not parallel_rules.recompute_is_known),
-    parallel_rules.interleaving_needs_a_pipeline,
-    model_rules.experts_with_tensor_ranks_need_sequence_parallel,
-    counts_fit_the_stages,
-    within_capabilities("flagscale"),
-)
 
 
-def refuse_first(target: Target) -> None:
+def refuse_meshes_first(target: Target) -> None:
     """Check a plan against the rules of FlagScale's meshes, or of Megatron-LM where all nodes are alike.
 
     Raises:
         RefusedExportError: rules are broken; every fault of every rule is in it.
     """
-    refuse((parallel_rules.sizes_are_positive,), target)
     if not target.config.is_placed:
-        own = () if target.config.stage_recompute_layers else (parallel_rules.recompute_is_known,)
-        refuse((*_OF_ONE_MESH, *own), target)
+        refuse_first(target, "flagscale", (counts_fit_the_stages,))
         return
     refuse((replicas_are_alike, groups_have_the_gpus), target)
     refuse(_OF_MESHES, target)
     for problem, mesh in meshes_of(target.problem, target.config):
         one = replace(target, problem=problem, plan=replace(target.plan, config=mesh))
-        refuse(_OF_EACH_MESH, one)
+        refuse((values_are_known,), one)
+        refuse((runs_under("flagscale"),), one)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +356,7 @@ def _needed(name: str, hint: str, hosts: Sequence[str]) -> str:
 
 def export(target: Target) -> ExportBundle:
     """Return the experiment, the training arguments, the hosts and the script that starts them."""
-    refuse_first(target)
+    refuse_meshes_first(target)
     warnings = list(found_warnings(target))
     head = header(target, warnings, PRODUCT)
     files = {

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     EnvironmentVariable,
     StartCommand,
@@ -35,11 +34,8 @@ from meshwright.launchers.megatron_core.names import (
     split_values,
 )
 from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
-from meshwright.launchers.megatron_lm.model_rules import (
-    experts_with_tensor_ranks_need_sequence_parallel,
-    gathered_tokens_are_of_equal_sequences,
-)
-from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
+from meshwright.launchers.megatron_lm.flags import gathered_tokens_are_of_equal_sequences
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import LLAMA_FACTORY_FOLLOWS, LLAMA_FACTORY_NEEDS, OF_THE_RUN
 from meshwright.profiles.errors import FieldError
@@ -62,11 +58,6 @@ def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldE
         yield from gathered_tokens_are_of_equal_sequences(target)
 
 
-OWN_RULES = (
-    interleaving_needs_a_pipeline,
-    experts_with_tensor_ranks_need_sequence_parallel,
-    lengths_differ_where_tokens_are_exchanged,
-)
 USE_MCA = EnvironmentVariable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
@@ -74,7 +65,7 @@ USE_MCA = EnvironmentVariable(
 
 def export(target: Target) -> ExportBundle:
     """Return the YAML and the two scripts that start it."""
-    refuse_first(target, "llama-factory", OWN_RULES)
+    refuse_first(target, "llama-factory", (lengths_differ_where_tokens_are_exchanged,))
     return bundled(
         target,
         product=PRODUCT,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import yaml
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     EnvironmentVariable,
     StartCommand,
@@ -20,7 +19,7 @@ from meshwright.launchers.export import (
     printable,
 )
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.rules import fault
+from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.requirements import ENGINE_FOR_JAX

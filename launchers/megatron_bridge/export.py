@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     ARGUMENTS_FILE,
     StartCommand,
@@ -44,15 +43,11 @@ from meshwright.launchers.megatron_core.names import (
 from meshwright.launchers.megatron_lm.flags import (
     expert_layers,
     positions_of,
+    prediction_layers_need_rotary,
     reshards_states,
     yarn_values,
 )
-from meshwright.launchers.megatron_lm.model_rules import (
-    experts_with_tensor_ranks_need_sequence_parallel,
-    prediction_layers_need_rotary,
-)
-from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
-from meshwright.launchers.rules import fault
+from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -429,12 +424,7 @@ def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
             )
 
 
-OWN_RULES = (
-    weight_shards_are_wired_in,
-    interleaving_needs_a_pipeline,
-    experts_with_tensor_ranks_need_sequence_parallel,
-    prediction_layers_need_rotary,
-)
+OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary)
 
 
 def decided_names(target: Target) -> tuple[str, ...]:

@@ -38,14 +38,14 @@ from meshwright.launchers.megatron_lm.flags import (
     gathers_fp8,
     is_fsdp,
     lacks_flash,
+    low_precision_has_units,
     packages_of,
     padded_vocabulary,
+    prediction_layers_need_rotary,
     reshards_states,
     sections,
 )
-from meshwright.launchers.megatron_lm.model_rules import MODEL_RULES
-from meshwright.launchers.megatron_lm.rules import PARALLEL_RULES, sizes_are_positive
-from meshwright.launchers.rules import model_is_stated, refuse
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.templates import filled, template
 from meshwright.solver.space.launcher_rules import overlap_notes
@@ -157,9 +157,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
 
 def export(target: Target) -> ExportBundle:
     """Return the arguments file and the two scripts that start it."""
-    refuse((sizes_are_positive,), target)  # the other rules divide by sizes
-    rules = (*PARALLEL_RULES, *MODEL_RULES, model_is_stated("megatron-lm"))
-    refuse(rules, target)
+    refuse_first(target, "megatron-lm", (prediction_layers_need_rotary, low_precision_has_units))
     warnings = list(found_warnings(target))
     packages = packages_of(target)
     product = f"Megatron-LM {versions_of(target)}"

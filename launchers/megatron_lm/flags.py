@@ -7,7 +7,7 @@ from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
@@ -32,6 +32,7 @@ from meshwright.launchers.megatron_core.names import (
     weight_shard_values,
 )
 from meshwright.launchers.target import Target
+from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
@@ -566,3 +567,42 @@ def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:
         return []
     sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return [flag("multi-latent-attention"), *stated(mla, "model.mla", *sizes)]
+
+
+# --------------------------------------------------------------------------------------------------
+# What Megatron-Core refuses and no plan of the search states: ``validate_args``, ``TransformerConfig``.
+
+
+def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
+    """Require plain rotary positions for multi-token prediction (``validate_args``)."""
+    model, positions = target.model, positions_of(target.model)
+    if model.num_mtp_layers and positions != "rope":
+        words = "learned positions" if positions == "learned_absolute" else "positions by YaRN"
+        yield FieldError(
+            pointer="/model/num_mtp_layers",
+            message=f"{model.num_mtp_layers} with {words}",
+            allowed=f"0 with {words}",
+            nearest="0",
+        )
+
+
+def low_precision_has_units(target: Target) -> Iterator[FieldError]:
+    """Require a GPU that multiplies in 8 bits for fp8."""
+    if uses_fp8(target) and "fp8" not in target.gpu.peak_flops:
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"fp8 on {target.gpu.display_name}, which has none",
+            allowed="bf16, fp16",
+            nearest="bf16",
+        )
+
+
+def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldError]:
+    """Refuse to gather tokens of sequences with different lengths (``TransformerConfig``)."""
+    if target.model.moe and facts(target).moe_dispatcher == "allgather":
+        yield FieldError(
+            pointer="/workload/framework_options/moe_dispatcher",
+            message="allgather, with sequences of different lengths",
+            allowed="alltoall",
+            nearest="alltoall",
+        )

@@ -9,7 +9,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     ARGUMENTS_FILE,
     EnvironmentVariable,
@@ -37,24 +36,22 @@ from meshwright.launchers.megatron_core.names import (
     recompute_values,
     split_values,
 )
-from meshwright.launchers.megatron_lm.flags import attention_backend, packages_of, reshards_states
-from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
-from meshwright.launchers.megatron_lm.model_rules import (
-    experts_with_tensor_ranks_need_sequence_parallel,
+from meshwright.launchers.megatron_lm.flags import (
+    attention_backend,
     gathered_tokens_are_of_equal_sequences,
+    packages_of,
+    reshards_states,
 )
-from meshwright.launchers.megatron_lm.rules import interleaving_needs_a_pipeline
+from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.towers import FrozenPart
 from meshwright.solver.problem import trains
 
 PRODUCT = "ms-swift 4.6.0"
-OWN_RULES = (
-    interleaving_needs_a_pipeline,
-    experts_with_tensor_ranks_need_sequence_parallel,
-    gathered_tokens_are_of_equal_sequences,  # mcore_bridge/config/model_config.py: variable_seq_lengths
-)
+# mcore_bridge/config/model_config.py: variable_seq_lengths
+OWN_RULES = (gathered_tokens_are_of_equal_sequences,)
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
 # Values that do not affect the price; its own timeout is 208 days.
 RUN = """\

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     MIB,
     TORCH_BUCKET_MIB,
@@ -21,6 +20,7 @@ from meshwright.launchers.export import (
     printable,
     written_bucket,
 )
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import NANOTRONS_FLASH_ATTENTION

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import (
     EnvironmentVariable,
     StartCommand,
@@ -16,6 +15,7 @@ from meshwright.launchers.export import (
     common_warnings,
     compiled_facts,
 )
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.launchers.torchtitan.export_model import (

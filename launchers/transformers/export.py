@@ -27,8 +27,8 @@ from meshwright.launchers.accelerate.export import (
     tensor_packages,
     trainer_packages,
 )
-from meshwright.launchers.common_rules import refuse_first
 from meshwright.launchers.export import StartCommand, bundled, model_is_in_the_script
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, linear_names, names_every
 from meshwright.profiles.errors import FieldError

@@ -19,7 +19,9 @@ class Rule:
     name: str  # in words, as explanations print it
     reason: str  # one line: why the limit exists
     violated: Violated  # columns -> which rows break it
-    reads: tuple[str, ...]  # columns that decide it: rows that agree in them break it together or not
+    # Columns that decide it: rows that agree in them break it together or not. A fault names the last one
+    # that can repair it alone.
+    reads: tuple[str, ...]
     concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
     of_chunkings: OfChunkings | None = None  # ``violated`` for every row with every chunking, where quicker
     of_request: bool = False  # the request set it, so the request can drop it

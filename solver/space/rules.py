@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import NodeGroup, host_of
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
@@ -299,7 +299,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
-        reads=("context_parallel_size", "context_parallel_mode"),
+        reads=("context_parallel_mode", "context_parallel_size"),
         violated=lambda c: (
             (c.context_parallel_size > 1)
             & (c.context_parallel_mode != ALL_TO_ALL)
@@ -407,7 +407,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
         reason="the interleaved schedule runs micro-batches in groups of one for each stage",
-        reads=("pipeline_parallel_size", "num_microbatches", "pipeline_schedule"),
+        reads=("pipeline_parallel_size", "pipeline_schedule", "num_microbatches"),
         violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
     )
     yield Rule(
@@ -419,7 +419,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="dualpipe_v needs two micro-batches for each stage",
         reason="each stage has two chunks, and its schedule needs a micro-batch for each of them",
-        reads=("pipeline_parallel_size", "num_microbatches", "pipeline_schedule"),
+        reads=("pipeline_parallel_size", "pipeline_schedule", "num_microbatches"),
         violated=lambda c: needs_two_a_stage(c) & (c.num_microbatches < 2 * c.pipeline_parallel_size),
     )
     yield Rule(
@@ -532,6 +532,19 @@ def _uneven_shards(c: Columns) -> BoolArray:
     alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing
     uneven = (ranks % c.zero_shard_size != 0) | (experts % replicas != 0)
     return np.asarray((c.zero_stage > 0) & (uneven | alone))
+
+
+def launch_rules(problem: Problem, able: Capabilities) -> tuple[Rule, ...]:
+    """Return the rules of what a launcher runs, whatever the request asks for and the hosts can hold."""
+    groups = (
+        _tensor_rules(problem),
+        _sequence_rules(problem),
+        _expert_rules(problem),
+        _pipeline_rules(problem),
+        _batch_rules(problem),
+        launcher_rules(problem, able),
+    )
+    return tuple(rule for group in groups for rule in group)
 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:

@@ -414,8 +414,7 @@ def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     """What our exporter would write if it had no rules."""
     found = mutant.target
     with (
-        patch("meshwright.launchers.megatron_lm.export.refuse"),
-        patch("meshwright.launchers.common_rules.refuse"),
+        patch("meshwright.launchers.rules.refuse"),
         patch("meshwright.launchers.flagscale.export.refuse"),
     ):
         files = export(found.plan, found.problem, launcher).files

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.launchers.registry import export, launcher_names
-from meshwright.launchers.rules import within_capabilities
+from meshwright.launchers.rules import runs_under
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.capabilities import launcher_capabilities, model_facts
@@ -49,7 +49,7 @@ def case(launcher: str, config: Configuration, model: ModelSpec = TINY, **change
 
 def fields(found: Target) -> set[str]:
     """Fields that the launcher's data refuse."""
-    return {fault.field for fault in within_capabilities(found.problem.launcher)(found)}
+    return {fault.field for fault in runs_under(found.problem.launcher)(found)}
 
 
 PAIRS = [
@@ -63,7 +63,7 @@ PAIRS = [
     ("accelerate", sharded(2, tensor_parallel_size=2), sharded(2, 2, context_parallel_size=2),
      "config.zero_stage"),
     ("accelerate", sharded(3), sharded(3, offload="optimizer"), "config.offload"),
-    ("deepspeed", sharded(3), sharded(3, tensor_parallel_size=2), "config.tensor_parallel_size"),
+    ("deepspeed", sharded(3), sharded(3, tensor_parallel_size=2), "config.zero_stage"),
     ("deepspeed", sharded(2, tensor_parallel_size=2),
      sharded(2, tensor_parallel_size=2, sequence_parallel=True), "config.sequence_parallel"),
     ("deepspeed", replace(ONE, tensor_parallel_size=2), replace(ONE, tensor_parallel_size=4),
@@ -126,7 +126,7 @@ def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> No
     assert fields(case("torchtitan", ONE, replace(EXPERTS, mlp_bias=True))) == {"model"}
     assert not fields(case("torchtitan", ONE, EXPERTS))
     assert not fields(case("ms-swift", ONE, EXPERTS))
-    (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
+    (fault,) = runs_under("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
     assert "bias of the MLP, experts" in fault.message
     assert (
         fault.allowed == "the launchers accelerate, axolotl, deepspeed, llama-factory-accelerate, trl, none"
@@ -136,7 +136,7 @@ def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> No
 def test_a_model_is_refused_where_no_single_model_of_the_launcher_has_all_its_facts() -> None:
     # torchtitan predicts further tokens with latent attention alone, and normalises queries without it
     further = replace(TINY, num_mtp_layers=1, query_key_norm="per_head")
-    (fault,) = within_capabilities("torchtitan")(case("torchtitan", ONE, further))
+    (fault,) = runs_under("torchtitan")(case("torchtitan", ONE, further))
     assert fault.message == "torchtitan cannot express multi-token prediction"
 
 
@@ -154,9 +154,13 @@ WHOLE_ON_BOTH = replace(SPLIT_EXPERTS, expert_tensor_parallel_size=1)
         (
             SPLIT_EXPERTS,
             replace(SPLIT_EXPERTS, expert_tensor_parallel_size=1),
-            "config.expert_parallel_size",
+            "config.tensor_parallel_size",
         ),
-        (SPLIT_EXPERTS, replace(SPLIT_EXPERTS, expert_parallel_size=2), "config.expert_parallel_size"),
+        (
+            SPLIT_EXPERTS,
+            replace(SPLIT_EXPERTS, expert_parallel_size=2),
+            "config.expert_tensor_parallel_size",
+        ),
     ],
 )
 def test_torchtitan_takes_the_ranks_of_experts_from_shards_and_tensor_ranks(
