@@ -83,6 +83,7 @@ class Variable:
     column: str = ""  # its column in ``Columns``, where that has another name
     part_of: str = ""  # the variable that it refines: two configurations differ in both or in neither
     needs: str = ""  # what ``Capabilities`` calls it, for a parallel axis that some launchers lack
+    allowed_by: str = ""  # the word of ``allow`` without which a search leaves it off
     follows: bool = False  # from the other variables and the batch, as a rule
     uniform_only: bool = False  # off where stages are placed on unlike node groups
 
@@ -204,6 +205,7 @@ class Configuration:
             "and gather it for every product",
             short="ws",
             needs="weight_shards",
+            allowed_by="weight_shards",
             uniform_only=True,
             scope="layout",
         ),
@@ -215,6 +217,7 @@ class Configuration:
             "and gather it for every product",
             short="ews",
             needs="weight_shards",
+            allowed_by="weight_shards",
             uniform_only=True,
             scope="layout",
         ),
@@ -258,6 +261,7 @@ class Configuration:
         Variable(
             "What is kept in host memory, or on its NVMe drives",
             words=OFFLOAD,
+            allowed_by="offload",
             uniform_only=True,
             scope="run",
         ),
@@ -407,18 +411,21 @@ def mesh_of(config: Configuration) -> tuple[object, ...]:
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
     """Return a stable name: 12 hex digits of SHA-256 over problem and configuration."""
+    text = problem_digest + json.dumps(_naming(config, _NAMED), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _naming(config: Configuration, always: Sequence[str]) -> dict[str, Any]:
     values = {
         name: value
         for name, usual in _DEFAULTS.items()
-        if (value := getattr(config, name)) != usual or name in _NAMED
+        if (value := getattr(config, name)) != usual or name in always
     }
-    for name in values.keys() & {"stage_groups", "replicas"}:
-        values[name] = [asdict(one) for one in values[name]]
-    for one in values.get("replicas", ()):
-        for name in _SINCE_REPLICAS:
-            del one[name]  # 1 on node groups
-    text = problem_digest + json.dumps(values, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    if "stage_groups" in values:
+        values["stage_groups"] = [asdict(one) for one in config.stage_groups]
+    if "replicas" in values:
+        values["replicas"] = [_naming(one, _NAMED_OF_REPLICAS) for one in config.replicas]
+    return values
 
 
 # Fields of the first release are part of every name; a field that was added since counts where it is used.
@@ -428,7 +435,8 @@ _NAMED = (
     "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches", "pipeline_schedule",
     "recompute_granularity", "recompute_layers", "offload", "stage_layers", "stage_recompute_layers",
 )  # fmt: skip
-_SINCE_REPLICAS = ("weight_shard_size", "expert_weight_shard_size")  # added after replicas had names
+# The same of a class of unlike replicas, which came later.
+_NAMED_OF_REPLICAS = (*_NAMED, "context_parallel_mode", "rank_order", "stage_groups", "replicas")
 _DEFAULTS = asdict(Configuration())
 
 

@@ -18,7 +18,7 @@ from meshwright.service.report.formatting import signed, words, wrapped
 from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, limit_words, time_sentence
-from meshwright.solver.problem import WEIGHT_SHARDS, Problem, searched_switches
+from meshwright.solver.problem import Problem, searched_switches
 
 if TYPE_CHECKING:
     from meshwright.solver.explain.node_groups import GroupUse
@@ -74,15 +74,6 @@ def _group_words(one: GroupUse, step_s: float) -> Iterator[str]:
         yield f"one more node: {tied(signed(-more.saves_s, step_s))}, a step of {tied(step)}"
 
 
-_OF_EXPERTS = ("expert_parallel_size", "expert_weight_shard_size")
-
-
-# Variables that are searched where the request allows them by this word.
-_ONLY_ALLOWED = {
-    "offload": "offload", "weight_shard_size": WEIGHT_SHARDS, "expert_weight_shard_size": WEIGHT_SHARDS,
-}  # fmt: skip
-
-
 def searched_words(problem: Problem) -> str:
     """Return the sizes and switches that a search tries, so that its proof covers; not those pinned."""
     model, options = problem.model, problem.options
@@ -92,15 +83,16 @@ def searched_words(problem: Problem) -> str:
         for one in VARIABLES.values()
         if not one.part_of
         and not (one.follows or one.name in options.pin)
-        and (one.name not in _ONLY_ALLOWED or _ONLY_ALLOWED[one.name] in options.allow)
-        and (model.moe is not None or one.name not in _OF_EXPERTS)
+        and one.allowed_by in ("", *options.allow)
+        and (model.moe is not None or not one.name.startswith("expert_"))
         and (not one.needs or getattr(able, one.needs))
     ]
     split = [] if options.stage_layers else ["split of layers"]
     allowed = [
         one
         for one in options.allow
-        if one not in (NO_SWITCH, EVERY_SWITCH, *_ONLY_ALLOWED.values(), *switches())
+        if one not in (NO_SWITCH, EVERY_SWITCH, *switches())
+        and one not in {variable.allowed_by for variable in VARIABLES.values()}
     ]
     names += [*split, *allowed, *searched_switches(problem)]
     return ", ".join(names)

@@ -7,7 +7,8 @@ in ``meshwright.service.requests.checks``; models and clusters are read by ``pro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
@@ -19,33 +20,24 @@ from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrec
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import allowed_values, option_names
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
-from meshwright.solver.problem import Certify, Objective
+from meshwright.solver.problem import ALLOWED, Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
 
 MAX_VALUES = 1024  # forbidden values of one variable
 
-LoraTarget = Literal[
-    "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2",
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate", "w1", "w2", "w3",
-]  # fmt: skip
-Allowed = Literal[
-    "offload", "fp8", "standalone_stages", "context_parallel_mode", "weight_shards",
-    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",
-    "galore", "galore-8bit", "galore-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16-layerwise",
-    "galore-8bit-bf16-layerwise", "muon", "sgd-momentum", "switches", "none", "moe_dispatcher",
-    "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype", "overlap_tensor",
-    "optimizer_offload_fraction", "super_offload", "cpu_update_interval", "dynamic_context_parallel",
-    "secondary_shards", "quantized_weights", "quantized_gradients", "reduce_bucket", "power_limit_w",
-]  # fmt: skip
-Optimizer = Literal[
-    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16",
-    "galore", "galore-8bit", "galore-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16-layerwise",
-    "galore-8bit-bf16-layerwise", "muon", "sgd-momentum",
-]  # fmt: skip
+
+def _one_of(words: Iterable[str]) -> Any:  # noqa: ANN401 - a type
+    return Literal[tuple(words)]
+
+
+def _some_of(words: Iterable[str]) -> Any:  # noqa: ANN401 - a type
+    return GenericAlias(list, _one_of(words))
+
+
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 
@@ -55,8 +47,8 @@ TYPES: dict[str, object] = {
     "Object": dict[str, JsonValue],
     "Overrides": dict[str, bool | int | float | str],
     "Batches": Batches,
-    "Optimizer": Optimizer,
-    "LoraTargets": Annotated[list[LoraTarget], Field(min_length=1, max_length=len(LORA_TARGETS))],
+    "Optimizer": _one_of(OPTIMIZERS),
+    "LoraTargets": Annotated[_some_of(LORA_TARGETS), Field(min_length=1, max_length=len(LORA_TARGETS))],
     "BasePrecision": BasePrecision,
     "ImageTokens": Annotated[int, Field(ge=1, le=MAX_SEQ_LENGTH)]
     | Annotated[dict[str, int], Field(min_length=1, max_length=MAX_NAMES)],
@@ -69,7 +61,7 @@ TYPES: dict[str, object] = {
     "Pins": dict[str, Value | Split],
     "Prohibitions": dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]],
     "Bounds": dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]],
-    "Allowed": list[Allowed],
+    "Allowed": _some_of(ALLOWED),
     "Constraints": list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]],
 }
 

@@ -2,12 +2,14 @@
 
 from dataclasses import asdict, fields, replace
 from functools import cache
+from typing import Any
 
 import pytest
 
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
+from meshwright.solver.check import launcher_faults
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
     PLACED_ONLY,
@@ -15,12 +17,15 @@ from meshwright.solver.configuration import (
     VARIABLES,
     Columns,
     Configuration,
+    StageGroup,
     Variable,
+    plan_id_of,
 )
 from meshwright.solver.explain.compare import differences_of
 from meshwright.solver.search.certify.row_request import DECISIONS
 from meshwright.solver.search.search import search
-from tests.builders import a_cluster, a_model, a_problem
+from meshwright.solver.space.rules import broken_rules
+from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 # What is decided layer by layer or stage by stage is no single variable.
 OF_STAGES = {"stage_layers", "stage_recompute_layers", "stage_groups", "replicas"}
@@ -68,6 +73,30 @@ def test_a_variable_says_what_it_is_and_refines_one_there_is(variable: Variable)
     assert not variable.part_of or VARIABLES[variable.part_of].part_of == ""
     assert not variable.needs or hasattr(launcher_capabilities("none"), variable.needs)
     assert variable.short or not variable.in_tables
+
+
+@pytest.mark.parametrize("name", [one.name for one in VARIABLES.values() if one.needs])
+def test_rules_and_check_refuse_a_parallel_axis_for_every_launcher_without_it(name: str) -> None:
+    problem, axis = a_problem(model=a_moe_model()), VARIABLES[name].needs
+    changed: dict[str, Any] = {name: 2}
+    every = map(launcher_capabilities, launchers_of("any"))
+    lacking = [able.launcher for able in every if not getattr(able, axis)]
+    assert lacking, "no launcher lacks it: needs is then not worth stating"
+    for launcher in lacking:
+        on = replace(problem, launcher=launcher)
+        off = Configuration(tensor_parallel_size=8, data_parallel_size=16, stage_layers=(32,))
+        used = replace(off, **changed)
+        refused = {*broken_rules(on, used)} - {*broken_rules(on, off)}
+        assert any(rule.startswith(launcher) for rule in refused), (launcher, refused)
+        assert {*launcher_faults(on, used)} - {*launcher_faults(on, off)}, launcher
+
+
+def test_a_plan_keeps_its_name_when_a_variable_is_added() -> None:
+    stage = StageGroup(group="a", num_gpus=8, num_nodes=1.0, tensor_parallel_size=8)
+    placed = Configuration(tensor_parallel_size=8, stage_layers=(4,), stage_groups=(stage,))
+    unlike = Configuration(stage_layers=(4,), replicas=(placed, placed))
+    names = [plan_id_of("digest", one) for one in (Configuration(stage_layers=(4,)), placed, unlike)]
+    assert names == ["b14721167eda", "c16426203d48", "6f71486c2baa"]
 
 
 def test_no_two_variables_have_one_short_name() -> None:
