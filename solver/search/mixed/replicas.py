@@ -185,6 +185,17 @@ class GroupShares:
         ends = self.options.total_s[index] + (m - 1.0) * self.stage_s[index] + self.tail_s[index]
         return step_of_end_s(ends, prices.straggler[index], prices.fixed_s[index]) * _ROUNDING
 
+    @property
+    def likely_s(self) -> FloatArray:
+        """Return scores, estimated between known ones by how far those are above their bounds."""
+        known = sorted(n for n, share in self.solved.items() if share is not None)
+        if not known:
+            return self.least_s
+        above = np.interp(np.arange(len(self.least_s)), known, self.least_s[known] / self.bound_s[known])
+        likely_s = self.bound_s * above
+        likely_s[list(self.solved)] = self.least_s[list(self.solved)]
+        return likely_s
+
     def solve(self, n: int) -> None:
         """Find the score of ``n`` sequences: options by bound, a few at a time."""
         index = self.able(n)
@@ -440,13 +451,17 @@ def solve_split(
     exchange_s: float,
     *,
     limit_s: float = np.inf,
+    proved: bool = True,
 ) -> Split | None:
-    """The proved best split of the batch over all of ``groups``; None: nothing fits within the limit."""
+    """The best split of the batch over all of ``groups``; None: nothing fits within the limit.
+
+    Not ``proved``: the best by estimates, which takes a few solved shares in place of many.
+    """
     mine = [shares[at] for at in groups]
     batch = len(mine[0].least_s) - 1
     while True:
         look()
-        found = best_split([one.least_s for one in mine], batch)
+        found = best_split([one.least_s if proved else one.likely_s for one in mine], batch)
         if found is None or found[0] + exchange_s > limit_s:
             return None
         fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.solved]

@@ -195,11 +195,13 @@ class _Shared:
                 waiting.append((bound + self.fleet.exchange_s(groups), groups))
         known = {one.groups for one in self.splits}
         for least_s, groups in sorted(one for one in waiting if one[1] not in known):
-            if enough == _EVERY:
+            proved = enough == _EVERY
+            if proved:
                 known_s = min([known_s, *(one.score_s for one in self.splits)])
             if least_s > known_s or len(self.splits) >= enough:
                 break
-            split = solve_split(self.shares, groups, self.fleet.exchange_s(groups), limit_s=known_s)
+            exchange_s, limit_s = self.fleet.exchange_s(groups), known_s if proved else np.inf
+            split = solve_split(self.shares, groups, exchange_s, limit_s=limit_s, proved=proved)
             self.splits += [] if split is None else [split]
         self.every = True
 
