@@ -198,8 +198,8 @@ def switch_faults(
     yield from lacking
     reported = {fault.pointer.rpartition("/")[2] for fault in lacking}
     for switch in switches().values():
-        if len(switch.settings[0].options) > 1:
-            continue  # its options are judged one by one elsewhere
+        if len(switch.settings[0].options) > 1 or switch.options.isdisjoint(stated):
+            continue  # options of several are judged one by one elsewhere
         for one in switch.settings:
             ((option, value),) = one.options.items()
             if launcher not in one.launchers or stated.get(option) != value:

@@ -82,15 +82,13 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url: URL = make_url(url)
         self._engine = _engine(self.url)
-        # PostgreSQL shows each statement what is committed, inside a transaction or outside: one round
-        # trip instead of three.
-        alone = {"read_only": True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
-        self._reader = self._engine.execution_options(**alone)
+        whole = {"writes": True} if self.dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+        self._writer = self._engine.execution_options(**whole)
         self._takes_writes: bool | None = None
         self._ask_again_at = 0.0
         self._asking = threading.Lock()
         busy_s = BUSY_TIMEOUT_MS / 1000
-        self._grouping = Grouping(self._engine, timeout_s=busy_s) if self.dialect == "sqlite" else None
+        self._grouping = Grouping(self._writer, timeout_s=busy_s) if self.dialect == "sqlite" else None
 
     @property
     def dialect(self) -> str:
@@ -99,14 +97,18 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a transaction that only reads; on SQLite it never waits for a writer."""
-        with self._reader.connect() as connection:
+        """Open a connection to read from; on SQLite it never waits for a writer.
+
+        Each statement sees what is committed as it begins. A transaction around it would take longer than
+        the statement.
+        """
+        with self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction: committed at the end of the block, or rolled back by an exception."""
-        with self._grouping.turn() if self._grouping else nullcontext(), self._engine.begin() as connection:
+        with self._grouping.turn() if self._grouping else nullcontext(), self._writer.begin() as connection:
             yield connection
 
     def write_together(self, work: Callable[[Connection], Made], *, by_one_statement: bool = False) -> Made:
@@ -122,7 +124,7 @@ class Database:
         """
         if self._grouping:
             return self._grouping.write(work)
-        with self._reader.connect() if by_one_statement else self.write() as connection:
+        with self._engine.connect() if by_one_statement else self.write() as connection:
             return work(connection)  # PostgreSQL lets commits share a sync by itself
 
     def write_patiently(self, work: Callable[[Connection], Made]) -> Made:
@@ -145,7 +147,7 @@ class Database:
             with self.write() as connection:
                 yield connection
         else:
-            with self._engine.connect() as connection:
+            with self._writer.connect() as connection:
                 yield connection
 
     def note_statistics(self) -> None:
@@ -184,7 +186,7 @@ class Database:
     def _write_briefly(self) -> Iterator[Connection]:
         """Open a SQLite transaction to write, and wait for other writers no longer than ``PROBE_MS``."""
         turn = self._grouping.turn(within_s=PROBE_MS / 1000) if self._grouping else nullcontext()
-        with turn, self._reader.connect() as connection:
+        with turn, self._engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {PROBE_MS}")
             try:
                 yield connection
@@ -264,8 +266,9 @@ def _engine(url: URL) -> Engine:
     logs = {"hide_parameters": True}  # an error names its statement, and nothing that a tenant has stored
     if url.get_backend_name() != "sqlite":
         engine = create_engine(
-            url, json_serializer=compact_json, connect_args=_manners(url), **pool, **logs
-        )
+            url, isolation_level="AUTOCOMMIT", json_serializer=compact_json, connect_args=_manners(url),
+            **pool, **logs,
+        )  # fmt: skip
         event.listen(engine, "checkin", _note_use)
         event.listen(engine, "checkout", partial(_require_alive, engine))
         event.listen(engine, "handle_error", _tell_away)
@@ -374,5 +377,5 @@ def _prepare_sqlite(connection: _SqliteConnection, _entry: ConnectionPoolEntry) 
 
 def _begin_sqlite(connection: Connection) -> None:
     """Begin writers with the lock: a deferred writer that has read fails instead of waiting."""
-    read_only = connection.get_execution_options().get("read_only", False)
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+    if connection.get_execution_options().get("writes", False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -41,13 +41,15 @@ class _Entry(Generic[Made]):
             Exception: what ended the whole transaction (a full disk does).
         """
         driver = connection.connection.driver_connection
+        connection.exec_driver_sql("SAVEPOINT entry")  # begin_nested takes four times as long
         try:
-            with connection.begin_nested():
-                self.made = [self.work(connection)]
+            self.made = [self.work(connection)]
         except Exception as fault:
             self.fault = fault
             if driver is None or not driver.in_transaction:
                 raise
+            connection.exec_driver_sql("ROLLBACK TO entry")
+        connection.exec_driver_sql("RELEASE entry")
 
     def outcome(self) -> Made:
         """Return the result of the work.

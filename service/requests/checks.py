@@ -165,7 +165,7 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
 def _images(problem: Problem) -> Iterator[FieldError]:
     """Check that a model with a tower has images and something to train, and that others have neither."""
     work, model = problem.workload, problem.model
-    images, frozen = pointer("workload", "images_per_sample"), pointer("workload", "frozen")
+    images, frozen = "/workload/images_per_sample", "/workload/frozen"
     if model.tower is None:
         for at, there, nearest in ((images, work.images_per_sample, "0"), (frozen, work.frozen, "[]")):
             if there:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -125,8 +126,8 @@ def _named_by_precision(fault: InvalidProblemError, workload: Any) -> InvalidPro
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """Return the canonical request of ``problem``: complete, in a fixed order, of plain JSON values."""
     found: dict[str, Any] = {}
-    for row in (row for row in FIELDS if row.type):
-        value = {} if row.path in _SECTIONS else MEANINGS.get(row.path, _ITSELF).written(row, problem)
+    for row, meaning in _meanings():
+        value = {} if row.path in _SECTIONS else meaning.written(row, problem)
         if not (row.sparse and value == row.default):
             (found[row.section] if row.section else found)[row.name] = value
     return found
@@ -201,10 +202,17 @@ _ITSELF = Meaning()
 def _values(asked: Asked) -> dict[str, Any]:
     """Return the attributes of the Workload and the SearchOptions."""
     found: dict[str, Any] = {}
-    for row in (row for row in FIELDS if row.section in _SECTIONS and row.type):
-        value = getattr(getattr(asked.request, row.section), row.name)
-        found.update(MEANINGS.get(row.path, _ITSELF).attributes(row.name, value, asked))
+    for row, meaning in _meanings():
+        if row.section:
+            value = getattr(getattr(asked.request, row.section), row.name)
+            found.update(meaning.attributes(row.name, value, asked))
     return found
+
+
+@cache
+def _meanings() -> tuple[tuple[RequestField, Meaning], ...]:
+    """Return the fields of a request, each with its meaning."""
+    return tuple((row, MEANINGS.get(row.path, _ITSELF)) for row in FIELDS if row.type)
 
 
 def _batches(given: Any, _asked: Asked) -> dict[str, object]:  # noqa: ANN401 - of a request

@@ -396,7 +396,7 @@ def _node_faults(problem: Problem) -> Iterator[FieldError]:
                          allowed=f"0 to {nodes - 1}", nearest=str(nodes - 1))  # fmt: skip
     named = {"num_nodes": bool(options.num_nodes), "reserve_nodes": options.reserve_nodes > 0,
              "gpus": options.gpus == "fewest"}  # fmt: skip
-    at = pointer("search", "num_nodes")
+    at = "/search/num_nodes"
     if len(problem.cluster.groups) > 1:
         for name in (name for name, given in named.items() if given):
             yield FieldError(pointer=pointer("search", name), message="needs a cluster of one node group")

@@ -61,7 +61,7 @@ def _chunks(problem: Problem) -> Iterator[FieldError]:
 def _split(problem: Problem) -> Iterator[FieldError]:
     """Check that a pinned split has every layer once, and at least one in each chunk but its ends."""
     split, layers = problem.options.stage_layers, problem.model.num_layers
-    at = pointer("search", "pin", "stage_layers")
+    at = "/search/pin/stage_layers"
     alone = launcher_capabilities(problem.launcher).alone(problem.model)
     if split and (sum(split) != layers or not holds_layers(split, alone)):
         message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
@@ -124,7 +124,7 @@ def batch_size(problem: Problem) -> Iterator[FieldError]:
     if problem.options.batch_sizes:
         return
     batch, pins = problem.workload.global_batch_size, _pinned(problem.options, *BATCH)
-    at = pointer("workload", "global_batch_size")
+    at = "/workload/global_batch_size"
     step = prod(pins.values())
     if batch % step:
         words = " × ".join(f"{name} = {value}" for name, value in pins.items())
