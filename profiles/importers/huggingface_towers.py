@@ -23,6 +23,7 @@ from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
 
 _TEXT, _VISION, _TIED = "text_config", "vision_config", "tie_word_embeddings"
 _OF_BOTH = (_TEXT, _VISION, "model_type", "architectures", "transformers_version", "name", "_name_or_path")
+_UNMASKED = ("use_bidirectional_attention", "num_image_tokens")  # which the whole config's class sets
 _MOST = 2**24  # of sizes without a limit of their own
 
 # Readers of the tower's config and of the whole one, and the language model: the tower.
@@ -43,6 +44,7 @@ class WholeType:
     fixed: Mapping[str, object] = field(default_factory=dict)
     whole: Mapping[str, object] = field(default_factory=dict)  # of the whole config: defaults that are read
     unused: tuple[str, ...] = ()  # keys of either that change nothing that is planned
+    unmasked: bool = False  # images and prompt attend to all of each other, so kernels mask no token
 
 
 @cache
@@ -74,8 +76,11 @@ def model_from_whole(
     if not isinstance(vision, Mapping):
         why = f"{shown(vision)} is not an object with the tower's fields"
         raise InvalidProblemError.of(f"/model/{_VISION}", why, allowed="the tower's config")
+    text = _text_of(config, whole)
+    if whole.unmasked:
+        text = {key: value for key, value in text.items() if key not in _UNMASKED}
     try:
-        model = read(_text_of(config, whole))
+        model = read(text)
     except InvalidProblemError as fault:
         raise _inside(fault, _TEXT) if _TEXT in config else fault from None
     inner = FieldReader({**whole.defaults, **vision}, f"/model/{_VISION}")
@@ -88,7 +93,9 @@ def model_from_whole(
         reader.finish()
         _refuse_unread(reader, whole)
     tower = replace(tower, model_type=str(config.get("model_type", ""))[:64])
-    return replace(model, tower=tower, source=f"{model.source}, and its vision_config"[:200])
+    return replace(
+        model, causal=not whole.unmasked, tower=tower, source=f"{model.source}, and its vision_config"[:200]
+    )
 
 
 def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object]:
@@ -211,17 +218,28 @@ def _qwen2_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> Tow
     )  # fmt: skip
 
 
-def _qwen2_5_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
-    """Return the tower of Qwen2.5-VL: most layers attend within windows."""
-    sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
-    matrices, biases = _merger(hidden, sizes["merged_patches"], _output(reader, "out_hidden_size", model))
-    side = max(1, reader.integer("window_size", high=65_536) // sizes["patch_size"])
-    return TowerSpec(
-        **sizes, hidden_size=hidden, ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
-        projector_matrices=matrices, projector_vectors=biases + hidden,
-        gated_mlp=True, normalization="rmsnorm", window_patches=side**2,
-        global_layers=_listed(reader, "fullatt_block_indexes", sizes["num_layers"]),
-    )  # fmt: skip
+def _qwen2_5_vl(*, projected: bool = False) -> TowerRule:
+    """Return the rule of Qwen2.5-VL, and of HyperCLOVA X with a further projection behind its merger."""
+
+    def rule(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+        sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
+        out = (
+            _size(reader, "out_hidden_size", "hidden_size")
+            if projected
+            else _output(reader, "out_hidden_size", model)
+        )
+        matrices, biases = _merger(hidden, sizes["merged_patches"], out)
+        side = max(1, reader.integer("window_size", high=65_536) // sizes["patch_size"])
+        return TowerSpec(
+            **sizes, hidden_size=hidden,
+            ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
+            projector_matrices=matrices + out * model.hidden_size * projected,
+            projector_vectors=biases + hidden + model.hidden_size * projected,
+            gated_mlp=True, normalization="rmsnorm", window_patches=side**2,
+            global_layers=_listed(reader, "fullatt_block_indexes", sizes["num_layers"]),
+        )  # fmt: skip
+
+    return rule
 
 
 def _qwen3_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
@@ -254,10 +272,10 @@ def _glm4v(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerS
     )  # fmt: skip
 
 
-def _plain_blocks(reader: FieldReader, channels: str = "num_channels") -> tuple[dict[str, Any], int]:
-    """Return layers of a tower with tiles of one size, and the patches of a tile."""
-    patch, side = _side(reader, "patch_size"), _side(reader, "image_size")
-    found = {
+def _sizes(reader: FieldReader, channels: str = "num_channels") -> dict[str, Any]:
+    """Return layers and patches of a tower as CLIP and SigLIP name them."""
+    patch = _side(reader, "patch_size")
+    return {
         "num_layers": _size(reader, "num_hidden_layers", "num_layers"),
         "num_attention_heads": _size(reader, "num_attention_heads", "num_attention_heads"),
         "hidden_size": _size(reader, "hidden_size", "hidden_size"),
@@ -265,7 +283,12 @@ def _plain_blocks(reader: FieldReader, channels: str = "num_channels") -> tuple[
         "patch_size": patch,
         "patch_inputs": _size(reader, channels, "patch_size") * patch**2,
     }
-    return found, max(1, side // patch) ** 2
+
+
+def _plain_blocks(reader: FieldReader, channels: str = "num_channels") -> tuple[dict[str, Any], int]:
+    """Return layers of a tower with tiles of one size, and the patches of a tile."""
+    found = _sizes(reader, channels)
+    return found, max(1, _side(reader, "image_size") // found["patch_size"]) ** 2
 
 
 def _siglip(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
@@ -344,6 +367,39 @@ def _llava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSp
     return TowerSpec(
         **tower, merged_patches=1, projector_matrices=hidden * out + out * out,
         projector_vectors=2 * out * bias + newline,
+    )  # fmt: skip
+
+
+def _projected(tower_of: Callable[[FieldReader], dict[str, Any]], products: Literal[1, 2]) -> TowerRule:
+    """Return the rule of a tower with such a projector, every product with its bias."""
+
+    def rule(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+        tower, out = tower_of(reader), model.hidden_size
+        if whole.has("projection_dim"):  # of PaliGemma
+            _output(whole, "projection_dim", model)
+        further = (products - 1) * out**2
+        return TowerSpec(
+            **tower, merged_patches=1, projector_matrices=tower["hidden_size"] * out + further,
+            projector_vectors=products * out,
+        )  # fmt: skip
+
+    return rule
+
+
+def _siglip_rotated(reader: FieldReader) -> dict[str, Any]:
+    """Return SigLIP's vision model with rotary positions alone, for images of any size."""
+    sizes = _sizes(reader)
+    return sizes | {"further_parameters": 3 * sizes["hidden_size"], "rotary": True}
+
+
+def _paddleocr_vl(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of PaddleOCR-VL: SigLIP with rotary positions and a table of them, too."""
+    sizes, rows = _plain_blocks(reader)
+    hidden, merged = sizes["hidden_size"], _side(reader, "spatial_merge_size") ** 2
+    matrices, biases = _merger(hidden, merged, model.hidden_size)
+    return TowerSpec(
+        **sizes, merged_patches=merged, position_rows=rows, rotary=True, further_parameters=3 * hidden,
+        projector_matrices=matrices, projector_vectors=2 * hidden + biases,
     )  # fmt: skip
 
 
@@ -501,8 +557,13 @@ _RULES: Mapping[str, TowerRule] = {
     "glm4v": _glm4v,
     "internvl": _internvl,
     "llama4": _llama4,
-    "qwen2_5_vl": _qwen2_5_vl,
+    "deepseek_vl": _projected(_siglip_alone, 2),
+    "hyperclovax": _qwen2_5_vl(projected=True),
+    "paddleocr_vl": _paddleocr_vl,
+    "paligemma": _projected(_siglip_alone, 1),
+    "qwen2_5_vl": _qwen2_5_vl(),
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3_vl,
     "siglip": _siglip,
+    "video_llama_3": _projected(_siglip_rotated, 2),
 }

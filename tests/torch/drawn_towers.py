@@ -40,6 +40,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
 NEEDED: dict[str, Config] = {
     "aya_vision": {"num_attention_heads": 16},
     "gemma3": {"image_size": 896, "patch_size": 14},
+    "shieldgemma2": {"image_size": 896, "patch_size": 14},
     "qwen2_vl": {},
 }
 
@@ -103,14 +104,26 @@ def small(model_type: str) -> Config:
         "depth": 4, "num_hidden_layers": 4, "num_heads": 4, "num_attention_heads": 4, "hidden_size": 64,
         "embed_dim": 64, "intermediate_size": 112, "out_hidden_size": 64, "image_size": 224,
         "fullatt_block_indexes": [3], "deepstack_visual_indexes": [1, 2], "vision_use_head": False,
-        "projector_input_dim": 48, "projector_output_dim": 48, "vision_output_dim": 48,
+        "projector_input_dim": 48, "projector_output_dim": 48, "vision_output_dim": 48, "head_dim": 16,
     }  # fmt: skip
     vision |= {key: value for key, value in sizes.items() if key in vision}
     if model_type == "llama4":
         vision["intermediate_size"] = 256  # of four patches
         del text["moe_layers"]
-    if model_type == "gemma3":
+    if "mm_tokens_per_image" in config:
         config["mm_tokens_per_image"] = 16
+    if "image_grid_pinpoints" in config:
+        config["image_grid_pinpoints"] = [[224, 224]]
+    if model_type == "vipllava":
+        config["vision_feature_layer"] = [-2, 1]
+    if isinstance(text.get("full_attn_idxs"), list):
+        text["full_attn_idxs"] = [1]
+    if model_type in ("idefics3", "smolvlm", "cohere2_vision", "deepseek_vl"):
+        vision["patch_size"] = 14
+    if model_type == "paligemma":
+        config["projection_dim"] = 64
+    inner = {"projector_hidden_size": 64, "alignment_intermediate_size": 128}
+    config |= {key: size for key, size in inner.items() if key in config}
     return config
 
 

@@ -505,13 +505,13 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
         "tie_word_embeddings": True,
         "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
     }  # fmt: skip
-    whole = {"model_type": "paddleocr_vl", "text_config": text, "vision_config": {"depth": 24}}
+    whole = {"model_type": "glm_ocr", "text_config": text, "vision_config": {"depth": 24}}
     with pytest.raises(UnsupportedModelError, match=r'give text_config \(model_type "qwen3_vl_text"\)'):
         model_from_config(whole, name="x")
     assert model_from_config(text, name="x").num_parameters() == 1_720_574_976
     older = {**text, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
-    inside = {**older, "model_type": "paddleocr_vl", "vision_config": {"depth": 24}}
-    words = 'without vision_config, model_type "paddleocr_vl_text"'
+    inside = {**older, "model_type": "glm_ocr", "vision_config": {"depth": 24}}
+    words = 'without vision_config, model_type "glm_ocr_text"'
     with pytest.raises(UnsupportedModelError, match=words):
         model_from_config(inside, name="x")
     # with biases of 2048 + 2 · 1024 where Qwen3 has norms of 2 · 128
@@ -562,7 +562,7 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
     hybrid = {"model_type": "zamba2", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
-    with pytest.raises(UnsupportedModelError, match='"zamba2" is not priced yet: layers of mixed kinds'):
+    with pytest.raises(UnsupportedModelError, match='"zamba2" is not priced yet: layers that share'):
         model_from_config(hybrid, name="x")
 
 
