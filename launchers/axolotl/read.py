@@ -427,6 +427,11 @@ def _without_fsdps_own(name: str) -> str:
 def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
     tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
+    if cp > 1:
+        fields.note(
+            "context_parallel_size is priced as the rings of Axolotl 0.19; 0.21 chooses "
+            "between rings and all-to-all by the heads"
+        )
     for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
         fields.slip_for(name)
     fields.stop()

@@ -113,7 +113,8 @@ def axolotl_values(target: Target) -> Values:
             "reshard_after_forward": config.zero_stage == WEIGHTS_SHARDED,
             "activation_checkpointing": config.recompute_granularity == "full",
             "offload_params": False,
-            "cpu_ram_efficient_loading": True,
+            # 0.21.0 turns it off with tensor ranks, which load their own parts (validation.py:2394)
+            "cpu_ram_efficient_loading": sizes["tp_size"] == 1,
             "state_dict_type": "SHARDED_STATE_DICT",
         },
     }

@@ -228,3 +228,30 @@ def test_a_change_to_the_named_model_is_refused_once(value: str) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         read(text, Overrides(num_gpus=4), "changed.yml")
     assert [one.pointer for one in caught.value.errors] == ["model_config.tie_word_embeddings"]
+
+
+@pytest.mark.parametrize(("rings", "noted"), [(1, False), (2, True)])
+def test_rings_are_priced_as_those_of_0_19_and_a_note_says_what_0_21_runs(rings: int, noted: bool) -> None:
+    """Axolotl 0.21.0, integrations/context_parallel/README.md: all-to-all where the heads allow it."""
+    text = RINGS.format(rings=rings, shards=8 // rings)
+    found = read(text, Overrides(num_gpus=8), "a.yaml")
+    assert found.configuration.context_parallel_size == rings
+    assert any("0.21 chooses" in note for note in found.notes) is noted
+
+
+RINGS = """\
+base_model: Qwen/Qwen3-8B
+context_parallel_size: {rings}
+dp_shard_size: {shards}
+fsdp_version: 2
+fsdp_config:
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  reshard_after_forward: true
+sequence_len: 8192
+sample_packing: true
+attn_implementation: flash_attention_2
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+optimizer: adamw_torch_fused
+bf16: true
+"""
