@@ -1,6 +1,7 @@
 """Mixed clusters: bounds and splits against brute force over the placements of a row."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, combinations, pairwise, permutations, product
 
 import numpy as np
@@ -9,11 +10,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.candidates import fastest
+from meshwright.solver.search.mixed import search as search_module
 from meshwright.solver.search.mixed.bounds import bounds_of, with_nearer_steps
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit
@@ -27,7 +32,8 @@ from meshwright.solver.search.mixed.replicas import (
     solve_split,
     split_bound_s,
 )
-from meshwright.solver.search.mixed.rows import MixedRows
+from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
+from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.search.search import search
 from tests.draws import draws
@@ -126,6 +132,44 @@ def test_no_placement_of_a_row_simulates_below_the_bounds_of_its_step(
     before_s = bound.bound_s
     bound.raise_it(lambda: False)
     assert before_s <= bound.bound_s <= min(steps_s) * ROUNDING
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(problem=mixed_problems(), data=st.data())
+def test_no_row_fits_of_which_the_smallest_micro_batch_does_not(
+    problem: Problem, data: st.DataObject
+) -> None:
+    profile = default_profile(problem.cluster, "none")
+    legal = LegalRows.of(NodeGroups.of(problem, profile))
+    smallest, alike = legal.smallest()
+    refuted = ~np.isfinite(bounds_of(MixedRows.of(smallest)).objective_s)[alike]
+    rows = MixedRows.of(legal)
+    index = np.flatnonzero(refuted & (rows.most_stages > 1))
+    assume(len(index))
+    row = data.draw(st.sampled_from(index.tolist()))
+    every = evaluate(problem, profile, placed(rows, row)[:500])
+    assert all(max(one.short_bytes()) > 0.0 for one in every)
+
+
+@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
+@given(problem=mixed_problems(), memory_gib=st.sampled_from([1.0, 2.0, 3.0, 79.0]))
+def test_rows_refuted_by_their_smallest_micro_batch_change_no_answer(
+    problem: Problem, memory_gib: float
+) -> None:
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=int(memory_gib * GIB)))
+        for group in problem.cluster.groups
+    )
+    problem = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    profile = default_profile(problem.cluster, "none")
+    whole = search_mixed(problem, profile, Watch(time_limit_s=60.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "_FEW_ROWS", 0)
+        refuted = search_mixed(problem, profile, Watch(time_limit_s=60.0))
+    assert (refuted.status, refuted.legal, refuted.fit) == (whole.status, whole.legal, whole.fit)
+    assert refuted.explored == whole.explored
+    for one, other in zip(refuted.plans[:1], whole.plans[:1], strict=True):
+        assert one.objective_s == pytest.approx(other.objective_s, rel=0.01)  # proved to 1 %
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -13,14 +13,14 @@ split has solved entries only. All others are then proved to be no better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices, objective_s, step_of_end_s
@@ -335,14 +335,26 @@ def sets_of(count: int) -> list[tuple[int, ...]]:
 
 
 def _options(fleet: NodeGroups, group: int, *, wide: bool) -> Rows:
-    """Return every configuration of one group: as many replicas as fit, one micro-batch."""
+    """Return every configuration of one group: as many replicas as fit, one micro-batch.
+
+    Where the fewest sequences do not fit, no more of them do.
+    """
     own = [one for one in options_of(fleet) if one.group == group]
     every = Columns.concatenate([_on_option(fleet, one, wide=wide) for one in own])
-    pieces = [slice(at, at + PRICED_AT_ONCE) for at in range(0, max(len(every), 1), PRICED_AT_ONCE)]
-    some = [rows_in(fleet, every.take(piece), group) for piece in pieces]
+    sizes = (getattr(every, one.name) for one in fields(every) if one.name != "micro_batch_size")
+    fewest, alike = distinct(list(sizes))  # micro-batches ascend
+    fit = np.zeros(len(fewest), dtype=np.bool_)
+    for piece in _pieces(len(fewest)):
+        fit[piece] = fitting(rows_in(fleet, every.take(fewest[piece]), group))
+    every = every.take(np.flatnonzero(fit[alike]))
+    some = [rows_in(fleet, every.take(piece), group) for piece in _pieces(len(every))]
     kept = [rows.take(np.flatnonzero(fitting(rows))) for rows in some]
     columns, prices = Columns.concatenate([one.columns for one in kept]), [one.prices for one in kept]
     return replace(kept[0], columns=columns, prices=RowPrices.concatenate(prices))
+
+
+def _pieces(count: int) -> list[slice]:
+    return [slice(at, at + PRICED_AT_ONCE) for at in range(0, max(count, 1), PRICED_AT_ONCE)]
 
 
 def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Columns:

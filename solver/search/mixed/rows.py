@@ -33,6 +33,7 @@ from meshwright.solver.configuration import (
     Columns,
     FloatArray,
     IntArray,
+    distinct,
 )
 from meshwright.solver.cost.communication import sent_bytes
 from meshwright.solver.cost.context import context_of
@@ -203,7 +204,7 @@ class LegalRows:
             sizes = sizes[_among(size, _MOST_PRICED // len(options))]
         stages = _legal(fleet, sizes, options)
         every = cls(fleet=fleet, options=options, sizes=sizes, stages=stages, size=size, whole=not sampled)
-        return every._take(np.flatnonzero(stages.any(axis=(0, 2))))
+        return every.take(np.flatnonzero(stages.any(axis=(0, 2))))
 
     def lightest(self) -> LegalRows:
         """Return the rows of least memory for each (cp, dp, ep), among which a first plan is sought.
@@ -215,9 +216,23 @@ class LegalRows:
         alike = self.sizes[order][:, (0, 1, 2, 5)]
         light = np.sort(order[np.unique(alike, axis=0, return_index=True)[1]])
         kept = light[_among(len(light), _MOST_FIRST // len(self.options))]
-        return replace(self._take(kept), whole=False)
+        return replace(self.take(kept), whole=False)
 
-    def _take(self, index: IntArray) -> LegalRows:
+    def smallest(self) -> tuple[LegalRows, IntArray]:
+        """Return the rows of the smallest micro-batches, and which of them each row is alike to otherwise.
+
+        Where one of them does not fit, no row alike to it does. Rows of a single micro-batch, which may
+        keep no whole gradients, are alike to one another.
+        """
+        cp, dp, ep, size, zero, again = self.sizes.T
+        legal = np.packbits(self.stages.transpose(1, 0, 2).reshape(len(self.sizes), -1), axis=1)
+        numbers = np.unique([one.tobytes() for one in legal], return_inverse=True)[1]
+        single = (dp * size == self.fleet.problem.workload.global_batch_size).astype(np.int64)
+        first, alike = distinct([cp, dp, ep, zero, again, numbers, single])  # micro-batches ascend
+        return replace(self.take(first), whole=False), alike
+
+    def take(self, index: IntArray) -> LegalRows:
+        """Return some of the rows."""
         return replace(self, sizes=self.sizes[index], stages=self.stages[:, index])
 
 

@@ -49,6 +49,7 @@ from meshwright.solver.search.mixed.replicas import (
     split_bound_s,
 )
 from meshwright.solver.search.mixed.rows import LegalRows, MixedRows, StageOption
+from meshwright.solver.space.request_rules import group_constraints
 
 _EVERY = 1 << 20
 _FURTHER = 16  # sets of groups that share the batch, solved for places behind the first
@@ -88,12 +89,19 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     def interrupted(state: MixedFrontier) -> bool:
         return _interrupt(watch, state, shared)
 
-    legal: LegalRows | None = None
+    legal, able = None, 0
     with watch.at_least(_FIRST_S).cut():
         legal = LegalRows.of(fleet, wide=wide)
-        if len(legal.sizes) > _FEW_ROWS:  # all of them take seconds to bound
+        able = len(legal.sizes)
+        if able > _FEW_ROWS:  # all of them take seconds to bound
             frontier = MixedFrontier.of(MixedRows.of(legal.lightest()), problem, profile)
             frontier.begin(lambda state: interrupted(state) or bool(state.found))
+        if able > _FEW_ROWS and not (frontier.found or group_constraints(problem)):
+            smallest, alike = legal.smallest()
+            frontier = MixedFrontier.of(MixedRows.of(smallest), problem, profile)
+            frontier.begin(lambda state: interrupted(state) or bool(state.found))
+            if not np.isfinite(frontier.alone_s):
+                legal = legal.take(np.flatnonzero(np.isfinite(frontier.bounds.objective_s)[alike]))
     found = frontier.found
     with (watch if found or legal is None else watch.at_least(_FIRST_S)).cut():
         look()
@@ -125,7 +133,7 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     bound_s: float | None = None
     with watch.closing().cut():
         bound_s = _bound_s(frontier, shared, best, watch.interrupted)
-    answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s)
+    answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s, legal=able)
     if plans and not (shared.every and frontier.knows_alone):
         answer = replace(answer, objective_gap=None, objective_excess=None)
     if len(fleet.groups) > MOST_SHARED:
@@ -314,7 +322,7 @@ def _interrupt(watch: Watch, frontier: MixedFrontier, shared: _Shared) -> bool:
 
 def _answer(
     problem: Problem, profile: Profile, frontier: MixedFrontier, best: list[_Candidate],
-    plans: tuple[Plan, ...], *, watch: Watch, bound_s: float | None,
+    plans: tuple[Plan, ...], *, watch: Watch, bound_s: float | None, legal: int,
 ) -> Answer:  # fmt: skip
     """Return the answer with what is proved."""
     rows, proved = frontier.rows, frontier.finished
@@ -339,7 +347,7 @@ def _answer(
         bound_step_time_s=bound_s,
         gap=relative_gap(step_s, bound_s),
         space_size=rows.size,
-        legal=len(rows),
+        legal=legal,
         fit=int(np.isfinite(frontier.bounds.objective_s).sum()) or len(frontier.found),
         explored=frontier.settled + (rows.size - len(rows) if rows.whole else 0),
         counts={
