@@ -52,6 +52,7 @@ class Capabilities:
     offload: tuple[str, ...] = ("none",)
     offloads_modules: bool = False  # ``offload_modules`` names the modules that offload activations
     tensor_note: str = ""  # requirements of tensor parallelism beyond the launcher
+    galore_note: str = ""  # why it runs no optimizer that projects gradients
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned
     experts_need_sequence_parallel: bool = False  # with tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)

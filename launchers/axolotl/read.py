@@ -32,7 +32,9 @@ from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers.read import (
     PADDED,
+    layerwise,
     optimizer_of,
+    trainers_galore,
     values_of,
 )
 from meshwright.launchers.transformers.read_ranks import (
@@ -89,7 +91,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     configuration = _configuration(fields, known)
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
-    return LaunchFile(
+    run = LaunchFile(
         launcher=_priced_as(fields, tuned),
         model=known.model(),
         workload=Workload(
@@ -110,6 +112,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         unread=fields.unread("axolotl"),
         places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
     )
+    if "optimizer_rank" not in tuned:
+        return run
+    variant = layerwise(fields, run, tuned["optimizer"], "optimizer")
+    fields.stop()
+    return replace(run, workload=replace(run.workload, optimizer=variant))
 
 
 AXOLOTL_READER = Reader(name="axolotl", recognises=_recognises, read=_read)
@@ -156,6 +163,9 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     found = run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
     if "base_precision" in tuned:
         require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
+    if "optimizer_rank" in tuned:
+        layerwise(fields, found, tuned["optimizer"], "optimizer")
+        fields.stop()
     tuned = {**tuned, "optimizer": found.workload.optimizer}
     options = {**found.workload.framework_options, **options}
     whole = known.world.num_gpus == world
@@ -171,7 +181,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
 
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
-    name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
+    projected = trainers_galore(fields, known.model(), "optimizer")
+    name = projected.get("optimizer") or optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.word("adapter", "")
     if kind not in ("", "none", *_ADAPTERS):
@@ -197,7 +208,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         named = adapted(fields, pefts=not every)
         found["trained_modules"] = trained_whole(fields)
         found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
-    return found
+    return projected | found
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
@@ -416,7 +427,8 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
         return "accelerate"
-    return "trl" if whole and not _is_cut(fields) else "axolotl"
+    replicas = whole and not _is_cut(fields) and "optimizer_rank" not in tuned
+    return "trl" if replicas else "axolotl"
 
 
 def _without_fsdps_own(name: str) -> str:

@@ -37,6 +37,7 @@ from meshwright.profiles.requirements import (
     CUT_CROSS_ENTROPY,
     FLASH_ATTENTION,
     FLASH_ATTENTION_OR_KERNELS,
+    GALORE,
     PEFT,
     RING_ATTENTION,
     Requirement,
@@ -70,7 +71,8 @@ AXOLOTL_OTHERS = (
     "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention", "float16",
     "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear", "lora_target_modules",
     "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
-    "torch_compile",
+    "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
+    "fsdp_version", "tensor_parallel_size",
 )  # fmt: skip
 # The two files become one; for a key in both the last would silently win.
 _JOINED = """\
@@ -88,7 +90,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
 
 def axolotl_values(target: Target) -> Values:
     """Return every value that the plan sets."""
-    config, sizes = target.config, mesh(target)
+    config = target.config
     return {
         "micro_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
@@ -98,11 +100,22 @@ def axolotl_values(target: Target) -> Values:
         "bf16": True,
         "fp16": False,
         # its rings only accept FlashAttention 2
-        "attn_implementation": attention(target) if sizes["cp_size"] == 1 else "flash_attention_2",
-        "gradient_checkpointing": False,  # FSDP's own wrapper recomputes
+        "attn_implementation": attention(target)
+        if config.context_parallel_size == 1
+        else "flash_attention_2",
+        "gradient_checkpointing": recomputes_in_script(target),
         "optimizer": optimizer(target),
+        **_trainers_galore(target, "optimizer"),
         **_axolotl_adapter(target),
         **(_CUT if _cuts_logits(target) else {}),
+        **(_axolotl_shards(target) if config.zero_stage else {}),
+    }
+
+
+def _axolotl_shards(target: Target) -> Values:
+    """Return the mesh of FSDP2; without one Axolotl replicates every rank."""
+    config, sizes = target.config, mesh(target)
+    return {
         "tensor_parallel_size": sizes["tp_size"],
         "context_parallel_size": sizes["cp_size"],
         "dp_replicate_size": sizes["dp_replicate_size"],
@@ -159,7 +172,7 @@ def _trained_whole(target: Target, name: str) -> Values:
 
 def export_axolotl(target: Target) -> ExportBundle:
     """Return Axolotl's YAML without data and model, and the two scripts that start it."""
-    refuse_first(target, "axolotl")
+    refuse_first(target, "axolotl", (replicas_need_flash_attention,))
     values = axolotl_values(target)
     decided = (*sorted(values), *(name for name in AXOLOTL_OTHERS if name not in values))
     return bundled(
@@ -182,14 +195,32 @@ def export_axolotl(target: Target) -> ExportBundle:
 
 def _axolotl_packages(target: Target) -> tuple[Requirement, ...]:
     ring = (RING_ATTENTION,) if target.config.context_parallel_size > 1 else ()
-    return (*tensor_packages(target), *ring, *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()))
+    galore = (GALORE,) if optimizer_named(target.workload.optimizer).low_rank else ()
+    return (
+        *tensor_packages(target),
+        *galore,
+        *ring,
+        *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()),
+    )
 
 
 def _axolotl_warnings(target: Target) -> Iterator[str]:
     cut = ("loss_fused", "logit_bytes") if _cuts_logits(target) else ()
     yield from accelerate_warnings(target, (*WRITTEN_FACTS, *cut))
     yield model_is_in_the_script(target)
-    yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
+    if target.config.zero_stage:
+        yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
+
+
+def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
+    """Require a kernel for which Axolotl casts embeddings and head back to bf16 (loaders/model.py:462)."""
+    if target.config.zero_stage == 0 and not attention(target).startswith("flash"):
+        yield FieldError(
+            pointer="/workload/framework_options/attention_kernel",
+            message="without FSDP Axolotl keeps embeddings and head in fp32 under this kernel: not priced",
+            allowed="flash2, flash3",
+            nearest="flash2",
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,8 +274,8 @@ def trl_values(target: Target) -> Values:
     }
 
 
-def _trainers_galore(target: Target) -> Values:
-    """Return the Trainer's own GaLore: every linear layer but the head is projected."""
+def _trainers_galore(target: Target, key: str = "optim") -> Values:
+    """Return the Trainer's own GaLore, named by ``key``: every linear layer but the head is projected."""
     workload = target.workload
     found = optimizer_named(workload.optimizer)
     if not found.low_rank:
@@ -253,7 +284,7 @@ def _trainers_galore(target: Target) -> Values:
     interval = workload.optimizer_interval or USUAL_INTERVAL
     eighth, by_layer = "_8bit" * ("8bit" in workload.optimizer), "_layerwise" * found.by_layer
     return {
-        "optim": f"galore_adamw{eighth}{by_layer}",
+        key: f"galore_adamw{eighth}{by_layer}",
         "optim_target_modules": list(linear_names(target.problem.model)),
         "optim_args": f"rank={rank}, update_proj_gap={interval}, scale=0.25",
     }

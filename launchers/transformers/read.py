@@ -430,9 +430,9 @@ _EVERY = (
 )  # the parts of a layer, and those of its documentation
 
 
-def trainers_galore(fields: Fields, model: ModelSpec) -> dict[str, Any]:
-    """Return the workload fields of the Trainer's own GaLore; empty with another optimizer."""
-    name = str(fields.raw("optim") or "")
+def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dict[str, Any]:
+    """Return the workload fields of the Trainer's own GaLore; empty with another optimizer in ``key``."""
+    name = str(fields.raw(key) or "")
     if name not in TRAINERS_GALORE:
         return {}
     found = dict[str, str]()
@@ -502,12 +502,12 @@ _OF_LLAMA_FACTORY: Mapping[str, _Refusal] = {
 }  # fmt: skip
 
 
-def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
+def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "optim") -> str:
     """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs.
 
-    It is the Trainer's own where ``optim`` names it, else LLaMA-Factory's.
+    It is the Trainer's own where ``named`` names it, else LLaMA-Factory's.
     """
-    own = TRAINERS_GALORE.get(str(fields.raw("optim")))
+    own = TRAINERS_GALORE.get(str(fields.raw(named)))
     by_layer = fields.flag("galore_layerwise", default=False) if own is None else own[1]
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     broken = {
@@ -517,6 +517,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str) -> str:
     }
     for kind in (kind for kind, is_broken in broken.items() if is_broken):
         key, why, allowed, nearest = (_OF_LLAMA_FACTORY if own is None else _OF_TRAINER)[kind]
+        key = named if own is not None else key
         fields.fault(key, why, allowed=allowed, nearest=nearest)
     return name if name in OPTIMIZERS else optimizer
 

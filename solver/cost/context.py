@@ -666,16 +666,18 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
             that the GPU lacks.
     """
     workload, precision, lengths = problem.workload, "", problem.workload.lengths
+    optimizer = optimizer_named(workload.optimizer)
     facts = with_options(profile.framework, workload.framework_options)
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
         precision = "bf16"
+    if not optimizer.fp32_copy:  # DistributedDataParallel reduces what the weights' dtype makes them
+        facts = replace(facts, replicated_gradient_dtype="bf16")
     precision = precision or linear_precision(problem, facts, profile.group.gpu)
     low_precision = precision in ("fp8", "fp4")
     gpu = _at_limit(profile.group.gpu, facts.power_limit_w)
     tensor, context, expert, data, stages = profile.fabrics
     able = launcher_capabilities(problem.launcher)
-    optimizer = optimizer_named(workload.optimizer)
     # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
     own_dtypes = optimizer.short_states or (
         facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers

@@ -31,6 +31,7 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
@@ -194,11 +195,13 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
         ("framework_options/precision_recipe", recipe, recipe, recipes),
     ):
         if words and word not in words:
+            projects = word in OPTIMIZERS and OPTIMIZERS[word].low_rank
+            why = f": {able.galore_note}" if projects and able.galore_note else ""
             yield FieldError(
                 pointer=f"/workload/{field}",
-                message=f"{name} is not planned with {value[:40]}",
+                message=f"{name} is not planned with {value[:40]}{why}",
                 allowed=", ".join(words),
-                nearest=words[0],
+                nearest=next((one for one in (WITHOUT_COPY.get(word),) if one in words), words[0]),
             )
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.launchers.registry import export
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem, SearchOptions, Workload
 
 AXOLOTL = (
     "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
@@ -55,6 +63,59 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     text = f"{whole}fsdp_version: 2\nfsdp_config:\n  sharding_strategy: HYBRID_SHARD\n"
     second = read(text, Overrides(num_gpus=4), "full.yml")
     assert (second.configuration.zero_stage, second.configuration.zero_shard_size) == (3, 4)
+
+
+PROJECTED = (
+    "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 1024\nsample_packing: true\nbf16: true\n"
+    "micro_batch_size: 2\nflash_attention: true\noptim_target_modules: all_linear\n"
+)
+
+
+def test_galore_under_axolotl_is_read_on_replicas_with_its_arguments() -> None:
+    args = "optim_args: rank=64, update_proj_gap=500\n"
+    found = read(f"{PROJECTED}optimizer: galore_adamw_8bit\n{args}", Overrides(num_gpus=4), "g.yml")
+    work = found.workload
+    assert (found.launcher, found.configuration.zero_stage) == ("axolotl", 0)
+    assert (work.optimizer, work.optimizer_rank, work.optimizer_interval) == ("galore-8bit-bf16", 64, 500)
+    alone = read(f"{PROJECTED}optimizer: galore_adamw_layerwise\n", Overrides(num_gpus=1), "g.yml")
+    assert alone.workload.optimizer == "galore-pure-bf16-layerwise"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            "optimizer: galore_adamw\nfsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n",
+            "whole gradients",
+        ),
+        ("optimizer: galore_adamw\ndeepspeed: zero3_bf16.json\n", "whole gradients"),
+        ("optimizer: galore_adamw_layerwise\n", "refuses several GPUs"),
+        ("optimizer: galore_adafactor\n", "is not priced"),
+    ],
+)
+def test_galore_that_axolotl_does_not_run_as_priced_is_refused(more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=f"optimizer: .*{why}"):
+        read(f"{PROJECTED}{more}", Overrides(num_gpus=4), "g.yml")
+
+
+@pytest.mark.parametrize("optimizer", ["galore-pure-bf16", "galore-8bit-bf16"])
+def test_galore_planned_for_axolotl_is_written_and_read_back_at_its_price(optimizer: str) -> None:
+    model, cluster = find_model("llama-2-7b"), find_cluster("dgx-a100")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=1),))
+    workload = Workload(global_batch_size=16, seq_length=1024, precision="bf16", optimizer=optimizer)
+    problem = Problem(model=model, cluster=cluster, workload=workload, launcher="axolotl")
+    problem = replace(problem, options=SearchOptions(certify="none", top_k=1))
+    profile = default_profile(cluster, "axolotl")
+    (plan, *_) = ask(problem, profile).plans
+    assert plan.config.zero_stage == 0
+    files = export(plan, problem, "axolotl").files
+    found = read_launch_files(Source(name="axolotl.yaml", text=files["axolotl.yaml"], files=files))
+    assert (found.configuration, found.workload.optimizer) == (plan.config, optimizer)
+    again = predict(replace(problem, workload=found.workload), profile, found.configuration)
+    assert again.step_time_s == pytest.approx(plan.prediction.step_time_s)
+    torch = replace(workload, framework_options={"attention_kernel": "torch"})
+    with pytest.raises(RefusedExportError, match="keeps embeddings and head in fp32 under this kernel"):
+        export(plan, replace(problem, workload=torch), "axolotl")
 
 
 def test_options_of_axolotls_command_count_before_its_file() -> None:
