@@ -319,6 +319,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "mixers next to attention in a layer": model.paired is not None,
         DIFFUSION: model.diffusion is not None,
         "layers of one block": bool(model.layer_pattern),
+        "layers of unlike sizes": model.unlike_layers,
         **_state_space_facts(model),
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),
         "clamped queries, keys and values": model.attention_clip is not None,

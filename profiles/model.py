@@ -66,6 +66,8 @@ class LayerShape(NamedTuple):
     mixes: bool = False  # has the model's ``mixer`` instead of attention
     part: LayerPart = "both"  # the blocks that it has
     two_streams: bool = False  # has weights of its own for text among the tokens
+    ffn_size: int | None = None  # of its MLP, where layers have unlike sizes
+    kv_heads: int | None = None  # of its attention, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,10 @@ class ModelSpec:
     tower: TowerSpec | None = None  # of images; their tokens precede the first layer
     diffusion: DiffusionSpec | None = None  # of latents that a time step modulates; no logits
     layer_pattern: str = ""  # layers of one block each: M mixer, * attention, - MLP, E experts
+    # Where layers have unlike sizes, those of each (Bercovich et al. 2024, Puzzle, arXiv:2411.19146);
+    # 0: a layer has no such block
+    layer_ffn_sizes: tuple[int, ...] = ()
+    layer_kv_heads: tuple[int, ...] = ()
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
@@ -217,7 +223,14 @@ class ModelSpec:
         parts = [_PARTS[letter] for letter in self.layer_pattern] or ["both"] * self.num_layers
         double = self.diffusion.two_stream_layers if self.diffusion else 0
         streams = (layer < double for layer in range(self.num_layers))
-        each = (self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams)
+        none = (None,) * self.num_layers
+        widths, heads = self.layer_ffn_sizes or none, self.layer_kv_heads or none
+        if self.unlike_layers:
+            pairs = zip(widths, heads, strict=True)
+            parts = ["mixing" if width == 0 else "mlp" if own == 0 else "both" for width, own in pairs]
+        each = (
+            self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams, widths, heads
+        )  # fmt: skip
         return tuple(map(LayerShape, *each))
 
     def mixing_layers(self) -> tuple[bool, ...]:
@@ -237,8 +250,15 @@ class ModelSpec:
         return self if self.attends_alike else _attending(self, shape)
 
     @cached_property
+    def unlike_layers(self) -> bool:
+        """Return whether sizes are stated layer by layer."""
+        return bool(self.layer_ffn_sizes or self.layer_kv_heads)
+
+    @cached_property
     def attends_alike(self) -> bool:
         """Return whether all layers attend alike."""
+        if self.unlike_layers:
+            return False
         reused = self.chooser is not None and self.chooser.reusing_layers
         mixing = _mixing(self.mixer).items() if self.mixer and not self.mixer.with_attention else ()
         mixed = any(getattr(self, name) != value for name, value in mixing)
@@ -808,9 +828,13 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     if model.diffusion is not None:
         double = model.num_layers if shape.two_streams else 0
         changes["diffusion"] = replace(model.diffusion, two_stream_layers=double)
-    if model.layer_pattern:
+    if model.layer_pattern or model.unlike_layers:
         changes |= {"layer_pattern": _letter(shape) * model.num_layers}
         changes |= {} if shape.kind == "moe" else {"moe": None}
+    if model.unlike_layers:
+        changes |= {"layer_ffn_sizes": (), "layer_kv_heads": ()}
+        changes |= {"ffn_hidden_size": shape.ffn_size} if shape.ffn_size else {}
+        changes |= {"num_kv_heads": shape.kv_heads} if shape.kv_heads else {}
     if shape.borrows:
         changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
     if model.local_attention is not None:

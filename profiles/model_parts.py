@@ -486,6 +486,7 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     if len(stated) > 1:
         raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
     _refuse_pattern_of_other_layers(model)
+    _refuse_unlike_layers_of_other_models(model)
     _refuse_layers_that_are_none(model)
     _refuse_local_attention_of_none(model)
     _refuse_values_of_no_projection(model)
@@ -656,6 +657,36 @@ def _refuse_pattern_of_other_layers(model: Any) -> None:  # noqa: ANN401 - a Mod
     named += [] if model.norm_position == "before" else ["norm_position"]
     for name in named:
         raise InvalidProblemError.of(f"/model/{name}", "is not priced in layers of one block")
+
+
+_NOT_WITH_UNLIKE_LAYERS = (
+    *_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER, "moe", "mla", "mixer", "tower", "diffusion", "layer_pattern",
+    "num_mtp_layers",
+)  # fmt: skip
+
+
+def _refuse_unlike_layers_of_other_models(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """Refuse sizes of another number of layers, layers of no block, and what is not priced with them."""
+    widths, heads, pointer = model.layer_ffn_sizes, model.layer_kv_heads, "/model/layer_kv_heads"
+    if not (widths or heads):
+        return
+    for name, sizes in (("layer_ffn_sizes", widths), ("layer_kv_heads", heads)):
+        if sizes and len(sizes) != model.num_layers:
+            why = f"{len(sizes)} sizes for num_layers = {model.num_layers}"
+            raise InvalidProblemError.of(f"/model/{name}", why, allowed=f"{model.num_layers} sizes")
+    empty = next(
+        (layer for layer, pair in enumerate(zip(widths, heads, strict=False)) if not any(pair)), None
+    )
+    if empty is not None:
+        raise InvalidProblemError.of(pointer, f"layer {empty} has neither attention nor an MLP")
+    wrong = next((each for each in heads if each and model.num_attention_heads % each), None)
+    if wrong is not None:
+        why = f"{wrong} does not divide num_attention_heads = {model.num_attention_heads}"
+        raise InvalidProblemError.of(pointer, why, allowed="0, or a divisor of num_attention_heads")
+    named = [name for name in _NOT_WITH_UNLIKE_LAYERS if getattr(model, name)]
+    named += [] if model.norm_position == "before" else ["norm_position"]
+    for name in named:
+        raise InvalidProblemError.of(f"/model/{name}", "is not priced where layers have unlike sizes")
 
 
 def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts

@@ -47,6 +47,7 @@ _PARTS: Mapping[type, Limits] = {
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _MAY_BE_EMPTY = ("source", "display_name", "layer_pattern", "model_type")
+_IN_ORDER = ("layer_ffn_sizes", "layer_kv_heads")  # lists of sizes, one of each layer
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
 
@@ -154,6 +155,7 @@ def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one 
 def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
     value = reader.value(name)
     if not isinstance(value, list) or not all(type(layer) is int and layer >= 0 for layer in value):
-        reader.fault(name, "must be a list of layers, counted from 0")
+        each = "sizes, one for each layer" if name in _IN_ORDER else "layers, counted from 0"
+        reader.fault(name, f"must be a list of {each}")
         return ()
-    return tuple(sorted(set(value)))
+    return tuple(value) if name in _IN_ORDER else tuple(sorted(set(value)))

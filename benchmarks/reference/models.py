@@ -17,7 +17,12 @@ from meshwright.profiles.importers.huggingface_towers import whole_types
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
+_BLOCKS = [
+    {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 5.25}},
+    {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+]
 STATED: dict[str, dict[str, object]] = {
+    "nemotron-nas": {"num_hidden_layers": 4, "block_configs": 2 * _BLOCKS},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "dbrx": {"ffn_config": {"hidden_size": 2048}},

@@ -16,8 +16,10 @@ from meshwright.profiles.importers.huggingface_layers import (
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
+    nemotron_nas_config,
     step_attention,
     step_config,
+    unlike_layers,
     without_positions,
 )
 from meshwright.profiles.importers.huggingface_mixers import (
@@ -105,6 +107,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "mamba_2_config": mamba_2_config,
         "minimax_config": minimax_config,
         "nemotron_h_config": nemotron_h_config,
+        "nemotron_nas_config": nemotron_nas_config,
         "olmo_hybrid_config": olmo_hybrid_config,
         "step_config": step_config,
     },
@@ -115,6 +118,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "multiple_of_hidden": _multiple_of_hidden,
         "selective_scans_alone": selective_scans_alone,
         "single_blocks": single_blocks,
+        "unlike_layers": unlike_layers,
         "without_positions": without_positions,
     },
     "local_attention": {

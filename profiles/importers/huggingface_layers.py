@@ -478,3 +478,79 @@ def layers_without_rotary(reader: FieldReader, num_layers: int) -> list[int]:
     if isinstance(stated, list) and stated:
         return [layer for layer, rotates in enumerate(stated[:num_layers]) if not rotates]
     return [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of unlike sizes (Nemotron Super and Ultra: modeling_decilm.py and block_config.py of
+# nvidia/Llama-3_3-Nemotron-Super-49B-v1; Megatron-Core d98e8a64 heterogeneous_config.py reads the same).
+
+_BLOCKS_OF_LAYERS = "block_configs"
+_FFN_MULTIPLE = 256
+_READ_IN_BLOCKS = {"attention": ("n_heads_in_group", "no_op"), "ffn": ("ffn_mult", "no_op")}
+_OF_SINKS = ("unshifted_sink", "use_prefill_window_in_sink_attention")  # of sinks, which must be none
+
+
+def nemotron_nas_config(config: dict[str, object]) -> dict[str, object]:
+    """Return the config with the largest of its layers' sizes, which its class leaves unset.
+
+    Raises:
+        InvalidProblemError: ``block_configs`` is not a list of as many layers, or a layer is garbled.
+        UnsupportedModelError: a layer that the plan cannot express.
+    """
+    widths, heads = _block_sizes(FieldReader(config, "/model"))
+    return {
+        **config,
+        "intermediate_size": max(widths, default=1),
+        "num_key_value_heads": max(heads, default=1),
+    }
+
+
+def unlike_layers(reader: FieldReader, _known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sizes of each layer, where they differ."""
+    widths, heads = _block_sizes(reader)
+    if len({*zip(widths, heads, strict=True)}) == 1 and widths[0] and heads[0]:
+        return {}
+    return {"layer_ffn_sizes": widths, "layer_kv_heads": heads}
+
+
+def _block_sizes(reader: FieldReader) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    layers, listed = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.value(_BLOCKS_OF_LAYERS)
+    hidden = reader.integer("hidden_size", high=2**20)
+    attention_heads = reader.integer("num_attention_heads", high=2**16)
+    if not isinstance(listed, list) or len(listed) != layers:
+        reader.fault(_BLOCKS_OF_LAYERS, f"must be a list of {layers} layers, as num_hidden_layers states")
+        reader.finish()
+    widths, heads = list[int](), list[int]()
+    for number, layer in enumerate(listed if isinstance(listed, list) else []):
+        pointer = f"{reader.pointer}/{_BLOCKS_OF_LAYERS}/{number}"
+        one = FieldReader(layer, pointer, reader.faults)
+        attention, ffn = (
+            FieldReader(one.value(part), f"{pointer}/{part}", reader.faults) for part in _READ_IN_BLOCKS
+        )
+        reader.finish()
+        for part, inner in zip(_READ_IN_BLOCKS, (attention, ffn), strict=True):
+            for key in inner.names():
+                if key not in (*_READ_IN_BLOCKS[part], *_OF_SINKS) and inner.value(key) not in (
+                    None,
+                    False,
+                ):
+                    name = f"{_BLOCKS_OF_LAYERS}[{number}].{part}.{key[:40]}"
+                    raise UnsupportedModelError.field(
+                        name, "no such layer is planned; planned: null, false"
+                    )
+        widths.append(0 if ffn.flag("no_op", default=False) else _width_of(ffn, hidden))
+        group = 0
+        if not attention.flag("no_op", default=False):
+            group = attention.integer("n_heads_in_group", high=attention_heads)
+            if attention_heads % group:
+                why = f"{group} does not divide num_attention_heads = {attention_heads}"
+                attention.fault("n_heads_in_group", why)
+        heads.append(attention_heads // group if group else 0)
+        reader.finish()
+    return tuple(widths), tuple(heads)
+
+
+def _width_of(ffn: FieldReader, hidden: int) -> int:
+    """Return an MLP's width: two thirds of so many hidden sizes, up to a whole multiple."""
+    width = int(2 * ffn.number("ffn_mult", low=1e-3, high=1e3) * hidden / 3)
+    return -(-width // _FFN_MULTIPLE) * _FFN_MULTIPLE

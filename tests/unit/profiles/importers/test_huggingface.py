@@ -41,7 +41,7 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "bert", "deepseek_v4", "nemotron-nas", "rwkv",
+    "bert", "deepseek_v4", "rwkv",
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
@@ -272,7 +272,6 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("model_type", "why", "near"),
     [
-        ("nemotron-nas", "layers of mixed kinds", "nemotron"),
         ("deepseek_v4", "hyper-connections", "deepseek_v3"),
         ("llama5", "an unknown type", "llama"),
     ],
@@ -871,3 +870,43 @@ def test_what_scaling_leaves_out_is_said_or_follows(scaling: dict[str, object], 
         return
     with pytest.raises(InvalidProblemError, match=said):
         model_from_config(config, name="x")
+
+
+NAS = "llama-3.3-nemotron-super-49b"
+
+
+def test_a_model_of_unlike_layers_has_its_published_number_of_weights() -> None:
+    model = model_from_config(REAL[NAS]["config"], name="super")
+    assert model.num_parameters() == 49_867_145_216  # of nvidia/Llama-3_3-Nemotron-Super-49B-v1
+    assert model.layer_kv_heads.count(0) == 31, "layers with an MLP alone"
+    assert set(model.layer_ffn_sizes) == {2816, 5632, 7168, 14_336, 17_920, 28_672}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        (
+            "attention",
+            {"replace_with_linear": True},
+            "attention.replace_with_linear .no such layer is plan",
+        ),
+        ("ffn", {"sparsify": [1]}, r"block_configs\[0\].ffn.sparsify"),
+        (
+            "attention",
+            {"n_heads_in_group": 7},
+            "n_heads_in_group: 7 does not divide num_attention_heads = 64",
+        ),
+        ("ffn", {"ffn_mult": "x"}, "ffn_mult"),
+        ("ffn", None, "block_configs"),
+    ],
+)
+def test_a_layer_that_is_not_planned_is_refused_by_its_place(
+    part: str, changes: dict[str, object] | None, words: str
+) -> None:
+    config = json.loads(json.dumps(REAL[NAS]["config"]))
+    first = config["block_configs"][0]
+    first[part] = first[part] | changes if changes else None
+    with pytest.raises(InvalidProblemError, match=words):
+        model_from_config(config, name="x")
+    with pytest.raises(InvalidProblemError, match="must be a list of 79 layers"):
+        model_from_config(config | {"num_hidden_layers": 79}, name="x")

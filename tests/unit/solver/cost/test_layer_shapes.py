@@ -161,3 +161,47 @@ def test_borrowed_keys_are_kept_once() -> None:
     spared = alone.activation_bytes[0, 0] - borrowing.activation_bytes[0, 0]
     # Keys and values of 8 192 tokens: 4 heads of 256, 2 bytes each, whatever share of that is fitted.
     assert 0.5 < spared / (8192 * 2 * 2 * 4 * 256) < 1.5
+
+
+# Four layers: attention with 4 and with 2 key/value heads, one MLP alone and one attention alone.
+UNLIKE = ModelSpec(
+    name="x", num_layers=4, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16, num_kv_heads=4,
+    head_dim=128, vocab_size=32_000, layer_ffn_sizes=(8192, 2816, 1024, 0), layer_kv_heads=(4, 2, 0, 4),
+)  # fmt: skip
+
+
+def test_layers_of_unlike_sizes_have_the_weights_of_their_own_blocks() -> None:
+    def attention(kv_heads: int) -> int:
+        return 2048 * 128 * (2 * 16 + 2 * kv_heads) + 2048  # and a norm
+
+    def mlp(width: int) -> int:
+        return 3 * 2048 * width + 2048
+
+    weights = (attention(4) + mlp(8192), attention(2) + mlp(2816), mlp(1024), attention(4))
+    assert UNLIKE.parameters_by_layer() == weights
+    assert model_from_shape(model_to_mapping(UNLIKE)) == UNLIKE
+
+
+def test_a_layer_of_unlike_sizes_costs_what_it_costs_in_a_model_of_such_layers() -> None:
+    whole, profile = _problem(UNLIKE), default_profile(find_cluster("dgx-h100", num_nodes=1), "none")
+    rows = Columns.of([Configuration(data_parallel_size=8, stage_layers=(4,))])
+    mixed = price(whole, rows, profile)
+    for index, shape in enumerate(LayerLayout.of(UNLIKE).kinds):
+        alone = price(replace(whole, model=UNLIKE.shaped(shape)), rows, profile)
+        assert mixed.forward_s[0, index] == pytest.approx(alone.forward_s[0, 0])
+        assert mixed.activation_bytes[0, index] == pytest.approx(alone.activation_bytes[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_ffn_sizes": (8192,)}, "layer_ffn_sizes: 1 sizes for num_layers = 4"),
+        ({"layer_kv_heads": (4, 2, 0, 3)}, "layer_kv_heads: 3 does not divide num_attention_heads = 16"),
+        ({"layer_ffn_sizes": (8192, 2816, 0, 0)}, "layer 2 has neither attention nor an MLP"),
+        ({"layer_kv_heads": (4,)}, "layer_kv_heads: 1 sizes for num_layers = 4"),
+        ({"sliding_window": 512}, "sliding_window: is not priced where layers have unlike sizes"),
+    ],
+)
+def test_sizes_that_fit_no_layers_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidProblemError, match=words):
+        replace(UNLIKE, **changes)  # type: ignore[arg-type]
