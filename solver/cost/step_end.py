@@ -262,6 +262,13 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
     return np.asarray(trained * (each.product_flops / rate + svd_s))
 
 
+# The host also scales a gradient that lies there, once the norm is known, which reads and writes fp32
+# (DeepSpeed 0.19 ``stage_1_and_2.py unscale_and_clip_grads``, ``stage3.py``; torch's
+# ``clip_grads_with_norm_``), and reads the updated fp32 copy again to cast it for the
+# GPU (``stage_1_and_2.py step``; torch casts on the CPU in a copy to the GPU, ``native/cuda/Copy.cu``).
+_SCALED_BYTES, _READ_TO_CAST = 8.0, 4.0
+
+
 def _offloaded_s(
     ctx: Context, updated: FloatArray, under: PassSeconds, counts: Sequence[float]
 ) -> FloatArray:
@@ -277,12 +284,13 @@ def _offloaded_s(
     host, facts = ctx.host, ctx.facts
     if facts.super_offload or facts.cpu_update_interval > 1.0:
         return _hidden_update_s(ctx, updated, under, counts)
+    passes = _SCALED_BYTES * facts.offloads_gradients + np.where(ctx.offloads_weights, 0.0, _READ_TO_CAST)
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
     there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
-    seconds = (
-        np.where(there, 0.0, gradient) + back
-    ) / host.link_bytes_per_s + ctx.optimizer.moved_bytes / host.memory_bytes_per_s
+    seconds = (np.where(there, 0.0, gradient) + back) / host.link_bytes_per_s + (
+        ctx.optimizer.moved_bytes + passes
+    ) / host.memory_bytes_per_s
     if ctx.swaps_optimizer.any():
         states = facts.optimizer_bytes - _ADAMW_STATES + ctx.optimizer.end_state_bytes + _FP32_BYTES
         swapped = states / host.nvme_read_bytes_per_s + states / host.nvme_write_bytes_per_s
@@ -305,12 +313,14 @@ def _hidden_update_s(
     ``superoffload_stage3.py _reassign_or_swap_out_partitioned_parameters``, ``zenflow_stage_1_and_2.py
     wait_last_update_and_copy``). SuperOffload sends and updates each group as soon as its gradients of the
     last micro-batch are there (``partition_grads``). ZenFlow updates once in several steps of one
-    micro-batch each, under those steps, with gradients that add up meanwhile. That one update is hidden
-    by the passes of all parts, and every part waits for its share of what is left.
+    micro-batch each, under those steps. Meanwhile gradients add up on the GPU and lie on the host between
+    passes (``stage_1_and_2.py async_accumulate_grad_in_cpu_via_gpu``). That one update is hidden by the
+    passes of all parts, and every part waits for its share of what is left.
     """
     host, facts = ctx.host, ctx.facts
     sent = updated * (_FP32_BYTES / host.link_bytes_per_s)
-    back = sent
+    scaled = updated * (_SCALED_BYTES / host.memory_bytes_per_s)  # by the rank, which the passes wait for
+    back = sent + scaled
     computed = updated * (ctx.optimizer.moved_bytes / host.memory_bytes_per_s)
     if facts.super_offload:
         busy = sent + computed
@@ -318,7 +328,11 @@ def _hidden_update_s(
     steps, each = facts.cpu_update_interval, np.array(counts)
     whole, passes = each @ computed, steps * (each @ (under.forward + under.backward))
     left = np.maximum(whole - passes, 0.0) / np.where(whole > 0.0, whole, 1.0)
-    return np.asarray((sent + computed * left + back) / steps)
+    copies = 1.0 + 2.0 * (
+        steps - 1.0
+    )  # of 2-byte gradients: there, and from the second pass on back as well
+    added = updated * (copies * _WEIGHT_BYTES / host.link_bytes_per_s)
+    return np.asarray((added + sent + computed * left + back) / steps)
 
 
 # The GPU's update of selected gradients: weights, gradients and two moments of 2 bytes are read, all but
