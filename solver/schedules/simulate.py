@@ -403,8 +403,17 @@ def finish_of_many_s(
     parts = [forward_s, backward_s]
     if weight_s is not None and schedule in SPLIT_BACKWARD:
         parts = [forward_s, backward_s - weight_s, weight_s]
-    seconds = np.ascontiguousarray(np.concatenate(parts, axis=1).T)
-    end = np.empty((len(waves.block) + 1, len(forward_s)))
+    end = _ends_of_many_s(np.concatenate(parts, axis=1), waves)
+    finish = np.asarray(end[waves.last].T)
+    if schedule in BYPASSES_SYNC:  # counted from each rank's own start
+        finish -= np.cumsum(forward_s[:, :pp], axis=1) - forward_s[:, :pp]
+    return finish
+
+
+def _ends_of_many_s(durations_s: FloatArray, waves: Waves) -> FloatArray:
+    """Return when every pass ends, (passes + 1, k), for durations (k, X) numbered as in ``Waves``."""
+    seconds = np.ascontiguousarray(durations_s.T)
+    end = np.empty((len(waves.block) + 1, len(durations_s)))
     end[0] = 0.0
     block, own, other = waves.block, waves.own, waves.other
     if few := end.size <= _IN_CACHE:  # how long a pass takes, until it is known when it ends
@@ -418,7 +427,28 @@ def finish_of_many_s(
         before = end.take(own[start:stop], axis=0) if first < 0 else end[first : first + stop - start]
         np.maximum(ready, before, out=ready)
         passes += ready
-    finish = np.asarray(end[waves.last].T)
-    if schedule in BYPASSES_SYNC:  # counted from each rank's own start
-        finish -= np.cumsum(forward_s[:, :pp], axis=1) - forward_s[:, :pp]
-    return finish
+    return end
+
+
+def longest_paths(durations_s: FloatArray, tail_s: FloatArray, waves: Waves) -> tuple[IntArray, IntArray]:
+    """Return the passes that the longest step is made of, and the rank that it ends on.
+
+    Args:
+        durations_s: seconds of every chunk's forward passes, backward passes (without weight gradients,
+            where the schedule splits them) and weight gradients, (k, X).
+        tail_s: seconds of each rank after its last pass, (k, pp).
+        waves: of the schedule.
+
+    Returns:
+        How often the longest path runs each of the X, (k, X), and its last rank, (k,).
+    """
+    end = _ends_of_many_s(durations_s, waves)
+    each = np.arange(len(durations_s))
+    rank = np.asarray((end[waves.last].T + tail_s).argmax(axis=1))
+    own, other, block = (np.concatenate([[0], values]) for values in (waves.own, waves.other, waves.block))
+    counts, at = np.zeros(durations_s.shape, dtype=np.int64), waves.last[rank]
+    while (there := at > 0).any():
+        counts[each, block[at]] += there
+        before, input_ = own[at], other[at]
+        at = np.where(end[before, each] >= end[input_, each], before, input_)
+    return counts, rank

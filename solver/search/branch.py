@@ -182,7 +182,7 @@ def are_tried(rows: Rows) -> BoolArray:
 
 def is_branchable(row: Rows, target_s: float) -> bool:
     """Return whether a row's patterns are few enough to be tried against a time."""
-    return bool(are_tried(row)[0]) and _are_few(_most_layers(row, target_s), row)
+    return bool(are_tried(row)[0]) and _are_few(most_layers_of(row, target_s), row)
 
 
 def _are_few(most: IntArray, row: Rows) -> bool:
@@ -209,7 +209,7 @@ def least_simulation_s(row: Rows, target_s: float, effort: SimulationBudget) -> 
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
     with the ranks that are known.
     """
-    most = _most_layers(row, target_s)
+    most = most_layers_of(row, target_s)
     spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
     if spare < 0:
         return SplitBound(target_s, for_all=True)
@@ -291,7 +291,7 @@ class _Growth:
         return tried, least_steps_s(self.row, tried.sizes, self.effort.tick)
 
 
-def _most_layers(row: Rows, target_s: float) -> IntArray:
+def most_layers_of(row: Rows, target_s: float) -> IntArray:
     """Return the most layers that each rank can hold within ``target_s``, (p,), by work and bounds.
 
     Where ranks and layers are many, only its work is counted.
