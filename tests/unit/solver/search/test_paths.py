@@ -49,7 +49,7 @@ def test_the_passes_on_a_longest_path_add_up_to_the_step(schedule: str, pp: int,
     counts, rank = longest_paths(passes, tails, waves_of(pp, vpp, m, schedule))
     forward, backward, *weight = np.split(passes, 3 if splits else 2, axis=1)
     finish = finish_of_many_s(
-        forward, backward + sum(weight), weight_s=sum(weight) if splits else None,
+        forward, sum(weight, backward), weight_s=weight[0] if splits else None,
         pp=pp, num_microbatches=m, schedule=schedule,
     )  # fmt: skip
     if schedule.startswith("zb"):  # counted from each rank's own start: here from the first rank's
