@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
@@ -63,19 +64,22 @@ def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | N
     """The catalog's and the tenant's entries together, by name."""
     after = decode_name(token) if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
-    found: dict[str, dict[str, Any]] = {
-        name: {**asdict(_FIND[kind](name)), "name": name, "origin": "catalog"}
-        for name in _NAMES[kind]()
-        if name > after
+    found: dict[str, Mapping[str, Any]] = {
+        name: _entry(kind, name) for name in _NAMES[kind]() if name > after
     }
     for one in stored:
         found[one.name] = {**one.document, "origin": "stored", "version": one.version}
     names = sorted(found)
     more = len(names) > size
     return CatalogView(
-        items=[found[name] for name in names[:size]],
+        items=[dict(found[name]) for name in names[:size]],
         next_page_token=encode_token(names[size - 1]) if more else None,
     )
+
+
+@cache
+def _entry(kind: Kind, name: str) -> Mapping[str, Any]:
+    return {**asdict(_FIND[kind](name)), "name": name, "origin": "catalog"}
 
 
 def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
@@ -116,8 +120,9 @@ def _add_reading(kind: Kind) -> None:
         tenant: TenantDep,
         page_size: PageSize = MAX_PAGE_SIZE,
         page_token: PageToken = None,
-    ) -> CatalogView:
-        return page_of(service, tenant, kind, page_size, page_token)
+    ) -> Response:
+        page = page_of(service, tenant, kind, page_size, page_token)
+        return Response(page.model_dump_json(), media_type="application/json")
 
     def fetch(
         name: str,
@@ -132,6 +137,7 @@ def _add_reading(kind: Kind) -> None:
     router.get(
         f"/{kind}s",
         dependencies=[READS],
+        response_model=CatalogView,
         operation_id=f"list_{kind}s",
         summary=f"List {TITLES[kind]}s",
         description=f"Every {TITLES[kind]} that a problem may name: of the catalog, and this tenant's own.",
