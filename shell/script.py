@@ -302,7 +302,7 @@ class _Shell(Commands):
                 self._live = False
             self._at = body
             self._loop_body()
-            if goes_on is not True or self._dead or self._ended():
+            if self._ended() or goes_on is not True or self._dead:
                 break
             self._counted_by(step)
         else:
@@ -362,8 +362,8 @@ class _Shell(Commands):
             self._at += 1
             with self._under(condition):
                 self._loop_body()
-            again = condition is True and live is not False and not self._script.stopped
-            again = again and not self._ended()
+            ended = self._ended()
+            again = condition is True and live is not False and not self._script.stopped and not ended
             if not again or self._script.words == seen:
                 break
         else:

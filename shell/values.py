@@ -415,7 +415,9 @@ class Variables:
         if start is None or length is None:
             return (unknown_value(name),)
         some: tuple[str, ...] | str = known if each else "".join(known)
-        start = max(start + len(some), 0) if start < 0 else start
+        start = start + len(some) if start < 0 else start
+        if start < 0:  # before the first
+            return () if each else ("",)
         end = len(some) if part[2] is None else length + (start if length >= 0 else len(some))
         return tuple(known[start:end]) if each else ("".join(known)[start:end],)
 

@@ -96,6 +96,7 @@ class _Lexer:
         self._word: Token | None = None
         self._blank = True  # whether the last character was a blank
         self._below: list[tuple[Token, str, bool, bool]] = []  # here-documents that begin on the next line
+        self._sum = 0  # brackets open in ``((…))``, where ``<<`` is a shift
 
     def tokens(self) -> list[Token]:
         """Return all tokens."""
@@ -141,15 +142,23 @@ class _Lexer:
             self._word = None
         self._close()
         sign = "\n" if text.endswith("\n") else text
+        if sign == "(" and (self._sum or self._follows_a_bracket()):
+            self._sum += 1 if self._sum else 2
+        elif sign == ")" and self._sum:
+            self._sum -= 1
         self._tokens.append(Token("operator", self._line, [WordPart(sign)], joined=not self._blank))
         self._blank = sign == "\n"
         self._move(len(text))
         if sign == "\n" and self._below:
             self._take_texts()
 
+    def _follows_a_bracket(self) -> bool:
+        return bool(self._tokens) and self._tokens[-1].operates("(") and self._text[self._at - 1] == "("
+
     def _heredoc(self) -> bool:
         """Take ``<<EOT``, the start of a here-document; return whether it is one."""
-        found = None if self._text.startswith("<<<", self._at) else _HEREDOC.match(self._text, self._at)
+        other = self._sum or self._text.startswith("<<<", self._at)
+        found = None if other else _HEREDOC.match(self._text, self._at)
         if found is None:
             return False
         self._close()

@@ -257,11 +257,14 @@ def group_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         if not {group for _, group in terms.values()} <= problem.cluster.group_named.keys():
             yield f"the constraint {text} names a node group that the cluster lacks"
             continue
+        if not config.stage_groups:
+            yield f"the constraint {text} does not hold without node groups"
+            continue
         taken = {name: _taken(problem, config, *term) for name, term in terms.items()}
         plain = names_of((text,)) - terms.keys()
         sizes = {one.tensor_parallel_size for one in config.stage_groups}
         stages = [{name: getattr(alike(config, size), name) for name in plain} for size in sorted(sizes)]
-        if not stages or not all(holds_for(constraint_of(text), {**one, **taken}) for one in stages):
+        if not all(holds_for(constraint_of(text), {**one, **taken}) for one in stages):
             yield f"the constraint {text} does not hold"
 
 

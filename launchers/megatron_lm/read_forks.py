@@ -238,14 +238,12 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
         given.fault(
             "pipeline-model-parallel-size", f"{stages} stages next to ZeRO {found}: DeepSpeed refuses it"
         )
-    elif not (found.isdecimal() and int(found) <= 3):  # noqa: PLR2004 - ZeRO's stages
-        given.fault("pipeline-model-parallel-size", f"next to ZeRO stage {found[:20]}, which there is not")
 
 
 _PLACEHOLDER = "ZERO_STAGE"  # of Megatron-DeepSpeed's templates (examples_deepspeed/rebase)
 _FILES = ("--deepspeed_config", "--deepspeed-config")
 _CURRICULA = ("curriculum_learning", "data_efficiency.data_sampling.curriculum_learning")
-_STAGES = ("0", "1", "2", "3")
+DEEPSPEED_STAGES = ("0", "1", "2", "3")
 _OPEN_PLACE = re.compile(r":\s*\"?[$<{]*[A-Z][A-Z_]{2,}")  # of a template: ``"stage": ZERO_STAGE``
 _AWAY = re.compile(r'"offload_(optimizer|param)"\s*:\s*\{[^}]*"device"\s*:\s*"(cpu|nvme)"')
 
@@ -263,10 +261,10 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     stage = values.get("zero_optimization.stage")
     match = None if values else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"
-    if stage is not None and found not in _STAGES:
+    if stage is not None and found not in DEEPSPEED_STAGES:
         message = f"line {stage.line} of {shown(name)}: {shown(found)} is not a ZeRO stage"
-        given.refuse("zero_optimization.stage", message, allowed=", ".join(_STAGES))
-    if found in _STAGES and values:
+        given.refuse("zero_optimization.stage", message, allowed=", ".join(DEEPSPEED_STAGES))
+    if found in DEEPSPEED_STAGES and values:
         fields = Fields(name, values)
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
         batch = fields.optional("train_batch_size")

@@ -15,6 +15,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
+    MODEL_LIMITS,
     MOE_LIMITS,
     MlaSpec,
     MoeSpec,
@@ -52,6 +53,9 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
     for flag in _NEEDED:
         if not given.has(flag):
             given.fault(flag, "is not given; add it, or name the model with --model")
+    least, most = MODEL_LIMITS["num_layers"]
+    if (layers := given.integer("num-layers", 0)) > most:  # before a list of them is made
+        given.fault("num-layers", f"{layers} is out of range", allowed=f"{least} to {most}")
     vocabulary = _vocabulary(given, include)
     given.stop()
     hidden, heads = given.integer("hidden-size", 0), given.integer("num-attention-heads", 0)

@@ -10,10 +10,11 @@ from itertools import pairwise
 from meshwright.launchers.megatron_core.names import STAGES_BEFORE_DATA, WHOLE_LAYER, WHOLE_STEP
 from meshwright.launchers.megatron_core.read import context_mode
 from meshwright.launchers.megatron_lm.flags import FP8_RECIPES, FRAMEWORK
-from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, OFFLOAD, partition
+from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, DEEPSPEED_STAGES, OFFLOAD, partition
 from meshwright.launchers.megatron_lm.read_model import PATTERN
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.rules import near_divisors, near_multiples
+from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import (
     EXPERT_OPTIONS,
     OPTION_PARTS,
@@ -694,8 +695,13 @@ def _weight_shards(given: Given, model: ModelSpec, tp: int, dp: int, stage: int)
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     stage = int(given.has("use-distributed-optimizer"))
-    if f"--{DEEPSPEED}" in given.others:
-        stage = int(given.other("zero-stage"))
+    if (engine := given.others.get(f"--{DEEPSPEED}")) is not None:
+        said = given.other("zero-stage")
+        if said in DEEPSPEED_STAGES:
+            stage = int(said)
+        else:
+            stated = f"ZeRO stage {shown(said)}" if said else "no ZeRO stage"
+            given.fault_of(f"--{DEEPSPEED}", engine, f"with {stated}", allowed="--zero-stage 0 to 3")
     if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
         # --use-megatron-fsdp's own since 3499efef (April 2026); configurations keep no_shard
         own = "--use-megatron-fsdp" in {*given.values} - {*given.called}

@@ -117,6 +117,8 @@ _RULES = (
     "X=keep; if false; then for X in 1 2; do run no; done; fi; run $X",
     "a=3; b=2; ((a++)); ((a+=2)); let a=a*2; run $a $((a++)) $((--a)) $((a>b?a:0)) $((a**2/3))",
     "run $((-7/2)) $((-7%3)) $((0x10)) $((010)) $((1<<4)) $((6&3|8)) $((!0)) $((5>3 && 2<1)) $((10#08))",
+    "for ((i=1; i<4; i++)); do if [ $i = 2 ]; then continue; fi; run $i; break; done; run end",
+    '((a = 1 << 3)); run $a; X=x; run "${X: -2}" "${X: -1}"; A=(1 2); run "${A[@]: -3}"',
     "for ((i=1; i<=4; i*=2)); do run $i; done; declare -i N=3+4; run $N; N+=2*3; run $N; N=1+1; run $N",
     '[[ 10 < 9 ]] && run text; [[ ab == "a*" ]] || run quoted; X="a*"; [[ ab == $X ]] && run pattern',
     "X=a; [[ ( a = b ) || ! -z $X ]] && run or",
