@@ -26,8 +26,8 @@ _SLICES = 2.0
 _FP32, _FP32_BEFORE_HOPPER, _EXPONENTIALS = 256.0, {"volta": 128.0, "turing": 128.0, "ampere": 128.0}, 16.0
 _FP32_OF_BF16 = 66.9 / 989.4  # an H100's, for GPUs that state no fp32 peak
 # Products of 64 by 64 in Triton wait for registers, masks and decays, so they reach the same number of
-# FLOPs a clock on Hopper and on Blackwell, far below the peak of tensor cores. Fitted on 27 timings of FLA
-# 0.5's delta net on H100, H200, B200 and GB200 (FlashQLA 6e5d2ea1, flashinfer pull requests
+# FLOPs a clock on Hopper and on Blackwell, far below the peak of tensor cores. Fitted on 31 timings of FLA
+# 0.5's delta net on H20, H100, H200, B200 and GB200 (FlashQLA 6e5d2ea1, flashinfer pull requests
 # 3866 and 3902, helion 3e928d1e), which it meets within 16 % on average; the kernels
 # of mamba 2 on an H100 have 344 to 417 (vLLM pull request 27299).
 _CHUNK_PRODUCTS = 430.0

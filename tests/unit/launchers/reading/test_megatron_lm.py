@@ -95,18 +95,22 @@ def legal_targets(draw: st.DrawFn) -> Target:
     stage_of_zero = draw(st.integers(0, 3 if pp == 1 else 1))
     chunks = draw(splits(pp * vpp))
     granularity = draw(st.sampled_from(("none", "selective", "full")))
-    most = max(chunks)
-    counts = st.sampled_from((*range(1, most), sum(chunks)))  # some of each chunk, or every layer
+    most = min(*chunks, max(chunks) - 1)
+    ep = draw(st.sampled_from((1, 2, 8))) if model.moe else 1
+    sizes = [dp * cp]
+    if tp * cp * dp // ep % (2 * cp) == 0:  # an expert's ranks make up all sets of shards, too
+        sizes.append(dp // 2)
+    counts = st.sampled_from((*range(1, most + 1), sum(chunks)))  # some of each chunk, or every layer
     config = Configuration(
         tensor_parallel_size=tp,
         sequence_parallel=tp > 1,
         pipeline_parallel_size=pp,
         virtual_pipeline_size=vpp,
         context_parallel_size=cp,
-        expert_parallel_size=draw(st.sampled_from((1, 2, 8))) if model.moe else 1,
+        expert_parallel_size=ep,
         data_parallel_size=dp,
         zero_stage=stage_of_zero,
-        zero_shard_size=draw(st.sampled_from((dp * cp, dp // 2))) if stage_of_zero else 1,
+        zero_shard_size=draw(st.sampled_from(sizes)) if stage_of_zero else 1,
         micro_batch_size=draw(st.integers(1, 4)),
         num_microbatches=pp * draw(st.integers(1, 5)),
         pipeline_schedule="none" if pp == 1 else ("interleaved_1f1b" if vpp > 1 else "1f1b"),
