@@ -99,10 +99,6 @@ def number(given: Arguments, name: str) -> int | None:
     )
 
 
-def _bucket(given: Arguments, found: LaunchFile) -> dict[str, str | int | float | bool]:
-    return bucket_option(number(given, DDP_BUCKET), found.launcher, found.configuration)
-
-
 DDP_BUCKET = "ddp_bucket_cap_mb"
 
 
@@ -366,7 +362,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
     optimizer = optimizers()[name] if name is not None else "adamw"
     adapters = known.header.adapters  # accelerate's file has no place for them
-    options = {**found.workload.framework_options, **_bucket(given, found)}
+    bucket = bucket_option(number(given, DDP_BUCKET), found.launcher, found.configuration)
+    options = {**found.workload.framework_options, **bucket}
     workload = replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
     return replace(found, workload=workload)
 

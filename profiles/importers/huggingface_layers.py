@@ -529,11 +529,9 @@ def _block_sizes(reader: FieldReader) -> tuple[tuple[int, ...], tuple[int, ...]]
         )
         reader.finish()
         for part, inner in zip(_READ_IN_BLOCKS, (attention, ffn), strict=True):
+            known = (*_READ_IN_BLOCKS[part], *_OF_SINKS)
             for key in inner.names():
-                if key not in (*_READ_IN_BLOCKS[part], *_OF_SINKS) and inner.value(key) not in (
-                    None,
-                    False,
-                ):
+                if key not in known and inner.value(key) not in (None, False):
                     name = f"{_BLOCKS_OF_LAYERS}[{number}].{part}.{key[:40]}"
                     raise UnsupportedModelError.field(
                         name, "no such layer is planned; planned: null, false"

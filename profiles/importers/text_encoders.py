@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
@@ -21,7 +22,7 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """What one encoder adds to a step."""
+    """Weights and work that one encoder adds to a step."""
 
     weights: int
     products: int  # multiply-adds of the forward pass of one text
@@ -69,7 +70,7 @@ def _size(reader: FieldReader, key: str) -> int:
     return reader.integer(key, high=int(MODEL_LIMITS["ffn_hidden_size"][1]))
 
 
-def _t5(reader: FieldReader, tokens: int, *, biased_layers: int | None = 1) -> TextEncoder:
+def _t5(reader: FieldReader, tokens: int, *, biases_each: bool = False) -> TextEncoder:
     """Return T5's encoder; its first layer has the relative positions of all, in umT5 each its own."""
     hidden, layers = _size(reader, "d_model"), _size(reader, "num_layers")
     heads = _size(reader, "num_heads")
@@ -79,13 +80,9 @@ def _t5(reader: FieldReader, tokens: int, *, biased_layers: int | None = 1) -> T
     positions = _size(reader, "relative_attention_num_buckets") * heads
     weights = layers * (matrices + 2 * hidden) + hidden + _size(reader, "vocab_size") * hidden
     return TextEncoder(
-        weights=weights + positions * (layers if biased_layers is None else biased_layers),
+        weights=weights + positions * (layers if biases_each else 1),
         products=tokens * layers * (matrices + 2 * tokens * inner),
     )
-
-
-def _umt5(reader: FieldReader, tokens: int) -> TextEncoder:
-    return _t5(reader, tokens, biased_layers=None)
 
 
 def _clip(reader: FieldReader, _tokens: int) -> TextEncoder:
@@ -128,6 +125,6 @@ _TYPES: Mapping[
     str, tuple[Mapping[str, object], tuple[str, ...], Callable[[FieldReader, int], TextEncoder]]
 ] = {
     "t5": (_T5, _OF_T5, _t5),
-    "umt5": (_UMT5, _OF_T5, _umt5),
+    "umt5": (_UMT5, _OF_T5, partial(_t5, biases_each=True)),
     "clip_text_model": (_CLIP, _OF_CLIP, _clip),
 }

@@ -180,13 +180,8 @@ _OPTIONS = ("workload", "framework_options")
 def _option_error(where: Sequence[int | str], value: object) -> FieldError:
     """Return the fault of an option that is neither a word, a number, nor true or false."""
     name = str(where[len(_OPTIONS)])
-    kind = (
-        "a list"
-        if isinstance(value, list)
-        else "an object"
-        if isinstance(value, dict)
-        else shown(str(value))
-    )
+    containers: dict[type, str] = {list: "a list", dict: "an object"}
+    kind = containers.get(type(value)) or shown(str(value))
     allowed = allowed_values(name) if name in option_names() else None
     return FieldError(pointer=pointer(*where), message=f"must be one value, not {kind}", allowed=allowed)
 

@@ -50,8 +50,8 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
 
     Chunks are too small for the peak of tensor cores: a delta net's head of 128 by 128 has 180,224 FLOPs
     and 5,120 bytes a token, which take equally long on an H100; GPUs with faster memory wait for the
-    products.
-    A selective scan has no products for tensor cores: it takes as long as its exponentials, or its bytes.
+    products. A selective scan has no products for tensor cores: it takes as long as its exponentials, or
+    its bytes.
     """
     clocks = _clocks_per_s(ctx)
     tensor = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention

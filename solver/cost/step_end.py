@@ -328,9 +328,8 @@ def _hidden_update_s(
     steps, each = facts.cpu_update_interval, np.array(counts)
     whole, passes = each @ computed, steps * (each @ (under.forward + under.backward))
     left = np.maximum(whole - passes, 0.0) / np.where(whole > 0.0, whole, 1.0)
-    copies = 1.0 + 2.0 * (
-        steps - 1.0
-    )  # of 2-byte gradients: there, and from the second pass on back as well
+    # of 2-byte gradients: there, and from the second pass on back as well
+    copies = 1.0 + 2.0 * (steps - 1.0)
     added = updated * (copies * _WEIGHT_BYTES / host.link_bytes_per_s)
     return np.asarray((added + sent + computed * left + back) / steps)
 

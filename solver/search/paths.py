@@ -6,7 +6,7 @@ one: its least value over a set of splits bounds all of them. Over a *box*, lo <
 that is found by giving layers to the chunks where they cost least, one chunk after the other.
 
 One box has a weak bound: where 128 layers are on 96 chunks, all of them hold 4/3 layers in it, but a chunk
-of two layers works m of them in sequence. So splits are told apart by their first large chunk. With u =
+of two layers works m of them in sequence. So splits are sorted by their first large chunk. With u =
 ceil(L / C), some chunk holds u layers or more: either one holds more than u, or none does and some holds u.
 In both cases one box is made for each place of the first such chunk; the chunks before it hold less.
 
@@ -45,7 +45,7 @@ def are_averaged(rows: Rows) -> BoolArray:
 
 
 class Shape(NamedTuple):
-    """What decides which paths and which boxes there are."""
+    """Sizes and schedule of a row, from which its paths and boxes follow."""
 
     pp: int
     vpp: int
@@ -141,12 +141,8 @@ class _Line:
 
     @classmethod
     def of(cls, row: Rows) -> _Line:
-        chunks, p, v, least = (
-            int(row.p[0] * row.v[0]),
-            int(row.p[0]),
-            int(row.v[0]),
-            int(row.smallest_chunk[0]),
-        )
+        p, v, least = int(row.p[0]), int(row.v[0]), int(row.smallest_chunk[0])
+        chunks = p * v
         sizes, two = np.repeat([[least], [least + 1]], chunks, axis=1), row.take([0, 0])
         stages = assemble(two.prices, two.columns, two.layout, sizes, with_memory=False)
         weight = stages.chunk_weight_s
@@ -257,8 +253,8 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     ``low_s``: a known bound of each row, (n,). The row with the least bound is raised first, so that the
     least of all is as high as the effort allows. Memory is left aside.
     """
-    waiting, games, begun = list[tuple[float, int]](), dict[Shape, _Game](), dict[int, _Row]()
-    waiting = [(bound, at) for at, bound in enumerate(low_s.tolist())]
+    games, begun = dict[Shape, _Game](), dict[int, _Row]()
+    waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
     while waiting and waiting[0][0] < target_s:
         bound, at = waiting[0]

@@ -75,7 +75,7 @@ def test_a_text_encoder_has_the_weights_and_flops_of_its_class(
 ) -> None:
     sizes = {key: value for key, value in encoder.items() if key != "model_type"}
     config = built.config_class(**sizes)
-    config._attn_implementation = "eager"  # whose FLOPs torch counts
+    config._attn_implementation = "eager"  # torch counts its FLOPs
     with torch.device("meta"):
         module = built(config)
         text = torch.zeros(1, tokens, dtype=torch.long)

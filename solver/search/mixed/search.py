@@ -96,12 +96,12 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
         if able > _FEW_ROWS:  # all of them take seconds to bound
             frontier = MixedFrontier.of(MixedRows.of(legal.lightest()), problem, profile)
             frontier.begin(lambda state: interrupted(state) or bool(state.found))
-        if able > _FEW_ROWS and not (frontier.found or group_constraints(problem)):
-            smallest, alike = legal.smallest()
-            frontier = MixedFrontier.of(MixedRows.of(smallest), problem, profile)
-            frontier.begin(lambda state: interrupted(state) or bool(state.found))
-            if not np.isfinite(frontier.alone_s):
-                legal = legal.take(np.flatnonzero(np.isfinite(frontier.bounds.objective_s)[alike]))
+            if not (frontier.found or group_constraints(problem)):
+                smallest, alike = legal.smallest()
+                frontier = MixedFrontier.of(MixedRows.of(smallest), problem, profile)
+                frontier.begin(lambda state: interrupted(state) or bool(state.found))
+                if not np.isfinite(frontier.alone_s):
+                    legal = legal.take(np.flatnonzero(np.isfinite(frontier.bounds.objective_s)[alike]))
     found = frontier.found
     with (watch if found or legal is None else watch.at_least(_FIRST_S)).cut():
         look()

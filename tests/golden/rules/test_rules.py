@@ -123,7 +123,7 @@ def _divides(config: Configuration) -> bool:
 
 
 def of_whole(problem: Problem, space: Space) -> dict[str, Any]:
-    """What is expected of the space, and sums over its kinds."""
+    """Return the expected figures of the space, and sums over its kinds."""
     found: dict[str, Any] = {
         "refuted": space.refuted,
         "estimated": [round(estimated_outer(problem, wide=wide)) for wide in (False, True)],

@@ -1,4 +1,4 @@
-"""What Megatron-LM is not exported with: the smallest plan next to the smallest that is refused."""
+"""The smallest plans that are exported for Megatron-LM, next to the smallest that are refused."""
 
 from __future__ import annotations
 
