@@ -273,7 +273,6 @@ def framework_facts(name: str) -> FrameworkFacts:
         ProfileError: its file lacks a fact or has one too many.
     """
     raw = _file_of(name)
-    raw.pop("sources", None)
     stages = {key: tuple(value) for key, value in raw.items() if isinstance(value, list)}
     try:
         return FrameworkFacts(name=name, **{**raw, **stages})
@@ -281,27 +280,17 @@ def framework_facts(name: str) -> FrameworkFacts:
         raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
 
 
-def framework_sources(name: str) -> Mapping[str, str]:
-    """Return where each fact of one framework comes from, by fact.
-
-    Raises:
-        UnknownNameError: no such framework.
-    """
-    sources: dict[str, str] = _file_of(name).get("sources", {})
-    return sources
-
-
 def _file_of(name: str) -> dict[str, Any]:
     if name not in framework_names():
         raise UnknownNameError.among("/framework", name, framework_names())
     raw = _read(name)
-    other = _file_of(raw.pop("like")) if "like" in raw else _read("common")
-    return {**other, **raw, "sources": {**other["sources"], **raw["sources"]}}
+    return (_file_of(raw.pop("like")) if "like" in raw else _read("common")) | raw
 
 
 def _read(name: str) -> dict[str, Any]:
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    del raw["sources"]  # why each fact is so, for people
     return raw
 
 

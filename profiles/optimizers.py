@@ -49,19 +49,13 @@ class Optimizer:
 
 
 # bitsandbytes 0.50, optim/optimizer.py: two moments of a byte each, with an fp32 scale for a block of 256;
-# tensors of fewer than 4096 elements keep fp32 moments.
-_BLOCK, _LEAST = 256, 4096
-_EIGHT_BITS = 2.0 + 8.0 / _BLOCK
+# tensors of fewer than 4096 elements, which are priced alike, keep fp32 moments.
+_EIGHT_BITS = 2.0 + 8.0 / 256
 _EIGHT_BIT_SOURCE = (
     "Dettmers et al. 2021 (arXiv:2110.02861): two moments of 8 bits, an fp32 scale for a block of 256 "
     "(bitsandbytes 0.50); the embedding keeps 32-bit moments (section 2.3; transformers 5.23, trainer.py: "
     "register_module_override of every Embedding), an output head of its own does not"
 )
-
-
-def eight_bit_state_bytes(elements: int) -> int:
-    """Return the state bytes of one tensor under bitsandbytes' 8-bit Adam; all share its code tables."""
-    return 8 * elements if elements < _LEAST else 2 * elements + 8 * -(-elements // _BLOCK)
 
 
 # Steps between two decompositions by default: ``update_proj_gap`` (transformers 5.23),

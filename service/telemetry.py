@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind, TracerProvider
+from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -32,16 +32,10 @@ def current_traceparent() -> str | None:
 
 
 @contextmanager
-def span(
-    name: str,
-    traceparent: str | None,
-    attributes: Mapping[str, str | int],
-    *,
-    provider: TracerProvider | None = None,
-) -> Iterator[None]:
+def span(name: str, traceparent: str | None, attributes: Mapping[str, str | int]) -> Iterator[None]:
     """Open a span of work that another process asked for; ``traceparent`` is that process's."""
     parent = _PROPAGATOR.extract({"traceparent": traceparent} if traceparent else {})
-    tracer = trace.get_tracer("meshwright", tracer_provider=provider)
+    tracer = trace.get_tracer("meshwright")
     with tracer.start_as_current_span(
         name, context=parent, kind=SpanKind.CONSUMER, attributes=dict(attributes)
     ):
@@ -54,13 +48,13 @@ def configure() -> None:
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-        from opentelemetry.sdk.trace import TracerProvider as Provider  # noqa: PLC0415 - optional
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional
     except ImportError:
         _log.warning("no traces: install meshwright with its telemetry extra")
         return
     os.environ.setdefault("OTEL_SERVICE_NAME", "meshwright-worker")
-    provider = Provider()
+    provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
 

@@ -77,9 +77,7 @@ class OutOfMemoryFigures:
     """Quality of the forecasts of running out of memory."""
 
     n: int
-    num_out_of_memory: int
     accuracy: float  # share of runs judged right at probability 0.5
-    auc: float | None  # chance that a failed run has the higher probability; None without both kinds
     false_feasible: float | None  # share of the failed runs called feasible at 0.5
     false_feasible_at_1_percent: float | None  # the same where feasible means at most 1 %
 
@@ -88,7 +86,6 @@ class OutOfMemoryFigures:
 class RankingFigures:
     """Quality of the order of one model's configurations on one machine, mean over groups."""
 
-    num_groups: int
     spearman: float
     top1_regret: float  # per cent that the predicted best is slower than the true best
 
@@ -136,17 +133,6 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
-    """Return the chance that a positive scores above a negative (ties count half); None without both."""
-    positives = sum(labels)
-    negatives = len(labels) - positives
-    if not positives or not negatives:
-        return None
-    ranks = _ranks(np.asarray(scores, dtype=np.float64))
-    rank_sum = float(ranks[np.asarray(labels, dtype=bool)].sum())
-    return (rank_sum - positives * (positives + 1) / 2.0) / (positives * negatives)
-
-
 def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
     known = [run for run in runs if run.out_of_memory is not None]
     failed = [run for run in known if run.out_of_memory]
@@ -155,9 +141,7 @@ def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
     right = sum((run.out_of_memory_probability > 0.5) == run.out_of_memory for run in known)  # noqa: PLR2004
     return OutOfMemoryFigures(
         n=len(known),
-        num_out_of_memory=len(failed),
         accuracy=right / len(known),
-        auc=auc([r.out_of_memory_probability for r in known], [bool(r.out_of_memory) for r in known]),
         false_feasible=_share_at_most(failed, 0.5),
         false_feasible_at_1_percent=_share_at_most(failed, 0.01),
     )
@@ -183,7 +167,6 @@ def _ranking(runs: Sequence[Scored]) -> RankingFigures | None:
     if not correlations:
         return None
     return RankingFigures(
-        num_groups=len(correlations),
         spearman=float(np.mean(correlations)),
         top1_regret=float(np.mean(regrets)),
     )

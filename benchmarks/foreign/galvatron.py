@@ -119,7 +119,6 @@ def _rank(file: ForeignFile, layout: re.Match[str], run: _Run, found: Mapping[st
         rank=run[3],
         model_states_bytes=found["ms"],
         activation_bytes=found["act"],
-        peak_activation_bytes=found["act_peak"],
     )
 
 

@@ -138,7 +138,6 @@ class RankMemory:
     rank: int
     model_states_bytes: int
     activation_bytes: int
-    peak_activation_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ import numpy as np
 
 from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.importers.foreign_file import ForeignFile
-from meshwright.profiles.operators.operators import BackwardRatio
 from meshwright.profiles.reading import shown
 from meshwright.profiles.units import TERA
 
@@ -192,6 +191,19 @@ def _attention(shape: Shape, forward: float, backward: float) -> AttentionTiming
     return AttentionTiming(
         shape=shape.text, forward_s=2.0 * scores / forward, backward_s=5.0 * scores / backward
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardRatio:
+    """Seconds of a part of the backward pass over the forward pass of the same layer."""
+
+    operator: str  # gemm, grouped_gemm, attention
+    part: str  # input_gradient, weight_gradient; backward of attention
+    gradient_dtype: str  # fp32, bf16: of weight gradients; empty elsewhere
+    count: int  # layers measured in both passes
+    median: float
+    p10: float
+    p90: float
 
 
 def backward_ratios(timings: SystemTimings) -> tuple[BackwardRatio, ...]:

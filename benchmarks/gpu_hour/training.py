@@ -224,11 +224,11 @@ class Launches:
         return asdict(self)
 
 
-def launches_of(family: Family, kind: LayerKind, device: Device, *, tokens: int = FEW_TOKENS) -> Launches:
+def launches_of(family: Family, kind: LayerKind, device: Device) -> Launches:
     """Count what one layer launches in both passes, by torch's profiler, and time it on a few tokens."""
-    layer = build_layer(shard_of(family, 1, tokens), kind, device)
-    x = device.random(1, tokens, family.model.hidden_size, learned=True)
-    gradient = device.random(1, tokens, family.model.hidden_size)
+    layer = build_layer(shard_of(family, 1, FEW_TOKENS), kind, device)
+    x = device.random(1, FEW_TOKENS, family.model.hidden_size, learned=True)
+    gradient = device.random(1, FEW_TOKENS, family.model.hidden_size)
     inputs = (x, *layer.trained)
 
     def backward(output: Tensor) -> None:

@@ -8,7 +8,7 @@ falls for small sides; its constants per GPU come from measured tables (see
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from meshwright.profiles.library import find_gpu
 from meshwright.profiles.operators.tables import operator_table_names, operator_tables_digest
 
 # --------------------------------------------------------------------------------------------------
-# How long the parts of a backward pass take, as a multiple of the same layer's forward pass.
+# How long attention's backward pass takes, as a multiple of its forward pass.
 #
 # ``catalog/operators/backward.json`` is made by ``benchmarks.foreign.simumax`` from measured
 # layers.
@@ -33,39 +33,13 @@ from meshwright.profiles.operators.tables import operator_table_names, operator_
 _FILE = CATALOG / "operators" / "backward.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardRatio:
-    """Seconds of a part of the backward pass over the forward pass of the same layer."""
-
-    operator: str  # gemm, grouped_gemm, attention
-    part: str  # input_gradient, weight_gradient; backward of attention
-    gradient_dtype: str  # fp32, bf16: of weight gradients; empty elsewhere
-    count: int  # layers measured in both passes
-    median: float
-    p10: float
-    p90: float
-
-
-def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: str = "") -> float:
-    """Return the median ratio on that GPU or architecture, or else the geometric mean of all measured.
-
-    Args:
-        operator: gemm, grouped_gemm or attention.
-        part: input_gradient, weight_gradient; backward of attention.
-        gpu: where it runs.
-        gradient_dtype: fp32 or bf16, what a weight gradient is summed in; empty elsewhere.
+def attention_backward_ratio(gpu: GpuSpec) -> float:
+    """Return the median on that GPU or architecture, or else the geometric mean of all measured.
 
     Raises:
-        ProfileError: that part was not measured, or the file is broken.
+        ProfileError: the file is broken.
     """
-    medians = {
-        slug: ratio.median
-        for slug, ratios in measured_ratios().items()
-        for ratio in ratios
-        if (ratio.operator, ratio.part, ratio.gradient_dtype) == (operator, part, gradient_dtype)
-    }
-    if not medians:
-        raise ProfileError(f"no backward ratio of {operator[:40]} {part[:40]} {gradient_dtype[:20]}")
+    medians = _attention_medians()
     if gpu.slug in medians:
         return medians[gpu.slug]
     alike = [value for slug, value in medians.items() if find_gpu(slug).architecture == gpu.architecture]
@@ -73,15 +47,14 @@ def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: st
 
 
 @cache
-def measured_ratios() -> Mapping[str, Sequence[BackwardRatio]]:
-    """Return all measured ratios by GPU type.
-
-    Raises:
-        ProfileError: the file is broken.
-    """
+def _attention_medians() -> Mapping[str, float]:
     try:
-        gpus = json.loads(_FILE.read_text("utf-8"))["gpus"]
-        return {gpu: tuple(BackwardRatio(**ratio) for ratio in ratios) for gpu, ratios in gpus.items()}
+        return {
+            gpu: float(ratio["median"])
+            for gpu, ratios in json.loads(_FILE.read_text("utf-8"))["gpus"].items()
+            for ratio in ratios
+            if ratio["operator"] == "attention"
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ProfileError("catalog: backward.json cannot be read") from error
 
@@ -186,7 +159,7 @@ def operators_of(gpu: GpuSpec) -> GpuOperators:
         values["tables"] = gpu.slug
     return GpuOperators(
         measured=row is not None,
-        attention_backward=backward_ratio("attention", "backward", gpu=gpu),
+        attention_backward=attention_backward_ratio(gpu),
         tables_digest=operator_tables_digest(values["tables"]) if values["tables"] else "",
         **values,
     )

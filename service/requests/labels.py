@@ -15,17 +15,17 @@ _NAME, _VALUE = re.compile(NAME_PATTERN), re.compile(VALUE_PATTERN)
 _CHARACTERS = "letters, digits and . _ / - inside, at most 63"
 
 
-def read_labels(raw: object, at: str = "labels") -> dict[str, str]:
+def read_labels(raw: object) -> dict[str, str]:
     """Return the labels of a request, by name.
 
     Raises:
         InvalidProblemError: there are too many, or a name or a value has characters that none may have.
     """
     if not isinstance(raw, dict):
-        raise InvalidProblemError.of(pointer(at), "must be an object of texts", allowed='{"team": "nlp"}')
+        raise InvalidProblemError.of("/labels", "must be an object of texts", allowed='{"team": "nlp"}')
     if len(raw) > MAX_LABELS:
-        raise InvalidProblemError.of(pointer(at), f"{len(raw)} labels", allowed=f"up to {MAX_LABELS}")
-    faults = [fault for name, value in raw.items() if (fault := _fault_of(at, name, value))]
+        raise InvalidProblemError.of("/labels", f"{len(raw)} labels", allowed=f"up to {MAX_LABELS}")
+    faults = [fault for name, value in raw.items() if (fault := _fault_of(name, value))]
     if faults:
         raise InvalidProblemError(faults)
     return dict(sorted(raw.items()))
@@ -53,9 +53,11 @@ def selector_of(labels: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
-def _fault_of(at: str, name: str, value: object) -> FieldError | None:
+def _fault_of(name: str, value: object) -> FieldError | None:
     if not _NAME.fullmatch(name):
-        return FieldError(pointer=pointer(at), message="a name is not usable", allowed=_CHARACTERS)
+        return FieldError(pointer="/labels", message="a name is not usable", allowed=_CHARACTERS)
     if not isinstance(value, str) or not _VALUE.fullmatch(value):
-        return FieldError(pointer=pointer(at, name), message="is not a usable value", allowed=_CHARACTERS)
+        return FieldError(
+            pointer=pointer("labels", name), message="is not a usable value", allowed=_CHARACTERS
+        )
     return None

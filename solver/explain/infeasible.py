@@ -62,17 +62,17 @@ def minimal_masks(masks: IntArray) -> list[int]:
     return kept
 
 
-def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) -> list[int]:
+def minimal_hitting_sets(sets: Sequence[int]) -> list[int]:
     """Return the smallest masks that share a bit with every one of ``sets``.
 
-    Sets of one bit leave no choice; of others up to ``largest`` bits are taken.
+    Sets of one bit leave no choice; of others up to four bits are taken.
     """
     forced = sum({mask for mask in sets if mask.bit_count() == 1})
     others = [mask for mask in sets if not mask & forced]
     longest = max((mask.bit_length() for mask in others), default=0)
     union = [bit for bit in range(longest) if any(mask >> bit & 1 for mask in others)]
     found: list[int] = []
-    for size in range(largest + 1):
+    for size in range(_LARGEST_CONFLICT + 1):
         for bits in combinations(union, size):
             mask = sum(1 << bit for bit in bits)
             if all(mask & other for other in others) and not any(mask & old == old for old in found):

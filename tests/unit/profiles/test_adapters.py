@@ -13,7 +13,6 @@ from meshwright.profiles.adapters import (
     target_fault,
 )
 from meshwright.profiles.library import find_model
-from meshwright.profiles.optimizers import eight_bit_state_bytes
 
 
 def test_a_fused_layer_has_one_pair_where_single_ones_have_three() -> None:
@@ -87,11 +86,6 @@ def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
     assert weights("deepseek-moe-16b") == 4 * h * h + (2 + 64) * 3 * h * 1408
     # Qwen3 30B-A3B: transformers fuses its experts; 32 heads and 4 key heads of 128
     assert weights("qwen3-30b-a3b") == 2 * h * 4096 + 2 * h * 512
-
-
-def test_8_bit_states_have_two_bytes_a_weight_and_a_scale_for_each_256() -> None:
-    assert eight_bit_state_bytes(100_000) == 2 * 100_000 + 8 * 391
-    assert eight_bit_state_bytes(4_095) == 8 * 4_095
 
 
 def test_a_model_without_attention_needs_targets_by_name() -> None:

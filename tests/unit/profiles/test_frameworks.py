@@ -1,16 +1,23 @@
 from dataclasses import fields
 
 import pytest
+import yaml
 
+from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import (
     _NOT_OPTIONS,
     OPTION_NUMBERS,
     framework_facts,
     framework_names,
-    framework_sources,
     with_options,
 )
+
+
+def sources_of(name: str) -> dict[str, str]:
+    raw = yaml.safe_load((CATALOG / "frameworks" / f"{name}.yaml").read_text("utf-8"))
+    other = {} if name == "common" else sources_of(raw.get("like", "common"))
+    return {**other, **raw["sources"]}
 
 
 @pytest.mark.parametrize("name", framework_names())
@@ -19,8 +26,9 @@ def test_every_fact_of_every_framework_names_its_source_and_no_source_lacks_its_
     stated = {f.name for f in fields(facts)} - {"name", "stack", "precision_recipe"}
     optional = ("reduced_gradient_dtype", "replicated_gradient_dtype")
     stated -= {fact for fact in optional if not getattr(facts, fact)}
-    assert framework_sources(name).keys() == stated
-    assert all(len(source) > 10 for source in framework_sources(name).values())
+    sources = sources_of(name)
+    assert sources.keys() == stated
+    assert all(len(source) > 10 for source in sources.values())
 
 
 def test_every_number_that_a_request_may_state_has_its_range() -> None:

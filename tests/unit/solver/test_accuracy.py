@@ -8,7 +8,6 @@ from meshwright.solver.accuracy import (
     PER_RUN_COLUMNS,
     Report,
     Scored,
-    auc,
     error_figures,
     figures_of,
     peak_as_measured,
@@ -229,13 +228,6 @@ def test_ranks_agree_disagree_or_do_not_vary() -> None:
     assert spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1.0)
     assert spearman([1, 2, 3], [30, 20, 10]) == pytest.approx(-1.0)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
-
-
-def test_auc_counts_pairs_in_the_right_order() -> None:
-    # failed: 0.9, 0.4; ran: 0.5, 0.1 -> three of four pairs
-    assert auc([0.9, 0.4, 0.5, 0.1], [True, True, False, False]) == pytest.approx(0.75)
-    assert auc([0.5, 0.5], [True, False]) == pytest.approx(0.5)
-    assert auc([0.5], [True]) is None
 
 
 def test_coverage_counts_measurements_inside_the_interval() -> None:
