@@ -20,7 +20,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     config_keys,
     expert_adapters,
     harmless_reason,
-    nearest_words,
+    nearest_type,
     refuse_type,
     refuse_unsupported,
     repeats,
@@ -88,8 +88,9 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
         return model_from_whole(raw, towered, lambda text: model_from_config(text, name=name))
     if model_type not in families():
         if model_type not in config_keys().refused_types or reader.has("text_config"):
-            refuse_unsupported(reader, instead=nearest_words(model_type, tuple(families())))
-        refuse_type(model_type, tuple(families()))
+            near = nearest_type(reader, model_type, tuple(families()))
+            refuse_unsupported(reader, instead=f"the nearest planned type is {near}")
+        refuse_type(reader, model_type, tuple(families()))
     family = with_own_names(model_type, families()[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")

@@ -97,6 +97,7 @@ class ConfigKeys:
     features: Mapping[str, str]  # keys of what no decoder-only transformer has
     feature_beginnings: Mapping[str, str]
     refused_types: Mapping[str, str]
+    nearest_types: Mapping[str, str]
     renamed: Mapping[str, str]
     of_class: Mapping[str, Mapping[str, str]]
     names_of_one: Sequence[Sequence[str]]
@@ -141,38 +142,41 @@ def harmless_reason(key: str) -> str | None:
     )
 
 
-def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
-    """Refuse a type that is not planned, with what to do next.
+def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) -> NoReturn:
+    """Refuse a type that is not planned, with the nearest one that is.
 
     Raises:
         UnsupportedModelError: always.
     """
     what = config_keys().refused_types.get(model_type)
     why = "is an unknown type" if what is None else f"is not priced yet: {what}"
-    instead = nearest_words(model_type, planned) or "plan a decoder-only type with its layers"
-    message = f'"{model_type[:40]}" {why}; {instead}: docs/howto/own-model.md'
-    raise UnsupportedModelError([FieldError(pointer="/model/model_type", message=message)])
-
-
-def nearest_words(model_type: str, planned: Sequence[str]) -> str:
-    """Return which planned type is nearest, in words; empty without one of the same family."""
-    near = _nearest(model_type, planned)
-    return f"the nearest planned type is {near}" if near else ""
+    fault = FieldError(
+        pointer="/model/model_type",
+        message=f'"{shown(model_type[:40])}" {why}',
+        allowed="a planned decoder-only type (docs/howto/own-model.md)",
+        nearest=nearest_type(reader, model_type, planned),
+    )
+    raise UnsupportedModelError([fault])
 
 
 _ALIKE = 4  # letters at the beginning of two types of one family
+_TYPO = 0.8  # of difflib's ratio of an unknown type: one letter in five
 
 
-def _nearest(model_type: str, planned: Sequence[str]) -> str | None:
-    """Return the planned type of the same family with the most alike name; None without one."""
-    text = model_type.endswith("_text")
-    family = [
-        (_alike_from_the_start(model_type, one), SequenceMatcher(None, model_type, one).ratio(), one)
-        for one in planned
-        if one.endswith("_text") is text
+def nearest_type(reader: FieldReader, model_type: str, planned: Sequence[str]) -> str:
+    """Return the planned type of the same family, or that a name is a typo of; else a usual one."""
+    plain = model_type.lower().removesuffix("_text")
+    bare = ((one, one.removesuffix("_text")) for one in planned)
+    alike = [
+        (_alike_from_the_start(plain, other), SequenceMatcher(None, plain, other).ratio(), one)
+        for one, other in bare
     ]
-    best = max(family, default=(0, 0.0, ""))
-    return best[2] if best[0] >= _ALIKE else None
+    family = max((one for one in alike if one[0] >= _ALIKE), default=None)
+    known = config_keys()
+    least = 1.0 if model_type in known.refused_types else _TYPO
+    typo = max((one[1:] for one in alike if one[1] >= least), default=None)
+    usual = "mixtral" if any(reader.has(key) for key in known.num_experts) else "llama"
+    return known.nearest_types.get(model_type) or (family or typo or (usual,))[-1]
 
 
 def _alike_from_the_start(one: str, other: str) -> int:
