@@ -279,9 +279,8 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
         ({"model_type": "zzz", "num_experts": 8}, '"zzz" is an unknown type. {allowed}. Nearest: mixtral'),
         ({"model_type": "bert"}, '"bert" is not priced yet: an encoder. {allowed}. Nearest: llama'),
         (
-            {"model_type": "zamba2"},  # Mamba and attention, as in Bamba; mamba2 is the more alike name
-            '"zamba2" is not priced yet: layers that share the weights of one block. {allowed}. '
-            + "Nearest: bamba",
+            {"model_type": "recurrent_gemma"},  # by its layers
+            '"recurrent_gemma" is not priced yet: gated linear recurrences. {allowed}. Nearest: gemma2',
         ),
     ],
 )
