@@ -53,6 +53,7 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
              for one, stage in zip(stages, evaluation.stages, strict=True)]  # fmt: skip
     at = int(np.argmax(fills))
     heaviest, on = stages[at], evaluation.stages[at].on
+    limit = limit_of(on.problem)
     step, tokens = sum(causes.values()), problem.tokens_of(config)
     rate, flops = tokens / step / config.num_gpus, problem.model_flops_per_token
     again = max(_recomputed_flops_per_token(problem, one.config) for one in evaluation.classes)
@@ -68,10 +69,10 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
         peak_flops_per_gpu=peak_flops,
         bubble_fraction=causes["bubble"] / step,
         peak_memory_bytes=heaviest.peak_memory_bytes,
-        memory_limit_bytes=limit_of(on.problem),
+        memory_limit_bytes=limit,
         heaviest_stage=heaviest.stage,
         out_of_memory_probability=out_of_memory_probability(
-            heaviest.peak_memory_bytes, limit_of(on.problem), on.profile.log_memory_sigma
+            heaviest.peak_memory_bytes, limit, on.profile.log_memory_sigma
         ),
         time_breakdown_s=causes,
         stages=stages,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain, islice
 
 import numpy as np
 
@@ -229,13 +230,13 @@ def _evaluate(
     problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
 ) -> list[Evaluation]:
     nodes = NodeGroups.of(problem, profile)
-    classes = [one for config in configs for one in config.classes]
-    pipelines = _pipelines(nodes, profile, classes, with_spread=with_spread)
+    classes = [config.classes for config in configs]
+    pipelines = _pipelines(nodes, profile, list(chain(*classes)), with_spread=with_spread)
     objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
     priced, exchange_s = iter(pipelines), cache(nodes.exchange_s)
     found = list[Evaluation]()
-    for config in configs:
-        own = tuple(next(priced) for _ in config.classes)
+    for config, some in zip(configs, classes, strict=True):
+        own = tuple(islice(priced, len(some)))
         steps_s = [next(objectives_s) for _ in own]
         exchanged_s = exchange_s(tuple(one.stages[0].on.group for one in own))
         found.append(

@@ -97,7 +97,7 @@ class _Filling:
             p=p,
             time_s=sums_of(rows, rows.layer_s),
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
-            states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),
+            states_bytes=sums_of(rows, prices.state_bytes[:, :-2]),
             kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
             held=held,
             room_bytes=room_bytes(rows, held[:, None, :]),
@@ -345,7 +345,7 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
         mean, loose = _lightest(held[:, 1:, :1])
         slope[:, :1], offset[:, :1] = mean, loose + (mean - held[:, 0, :1]) * smallest[:, None]
     more = np.maximum(kept[:, None, :] - least[:, :, None], 0.0)
-    each = rows.state_bytes[:, None, :-2] + (least * slope)[:, :, None]
+    each = rows.prices.state_bytes[:, None, :-2] + (least * slope)[:, :, None]
     each = each + held.min(axis=1)[:, :, None] * more
     return Needs.of(rows, each).fit_in(room_bytes(rows, held) + least * offset)
 
@@ -450,7 +450,7 @@ class _Fill:
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             input_s=sums_of(rows, _input_s(rows)[:, :-2]),
             busy_s=sums_of(rows, rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2]),
-            states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),
+            states_bytes=sums_of(rows, prices.state_bytes[:, :-2]),
             kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
             held=held,
             room_bytes=room_bytes(rows, held[:, None, :]),

@@ -130,7 +130,7 @@ def splits_of(shape: Shape) -> tuple[Split, ...]:
             if count <= rest and left[rest - count]
             for own in _written(shape, rank, count)
         ]
-    of_chunk = _rank_of_chunk(shape)
+    of_chunk = rank_of_chunk(shape)
     return tuple(_in_model_order(ranks, of_chunk) for ranks, _ in found)
 
 
@@ -141,13 +141,14 @@ def _written(shape: Shape, rank: int, held: int) -> Iterator[Split]:
             yield inner if end is None else (*inner, end) if rank or shape.in_a_v else (end, *inner)
 
 
-def _rank_of_chunk(shape: Shape) -> list[int]:
+def rank_of_chunk(shape: Shape) -> tuple[int, ...]:
+    """Return the rank that holds each chunk, in model order."""
     p, chunks = shape.p, shape.p * shape.v
     if shape.in_a_v:
-        return [min(chunk, chunks - 1 - chunk) for chunk in range(chunks)]
-    return [chunk % p for chunk in range(chunks)]
+        return tuple(min(chunk, chunks - 1 - chunk) for chunk in range(chunks))
+    return tuple(chunk % p for chunk in range(chunks))
 
 
-def _in_model_order(ranks: tuple[Split, ...], of_chunk: list[int]) -> Split:
+def _in_model_order(ranks: tuple[Split, ...], of_chunk: tuple[int, ...]) -> Split:
     waiting = [iter(own) for own in ranks]
     return tuple(next(waiting[rank]) for rank in of_chunk)

@@ -28,8 +28,8 @@ def may_fit(rows: Rows) -> BoolArray:
     prices, layout = rows.prices, rows.layout
     kept = rows.least_kept_bytes
     spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2].max(axis=1)
-    layers = (rows.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
-    ends = (rows.state_bytes + kept)[:, -2:].sum(axis=1)
+    layers = (prices.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
+    ends = (prices.state_bytes + kept)[:, -2:].sum(axis=1)
     least = layers + ends - rows.p * rows.v * rows.some_layers * spared
     room = rows.parts_room_bytes - prices.replay_workspace_bytes
     return np.asarray(least <= rows.p * room * (1.0 + 1e-12))
@@ -74,7 +74,7 @@ def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
 
     The second half of a V runs back over the ranks.
     """
-    apart = values[:, : pp * vpp].reshape(len(rows), vpp, pp, *values.shape[2:])
+    apart = values[:, : pp * vpp].reshape(len(values), vpp, pp, *values.shape[2:])
     if rows.in_a_v.any():
         apart = apart.copy()
         apart[rows.in_a_v, 1] = apart[rows.in_a_v, 1, ::-1]
@@ -91,8 +91,8 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 
     What partial recomputation spares is added at its most (exact for layers of one kind).
     """
-    prices, every, last = rows.prices, np.arange(len(rows)), (np.arange(len(rows)), rows.head_rank)
-    kept, states = prices.activation_bytes, rows.state_bytes
+    prices, every = rows.prices, np.arange(len(held))
+    kept, states, last = prices.activation_bytes, prices.state_bytes, (every, rows.head_rank)
     workspace = workspace_bytes(prices, EACH_RANK, np.array([[False, True]]))
     without_head, with_head = (rows.parts_room_bytes[:, None] - workspace).T
     room = np.repeat(without_head[:, None], held.shape[2], axis=1)
@@ -112,7 +112,7 @@ def _most_layers(rows: Rows, pp: int) -> IntArray:
     width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
     held = held_by_rank(rows, pp, width)
     kept = rows.least_kept_bytes[:, 0]
-    each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
+    each = rows.prices.state_bytes[:, 0, None, None] + kept[:, None, None] * held
     each *= (np.arange(width)[None, :] < rows.v[:, None])[:, :, None]
     room = room_bytes(rows, held) * _SAFETY
     most = _balanced(each, room, rows.v, rows.layout.num_layers)

@@ -65,7 +65,7 @@ class Replays:
         own = np.flatnonzero(rows.per_stage)
         some = rows.take(own)
         prices, spared = some.prices, some.prices.activation_bytes - some.prices.checkpoint_bytes
-        priced = (some.state_bytes, prices.activation_bytes, spared, prices.replay_s)
+        priced = (some.prices.state_bytes, prices.activation_bytes, spared, prices.replay_s)
         states, kept, saved, again = (sums_of(some, price[:, :-2]) for price in priced)
         return cls(own=own, state_bytes=states, kept_bytes=kept, spared_bytes=saved, replay_s=again)
 
@@ -113,7 +113,7 @@ def _least_replayed(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
     held = held_by_rank(rows, width, 1)[:, 0]
     room = np.take_along_axis(room_bytes(rows, held[:, None]), index[:, None], axis=1)
     own = np.take_along_axis(held, index[:, None], axis=1)
-    each = rows.state_bytes[:, :1] + own * prices.activation_bytes[:, :1]
+    each = rows.prices.state_bytes[:, :1] + own * prices.activation_bytes[:, :1]
     spared = own * (prices.activation_bytes - prices.checkpoint_bytes)[:, :1]
     with np.errstate(divide="ignore", invalid="ignore"):
         needed = np.where(

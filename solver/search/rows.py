@@ -263,11 +263,6 @@ class Rows:
         return np.asarray(whole)
 
     @cached_property
-    def state_bytes(self) -> FloatArray:
-        """Return weights, gradients and optimizer states of each part, (n, P)."""
-        return self.prices.state_bytes
-
-    @cached_property
     def parts_room_bytes(self) -> FloatArray:
         """Return a rank's bytes for parts and workspace, shape (n,)."""
         return parts_room_bytes(self.prices, self.budget_bytes)

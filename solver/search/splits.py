@@ -328,10 +328,10 @@ def best_counts(rows: Rows, caps: Caps) -> IntArray:
     cost = levels * each + RankCosts.of_all(rows).objective_s(share)[:, None, :]
     cost = np.where((levels > least) & (levels <= most), cost, np.inf)
     missing = num_layers - caps.least.sum(axis=1)
-    order = np.argsort(cost.reshape(len(rows), -1), axis=1, kind="stable")
+    order = np.argsort(cost.reshape(len(share), -1), axis=1, kind="stable")
     chosen = np.arange(order.shape[1])[None, :] < missing[:, None]
-    cell = (np.arange(len(rows))[:, None] * p + order % p)[chosen]
-    return np.asarray(caps.least + np.bincount(cell, minlength=len(rows) * p).reshape(len(rows), p))
+    cell = (np.arange(len(share))[:, None] * p + order % p)[chosen]
+    return np.asarray(caps.least + np.bincount(cell, minlength=len(share) * p).reshape(-1, p))
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:
@@ -451,7 +451,7 @@ class StageTables:
         kept = self._spread(prices.activation_bytes, cells)
         if lightest:
             kept = kept - self._between(spared, cells, replayed=True)
-        parts = self._spread(row.state_bytes, cells) + row.held[0, stage].astype(np.float64) * kept
+        parts = self._spread(row.prices.state_bytes, cells) + row.held[0, stage].astype(np.float64) * kept
         return stage_bytes(prices, 0, parts, stage == self.p - 1)
 
 

@@ -90,7 +90,7 @@ def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[i
     room = room_bytes(one, by_chunk)[0]
     room = room - partial * spared.max() * by_chunk[0].sum(axis=0)  # counted layer by layer instead
     return (
-        [_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
+        [_whole(one.prices.state_bytes[0, :-2] + count * kept) for count in held],
         [_whole(-count * spared) for count in held],
         _whole(np.floor(np.clip(room, -LARGEST, LARGEST))),
     )

@@ -348,7 +348,7 @@ class MixedRows:
             tail_s=straggler[..., None] * each(lambda one: one.prices.tail_s),
             rank_tail_s=straggler * each(lambda one: one.prices.rank_tail_s),
             fixed_s=each(lambda one: one.prices.fixed_s),
-            state_bytes=each(lambda one: one.state_bytes),
+            state_bytes=each(lambda one: one.prices.state_bytes),
             kept_bytes=each(lambda one: one.least_kept_bytes),
             whole_kept_bytes=each(_whole_kept_bytes),
             replay_s=straggler[..., None]
