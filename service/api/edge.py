@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.service.api.metrics import Metrics
-from meshwright.service.api.problems import NO_PAGE, problem_response
+from meshwright.service.api.problems import CLIENT_LEFT, NO_PAGE, problem_response
 from meshwright.service.telemetry import REQUESTS, about
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -85,7 +85,7 @@ class _Sent:
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id
-        self.status = 499  # the client left before anything was answered
+        self.status = CLIENT_LEFT
 
     async def __call__(self, message: Message) -> None:
         """Send one message."""

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import (
@@ -22,8 +23,8 @@ from meshwright.profiles.errors import (
     PlannerError,
     RefusedExportError,
 )
-from meshwright.service.api.problems import problem_response
-from meshwright.service.db.database import DATABASE_AWAY, is_full
+from meshwright.service.api.problems import CLIENT_LEFT, problem_response
+from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.errors import (
     BadPageTokenError,
     BusyError,
@@ -85,6 +86,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     for away in DATABASE_AWAY:
         app.add_exception_handler(away, _database_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -156,12 +158,17 @@ def _database_error(request: Request, error: Exception) -> Response:
     _log.error("the database failed: %s", str(getattr(error, "orig", error)).partition("\n")[0])
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     code, what = "database_unavailable", "the database does not answer"
-    if is_full(error):
+    if request.app.state.service.database.is_full(error):
         code, what = (
             "disk_full",
             "the database's disk is full: nothing can be stored until space is freed",
         )
     return problem_response(request, 503, code=code, detail=f"{what}; nothing was lost", headers=headers)
+
+
+def _gone(_request: Request, _error: Exception) -> Response:
+    """The client left before its body had arrived: for the metrics and the log, as nobody reads it."""
+    return Response(status_code=CLIENT_LEFT)
 
 
 def _bug(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, update
@@ -66,7 +68,10 @@ MAX_LOCK_TRIES = (
 )
 LOCK_PAUSE_S = 1.0
 
-DISK_FULL = "53100"  # SQLSTATE
+# SQLSTATEs disk_full and internal_error; PostgreSQL knows no code for quotas and limits on files.
+DISK_FULL, _INTERNAL = "53100", "XX000"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+ROOM_BYTES = 2**20  # what a SQLite file with room can grow by: most transactions are smaller
 
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
@@ -227,6 +232,13 @@ class Database:
                 told_s = waited_s
             time.sleep(min(WAIT_LOOK_S, within_s - waited_s))
 
+    def is_full(self, fault: Exception) -> bool:
+        """Return whether ``fault`` came from a full disk, or a quota that is used up."""
+        cause = getattr(fault, "orig", None)
+        if _sqlite_kind(cause) == sqlite3.SQLITE_IOERR:  # what SQLite makes of a quota
+            return self.url.database is not None and _has_no_room(Path(self.url.database))
+        return _sqlite_kind(cause) == sqlite3.SQLITE_FULL or _is_full_server(cause)
+
     def close(self) -> None:
         """Close every pooled connection."""
         self._engine.dispose()
@@ -281,10 +293,24 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def is_full(fault: Exception) -> bool:
-    """Return whether the database has no room left on its disk."""
-    cause = getattr(fault, "orig", None)
-    return _sqlite_kind(cause) == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", None) == DISK_FULL
+def _is_full_server(cause: BaseException | None) -> bool:
+    """Return whether PostgreSQL could not write for want of room."""
+    refusals = [os.strerror(number) for number in _NO_ROOM]
+    return getattr(cause, "sqlstate", None) == DISK_FULL or (
+        getattr(cause, "sqlstate", None) == _INTERNAL and any(one in str(cause) for one in refusals)
+    )
+
+
+def _has_no_room(file: Path) -> bool:
+    """Return whether a file of the same folder cannot become ``ROOM_BYTES`` longer than ``file``."""
+    try:
+        with TemporaryFile(dir=file.parent) as probe:
+            parts = (path for path in file.parent.iterdir() if path.name.startswith(file.name))
+            probe.seek(max(path.stat().st_size for path in parts))  # its journal may be longer
+            probe.write(bytes(ROOM_BYTES))
+    except OSError as refusal:
+        return refusal.errno in _NO_ROOM
+    return False
 
 
 def _is_busy(fault: Exception) -> bool:
@@ -311,9 +337,9 @@ def _manners(url: URL) -> dict[str, object]:
 
 
 def _tell_away(context: ExceptionContext) -> None:
-    """Report a server as away if it ended an idle transaction, or takes no writes since it lost its lead.
+    """Report a server as away if it ended an idle transaction, lost its lead, or has no room.
 
-    psycopg calls both internal errors, which are bugs elsewhere.
+    psycopg calls these internal errors, which are bugs elsewhere.
 
     Raises:
         OperationalError: instead of them.
@@ -322,6 +348,8 @@ def _tell_away(context: ExceptionContext) -> None:
     if getattr(fault, "sqlstate", None) in AWAY_STATES:
         context.is_disconnect = True
         raise OperationalError(context.statement, None, fault, connection_invalidated=True)
+    if _is_full_server(fault):
+        raise OperationalError(context.statement, None, fault)
 
 
 def _note_use(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Double,
     and_,
     bindparam,
+    case,
     func,
     insert,
     literal,
@@ -100,9 +101,12 @@ MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
 _CREATED = jobs.c.created_at_s
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
+_BEHIND_ALL = 10  # of a fleet that a worker of an older release passed over: requests end at 9
+_PRIORITY = case((jobs.c.priority < _BEHIND_ALL, jobs.c.priority), else_=_BEHIND_ALL - 1).label("priority")
 _SUMMARY = (
-    *(jobs.c[field.name] for field in fields(JobSummary) if field.name != "has_answer"),
+    *(jobs.c[field.name] for field in fields(JobSummary) if field.name not in {"has_answer", "priority"}),
     _HAS_ANSWER,
+    _PRIORITY,
 )
 _RECORD = (*_SUMMARY, jobs.c.request, jobs.c.answer)
 

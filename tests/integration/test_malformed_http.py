@@ -7,10 +7,11 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from meshwright.service.api.problems import HEAD_S
-from tests.processes.servers import serving
+from tests.processes.servers import serving, until
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,18 @@ def test_heads_that_do_not_arrive_are_ended_and_hold_up_nobody(tmp_path: Path) -
                 break
         assert ended == len(opened)
         assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_such(tmp_path: Path) -> None:
+    settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(settings) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+            time.sleep(0.2)  # its handler waits for the rest
+        counted = 'method="POST",route="/v1/jobs",status="499"'
+        until(lambda: counted in httpx.get(f"{server.url}/metrics").text)
 
 
 def has_ended(connection: socket.socket) -> bool:

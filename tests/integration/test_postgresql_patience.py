@@ -71,6 +71,21 @@ def test_a_server_that_takes_no_writes_since_it_lost_its_lead_is_away(
     assert engine.cancel(TENANT, "job")  # over another connection
 
 
+def test_a_server_with_files_that_may_not_grow_is_full(database: Database) -> None:
+    """As over a quota: PostgreSQL reports an internal error for both, unlike for a full disk."""
+    with pytest.raises(DATABASE_AWAY) as refused:
+        fill_files_of_16_mib(database)  # as long as a piece of PostgreSQL's own log, which has to go on
+    assert database.is_full(refused.value)
+    database.close()  # the connection with this limit
+
+
+def fill_files_of_16_mib(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(text("COPY (SELECT 1) TO PROGRAM 'prlimit --pid $PPID --fsize=16777216'"))
+        rows = "SELECT repeat('x', 2000) FROM generate_series(1, 9000)"  # 18 MB
+        connection.execute(text(f"CREATE TABLE long AS {rows}"))
+
+
 def test_a_server_that_starts_waits_for_another_ones_migration_however_long_it_takes(
     database: Database,
 ) -> None:

@@ -20,6 +20,7 @@ from meshwright.service.api.app import create_app
 from meshwright.service.db import metric_records, migrations
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import GAP_BOUNDS, SOLVE_BOUNDS_S, fold_totals, job_figures
+from meshwright.service.db.records import find_job
 from meshwright.service.db.tables import job_totals, jobs, metadata, plans
 from meshwright.service.errors import ServerStartError
 from meshwright.service.jobs.engine import JobEngine
@@ -154,6 +155,10 @@ def test_f29_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) ->
     with clean.write() as connection:
         connection.execute(text("UPDATE jobs SET priority = 9 WHERE id = 'last of all'"))
     assert [claimed_by_older() for _ in range(3)] == [["search"], ["last of all"], []]
+    with clean.read() as connection:
+        shown = find_job(connection, "default", "fleet")
+    assert shown is not None
+    assert shown.priority == 9  # the last that a request can state
     add_job(clean, "of another tenant", tenant="other")
     assert claimed_by_older("other") == ["of another tenant"]
     first = claimed(engine)

@@ -238,6 +238,15 @@ def test_before_its_time_limit_a_job_that_ran_asks_slurm_to_queue_it_again(
     assert done.returncode == 3  # the run's own, though the signal ended a wait for it
 
 
+def test_a_time_limit_that_is_near_while_the_nodes_are_looked_up_ends_no_job(tmp_path: Path) -> None:
+    """Under a limit of less than five minutes Slurm gives its notice as the job starts."""
+    found = min(CASES["deepspeed"].values(), key=lambda one: one.num_nodes)
+    place = written(found, "deepspeed", tmp_path)
+    (place / "bin" / "scontrol").write_text(SCONTROL.replace("\n", "\nkill -USR1 $PPID\n", 1))
+    done = sbatch(place, found.num_nodes)
+    assert done.returncode == 0, done.stderr
+
+
 MIXED = Configuration(data_parallel_size=4, tensor_parallel_size=8, stage_layers=(80,))
 
 
