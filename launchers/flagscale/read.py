@@ -22,6 +22,8 @@ from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.known import known_of
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.shell.values import unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration, StageGroup
 
 NAME = "flagscale"
@@ -174,7 +176,10 @@ def _take(given: Given, key: str, name: str, found: LocatedValue) -> None:
 
 
 def _refuse_placeholder(given: Given, name: str, found: LocatedValue) -> None:
+    """Refuse a value that the file does not state."""
     text = text_of(found.value)
+    if (unknown := unknown_in(found.value)) is not None:
+        raise InvalidProblemError([*given.faults, unknown_fault(name[:64], unknown, found.line)])
     if is_placeholder(text):
         given.refuse(name, f"line {found.line}: {text[:40]} is a placeholder", allowed="the value")
 

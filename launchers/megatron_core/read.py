@@ -47,6 +47,9 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
     if flag is None:
         given.leave(called[:64], spelled(key), Value((text,), line))
         return
+    if (unknown := unknown_in(text)) is not None:
+        given.faults.append(unknown_fault(called[:64], unknown, line))
+        return
     if text.lower() in _UNSET or (text == "[]" and flag_kinds()[flag] == "words"):
         return
     for name, value in meanings()[key.replace("-", "_")].items():
@@ -74,9 +77,7 @@ def _texts(flag: str, text: str) -> tuple[str, ...]:
 def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, wanted: bool) -> None:
     """Take a Boolean value of the file as a switch; one that is off is not given."""
     word = text.lower()
-    if (unknown := unknown_in(text)) is not None:
-        given.faults.append(unknown_fault(called[:64], unknown, line))
-    elif word not in (*_TRUE, *_FALSE):
+    if word not in (*_TRUE, *_FALSE):
         given.called[flag] = called[:64]
         given.values.setdefault(flag, Value((), line))
         given.fault(flag.removeprefix("--"), "is neither true nor false", allowed="true, false")

@@ -499,9 +499,12 @@ class Fields:
         return row is not None and row.needs is not None and self._found(row.needs) is None
 
     def _refuse_kinds(self, known: FlagNames) -> None:
-        """Record a fault for each text in place of a number or a Boolean value."""
+        """Record a fault for each unknown value that is priced, and text in place of another kind."""
         for name, found in self._values.items():
-            if not isinstance(found.value, str) or unknown_in(found.value) is not None:
+            row, unknown = known.row(name), unknown_in(found.value)
+            if unknown is not None and row is not None and row.role == "priced":
+                self.faults.append(unknown_fault(name, unknown, found.line))
+            if not isinstance(found.value, str) or unknown is not None:
                 continue
             kind, text = known.kind(name), found.value.strip().lower()
             if kind and self._is_unfilled(name, found.value, _KIND_NAMES[kind]):

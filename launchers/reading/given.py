@@ -40,6 +40,11 @@ class Value:
     texts: tuple[str, ...]
     line: int
 
+    @property
+    def first(self) -> str:
+        """Return the first word; ``on`` for a switch."""
+        return self.texts[0] if self.texts else "on"
+
 
 @dataclass(slots=True, kw_only=True)
 class Given:
@@ -203,13 +208,11 @@ class Given:
         rows = flag_names("megatron-lm", "megatron-core", *programs)
         for shown in tuple(self.unread):
             name, value = self.left.get(shown, ("", Value((), 0)))
-            text = value.texts[0] if value.texts else "on"
             row = rows.row(shown) or rows.row(name)
-            if row is not None and row.refuses(text) and not self._lacks(row):
-                self.refuse(shown, f"line {value.line}: cannot be read: {row.why}")
-            elif row is not None and row.role == "refused":
-                self.unread.remove(shown)  # at its default, or without the argument that it needs
-            elif what := affected(row, name, text):
+            if row is not None and row.role == "refused":
+                if not self._refuse_unpriced(shown, value, row):
+                    self.unread.remove(shown)  # at its default, or without the argument that it needs
+            elif what := affected(row, name, value.first):
                 self.refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
     def refuse(
@@ -223,10 +226,18 @@ class Given:
     def refuse_unpriced(self) -> None:
         """Refuse the flags with which what is priced is not what runs, unless their values are off."""
         for name, value in self.others.items():
-            row, text = table().get(plain_name(name)), value.texts[0] if value.texts else "on"
-            if row is not None and row.refuses(text) and not self._lacks(row):
-                allowed = ", ".join(row.unless) or f"no {name}"
-                self.fault_of(name, value, f"cannot be read: {row.why}", allowed=allowed)
+            if (row := table().get(plain_name(name))) is not None:
+                self._refuse_unpriced(_shown(name), value, row)
+
+    def _refuse_unpriced(self, shown: str, value: Value, row: Flag) -> bool:
+        """Refuse a value with which what is priced is not what runs; return whether it is one."""
+        if not row.refuses(value.first) or self._lacks(row):
+            return False
+        why, allowed = f"cannot be read: {row.why}", ", ".join(row.unless) or f"no {shown}"
+        if (unknown := unknown_in(value.first)) is not None:
+            why, allowed = why_unknown(unknown)
+        self.refuse(shown, f"line {value.line}: {why}", allowed=allowed)
+        return True
 
     def _lacks(self, row: Flag) -> bool:
         """Return whether the flag without which a row does nothing is not given, or is off."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -131,8 +131,10 @@ CASES = {
     ]
     for launcher, (main, _) in READ.items()
 }
-UNKNOWN = '"$(date +%s)"'
+UNKNOWN, PLACEHOLDER = "$(date +%s)", "${VALUE}"
+NAMED = f"it is what {UNKNOWN} prints, which is not run"
 T = TypeVar("T")
+Arguments = ParamSpec("Arguments")
 
 
 @cache
@@ -220,7 +222,7 @@ def with_unknown(text: str, place: int) -> str:
     """Return a file with a value of one of its lines that only a running shell knows."""
     lines = text.splitlines()
     lines[place] = re.sub(
-        r"^(\s*(?:--[\w.-]+ |[\w.]+=))\S.*$", rf"\g<1>{UNKNOWN}", lines[place].replace("'", "")
+        r"^(\s*(?:--[\w.-]+ |[\w.]+=))\S.*$", rf'\g<1>"{UNKNOWN}"', lines[place].replace("'", "")
     )
     return "\n".join([*lines, ""])
 
@@ -242,7 +244,7 @@ def test_a_value_that_cannot_be_evaluated_is_refused_with_its_line_or_is_harmles
         if UNKNOWN in (text := with_unknown(usual[file], place))
         and not ((argument := argument_of(line)) == "mixed_precision" and line.endswith("=null"))
     ]  # where mixed_precision is null, the next line states it again
-    require_refused_or_harmless(launcher, once(tries, lambda one: one[0]))
+    require_refused_or_harmless(launcher, once(tries, lambda one: one[0]), read, NAMED)
 
 
 def argument_of(line: str) -> str:
@@ -250,44 +252,77 @@ def argument_of(line: str) -> str:
     return line.strip().partition(" ")[0].partition("=")[0].strip("'")
 
 
-def require_refused_or_harmless(launcher: str, tries: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
+def require_refused_or_harmless(
+    launcher: str,
+    tries: Iterable[tuple[str, int, Mapping[str, str]]],
+    reader: Callable[[str, Mapping[str, str]], LaunchFile],
+    why: str = "",
+) -> None:
     """Require of names, lines and files that each is refused with its line, or its name is harmless."""
     wrong, refused = [], 0
     for name, line, files in tries:
-        try:
-            read(launcher, files)
-        except InvalidProblemError as fault:
-            refused += 1
-            if not any(f"line {line}" in one.sentence() for one in fault.errors):
-                wrong.append(f"{name}: {fault}")
-        else:
-            if not is_harmless(launcher, name):
-                wrong.append(f"{name}: read")
+        said = refusal(reader, launcher, files)
+        refused += said is not None
+        if not (is_harmless(launcher, name) if said is None else is_refused_at(line, why, said)):
+            wrong.append(f"{name}: {said or 'read'}")
     assert refused > 0
     assert wrong == []
 
 
+def is_refused_at(line: int, why: str, fault: InvalidProblemError) -> bool:
+    """Whether a line is refused, for this reason alone: no value that is not known is quoted or judged."""
+    said = [one.sentence() for one in fault.errors if f"line {line}:" in one.sentence()]
+    return bool(said) and all(f"line {line}: {why}" in one for one in said)
+
+
 @pytest.mark.parametrize("launcher", [name for name in READ if name not in ARGUMENTS])
 def test_a_placeholder_in_a_document_is_refused_with_its_line_or_is_harmless(launcher: str) -> None:
+    require_refused_or_harmless(launcher, in_documents(launcher, PLACEHOLDER), read)
+
+
+@pytest.mark.parametrize("launcher", [name for name in READ if name not in ARGUMENTS])
+def test_a_value_that_a_script_writes_into_a_document_is_refused_with_its_line_or_is_harmless(
+    launcher: str,
+) -> None:
+    require_refused_or_harmless(launcher, in_documents(launcher, UNKNOWN), read_written, NAMED)
+
+
+def in_documents(launcher: str, value: str) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+    """Yield a name, its line and the files with another value, for each name of the documents once."""
     main = READ[launcher][0]
     tries = (
         (found, line, usual | {main: text})
         for usual in (files_of(launcher, name) for name in CASES[launcher])
-        for found, line, text in with_placeholders(main, usual[main])
+        for found, line, text in with_value(value, main, usual[main])
     )
-    require_refused_or_harmless(launcher, once(tries, lambda one: one[0]))
+    return once(tries, lambda one: one[0])
+
+
+def read_written(launcher: str, files: Mapping[str, str]) -> LaunchFile:
+    """Read the launch script with the document written by it, which the shell expands."""
+    main = READ[launcher][0]
+    usual = "TORCHTITAN_VERSION=0.2\n" if launcher == "torchtitan" else ""  # 0.3 starts a module
+    script = written(main, files[main]) + usual + files["launch.sh"]
+    beside = {name: text for name, text in files.items() if name != main} | {"launch.sh": script}
+    return read_launch_files(Source(name="launch.sh", text=script, files=beside), Overrides())
+
+
+def written(file: str, text: str) -> str:
+    """Return the command that writes a document in which the shell replaces the unknown value alone."""
+    known = re.sub(r"([\\$`])", r"\\\1", text).replace(f"\\{UNKNOWN}", UNKNOWN)
+    return f"cat > {file} <<EOT\n{known}\nEOT\n"
 
 
 VALUE = re.compile(r'(\s*"?[\w.]+"?\s*[:=]\s*)([^\s{\[#,][^{\[#]*?)(,?\s*)')
 
 
-def with_placeholders(file: str, text: str) -> Iterator[tuple[str, int, str]]:
-    """Yield a name, its line and the document with ``${VALUE}`` as its value, for each one-line value."""
+def with_value(value: str, file: str, text: str) -> Iterator[tuple[str, int, str]]:
+    """Yield a name, its line and the document with another value, for each one-line value."""
     lines = text.splitlines()
     for name, found in looks_like_document(Source(name=file, text=text)).items():
         match = VALUE.fullmatch(lines[found.line - 1]) if found.line else None
         if match is not None:
-            line = f'{match[1]}"${{VALUE}}"{match[3]}'
+            line = f'{match[1]}"{value}"{match[3]}'
             yield name, found.line, "\n".join([*lines[: found.line - 1], line, *lines[found.line :], ""])
 
 
@@ -362,13 +397,44 @@ def test_a_placeholder_in_a_stored_file_is_refused_with_its_line_or_is_explained
 ) -> None:
     files = dict(source.files) or {source.name: source.text}
     wrong = []
-    for key, line, text in with_placeholders(source.name, source.text):
-        try:
-            read_stored(entry, source.name, files | {source.name: text})
-        except InvalidProblemError as fault:
-            if not any(f"line {line}" in one.sentence() for one in fault.errors):
-                wrong.append(f"{key}: {fault}")
-        else:
-            if not is_explained(source.name, key):
-                wrong.append(f"{key}: read")
+    for key, line, text in with_value(PLACEHOLDER, source.name, source.text):
+        said = refusal(read_stored, entry, source.name, files | {source.name: text})
+        if not (is_explained(source.name, key) if said is None else is_refused_at(line, "", said)):
+            wrong.append(f"{key}: {said or 'read'}")
     assert wrong == []
+
+
+@pytest.mark.parametrize(("entry", "source"), STORED)
+def test_a_value_that_a_script_writes_into_a_stored_file_is_refused_with_its_line_or_is_explained(
+    entry: Mapping[str, object], source: Source
+) -> None:
+    wrong, refused = [], 0
+    beside = {name: text for name, text in source.files.items() if name != source.name}
+    for key, line, text in with_value(UNKNOWN, source.name, source.text):
+        script = f"{written(source.name, text)}{start_of(source)}\n"
+        whole = Source(name="run.sh", text=script, files=beside | {"run.sh": script})
+        said = refusal(read_launch_files, whole, given_beside(entry))
+        refused += said is not None
+        if not (is_explained(source.name, key) if said is None else is_refused_at(line, NAMED, said)):
+            wrong.append(f"{key}: {said or 'read'}")
+    assert refused > 0
+    assert wrong == []
+
+
+def start_of(source: Source) -> str:
+    """Return the command that starts a stored document."""
+    if source.suffix == ".json":
+        return f"deepspeed train.py --deepspeed {source.name}"
+    if "compute_environment" in source.text:
+        return f"accelerate launch --config_file {source.name} train.py"
+    return f"{'llamafactory-cli' if 'finetuning_type' in source.text else 'axolotl'} train {source.name}"
+
+
+def refusal(
+    reader: Callable[Arguments, LaunchFile], *args: Arguments.args, **names: Arguments.kwargs
+) -> InvalidProblemError | None:
+    try:
+        reader(*args, **names)
+    except InvalidProblemError as fault:
+        return fault
+    return None
