@@ -149,6 +149,11 @@ def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[st
         yield f"{able.launcher} has no ranks that share weights"
     if config.zero_stage > 1 or work.lora_rank or work.precision == "fp32":
         yield "ranks that share weights go with ZeRO 0 and 1, without adapters, in bf16, fp16 or fp8"
+    options, own = work.framework_options, default_profile(problem.cluster, problem.priced_as).framework
+    held_low = options.get("low_precision_weights", own.low_precision_weights)
+    recipe = options.get("precision_recipe", own.precision_recipe)
+    if recipe == "nvfp4" or (recipe == "mxfp8" and not held_low):
+        yield f"ranks that share weights hold no weights of {recipe} in 16 bits"
     if problem.launcher not in ("megatron-lm", "megatron-bridge"):
         return
     if model.tied_embeddings or model.qkv_bias or (model.mlp_bias and model.attention_output_bias):

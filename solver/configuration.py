@@ -511,7 +511,8 @@ def plain_order(config: Configuration) -> str:
     """Return the first order that numbers every rank as the configuration's own does."""
     sizes = {
         "cp": config.context_parallel_size,
-        "dp": config.data_parallel_size,
+        # Ranks that share weights follow the tensor-parallel ones in every order.
+        "dp": config.data_parallel_size // config.weight_shard_size,
         "pp": config.pipeline_parallel_size,
     }
 
