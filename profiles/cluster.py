@@ -472,6 +472,12 @@ _LEAST_VOLTAGE_SHARE, LEAST_POWER_SHARE = 0.6, 0.5
 _LEAST_LEFT = 1e-3  # of the power beyond waiting, so that a limit which no request may state has a clock
 
 
+def may_slow(gpu: GpuSpec, limit_w: float) -> bool:
+    """Return whether a GPU type takes a power limit that is below what it draws."""
+    own_w = gpu.power_watts or 0.0
+    return LEAST_POWER_SHARE * own_w <= limit_w < BUSY_SHARE * own_w
+
+
 def clock_share(gpu: GpuSpec, limit_w: float) -> float:
     """Return the clock of products under a power limit, over the clock without one.
 

@@ -27,7 +27,7 @@ import yaml
 
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.cluster import GpuSpec, may_slow
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -75,6 +75,13 @@ class Setting:
             return f"it runs on {', '.join(self.gpus)}, not on {gpu.slug}"
         return ""
 
+    def is_tried(self, model: ModelSpec, gpus: Sequence[GpuSpec]) -> bool:
+        """Return whether a search tries it for a model on all of these GPUs."""
+        limit_w = float(self.options.get("power_limit_w", 0.0))
+        slows = not limit_w or all(may_slow(gpu, limit_w) for gpu in gpus)
+        wanted = slows and all(NEEDS[need](model) for need in self.tried)
+        return wanted and not any(self.fault(model, gpu) for gpu in gpus)
+
 
 @dataclass(frozen=True, kw_only=True)  # no slots: sets of names are kept
 class Switch:
@@ -106,13 +113,7 @@ class Switch:
 
     def settings_of(self, launcher: str, model: ModelSpec, gpus: Sequence[GpuSpec]) -> list[Setting]:
         """Return the settings to try for a model, of those that the launcher takes on all of these GPUs."""
-        return [
-            one
-            for one in self.settings
-            if launcher in one.launchers
-            and all(NEEDS[need](model) for need in one.tried)
-            and not any(one.fault(model, gpu) for gpu in gpus)
-        ]
+        return [one for one in self.settings if launcher in one.launchers and one.is_tried(model, gpus)]
 
 
 @cache

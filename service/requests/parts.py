@@ -13,7 +13,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.switches import NO_SWITCH
+from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.requests.fields import MAX_BATCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES
 from meshwright.solver.problem import Problem, SearchOptions
@@ -320,7 +320,8 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
         )  # fmt: skip
     powered = (options.grid_co2_g_per_kwh, options.max_power_kw)
     yield from _limit_faults(problem)
-    if options.objective == "energy_per_token" or any(value is not None for value in powered):
+    asked = options.objective == "energy_per_token" or "power_limit_w" in options.allow
+    if asked or any(value is not None for value in powered):
         yield from _power_faults(problem)
 
 
@@ -340,12 +341,20 @@ def _limit_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 def _power_faults(problem: Problem) -> Iterator[FieldError]:
-    draws_kw = list[float]()
-    for group in problem.cluster.groups:
-        try:
-            draws_kw.append(power_of(group.gpu, problem.power_limit_w).busy_w / 1e3)
-        except InvalidProblemError as fault:
-            yield from fault.errors
+    draws_kw, gpus = list[float](), [group.gpu for group in problem.cluster.groups]
+    limits_w = [problem.power_limit_w]
+    if "power_limit_w" in problem.options.allow:
+        settings = switches()["power_limit_w"].settings_of("none", problem.model, gpus)
+        limits_w = [float(one.options["power_limit_w"]) for one in settings]
+    for at, gpu in enumerate(gpus):
+        if gpu.power_watts:
+            draws_kw += [power_of(gpu, limit_w).busy_w / 1e3 for limit_w in limits_w]
+        else:
+            yield FieldError(
+                pointer=pointer("cluster", "groups", at, "gpu"),
+                message=f"{gpu.slug} states no power_watts, which the request needs",
+                allowed="a GPU with power_watts",
+            )
     most_kw, least_kw = problem.options.max_power_kw, min(draws_kw, default=0.0)
     if most_kw is not None and most_kw < least_kw:
         at = pointer("search", "max_power_kw")

@@ -327,12 +327,15 @@ def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> t
         spaces.append(own := alike[key])
         parts += [(one, own.rows)] if isinstance(own.rows, Crossing) else []
     priced = priced_parts(parts, found.profile)
+    crossed = [(one, one.rows.outer.num_gpus) for one in spaces if isinstance(one.rows, Crossing)]
+    most, _ = max(crossed, key=lambda one: int(one[1].max(initial=0)))  # may use the most GPUs
     joined = replace(
         space,
         rows=priced.columns,
         masks=np.broadcast_to(np.int64(0), len(priced)),
         refuted=sum(one.refuted for one in spaces),
         every=all(one.every for one in spaces),
+        warnings=most.warnings,
     )
     return joined, priced
 

@@ -16,12 +16,7 @@ from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import INTEGER_VARIABLES, VARIABLES, Configuration
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import (
-    Objective,
-    Problem,
-    SearchOptions,
-    Workload,
-)
+from meshwright.solver.problem import Objective, Problem, SearchOptions, Workload, usable_gpus
 from tests.builders import a_gpu, a_model
 from tests.property.meaning import (
     configurations,
@@ -270,6 +265,38 @@ def _trained_otherwise(random: Random, problem: Problem) -> Problem:
     return _with(problem, allow=(*problem.options.allow, *allow))
 
 
+def _powered(random: Random, problem: Problem) -> Problem:
+    """Power limits are open, for least energy or within a budget that not all GPUs keep at their own."""
+    problem = _with(problem, allow=(*problem.options.allow, "power_limit_w"))
+    if random.randint(0, 2) == 0:
+        return _with(problem, objective="energy_per_token")
+    gpus = usable_gpus(problem)
+    each_w = random.choice([350.0, 420.0, 500.0, 574.0])  # of 700 W, of which 574 are drawn
+    return _with(problem, max_power_kw=max(gpus * each_w + random.choice([-1.0, 1.0]), 575.0) / 1e3)
+
+
+def _held_by_hosts(random: Random, problem: Problem) -> Problem:
+    """DeepSpeed's hosts may hold and update some or all of the states, under passes or between them."""
+    ways = ["optimizer_offload_fraction", "super_offload", "cpu_update_interval"]
+    some = random.sample(ways, random.randint(1, 2))
+    problem = replace(problem, launcher="deepspeed", model=replace(problem.model, moe=None))
+    pin: dict[str, int | str] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    if random.randint(0, 3):
+        pin["offload"] = "optimizer"  # else replicas that hold all are faster
+    return _with(problem, allow=("offload", *some, "none"), pin=pin)
+
+
+def _projected(random: Random, problem: Problem) -> Problem:
+    """GaLore's optimizers are open under the launchers that have them."""
+    launcher = random.choice(["trl", "axolotl", "llama-factory-accelerate"])
+    able = launcher_capabilities(launcher)
+    if lacking_facts(able, problem.model):
+        problem = replace(problem, model=replace(problem.model, moe=None))
+    names = [name for name in able.optimizers if name.startswith("galore")]
+    some = random.sample(names, random.randint(1, 3))
+    return _with(replace(problem, launcher=launcher), allow=(*problem.options.allow, *some))
+
+
 def _of_documents(random: Random, problem: Problem) -> Problem:
     """Sequences are made of documents: packed, padded, or padded to the longest of a micro-batch."""
     seq = problem.workload.seq_length
@@ -296,6 +323,9 @@ OPEN_KINDS = {
     "weight shards": _sharing,
     "workloads": _trained_otherwise,
     "documents": _of_documents,
+    "power": _powered,
+    "hosts": _held_by_hosts,
+    "projections": _projected,
 }
 
 

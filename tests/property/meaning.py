@@ -175,6 +175,9 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
     }
     gpus = setting.get("gpus")
     able = [not gpus or {one.gpu.slug, one.gpu.architecture} & {*gpus} for one in problem.cluster.groups]
+    limit_w = setting["set"].get("power_limit_w", 0.0)  # from half of a GPU's own (docs/requests.md)
+    owns_w = [one.gpu.power_watts or 0.0 for one in problem.cluster.groups]
+    able += [not limit_w or own_w / 2 <= limit_w <= own_w for own_w in owns_w]
     needs = [*switch.get("needs", ()), *setting.get("needs", ()), *setting.get("tried", ())]
     return problem.launcher in setting["launchers"] and all(able) and all(there[need] for need in needs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from meshwright.profiles.cluster import clock_share, power_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.switches import switches
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration
@@ -22,7 +24,7 @@ H100 = find_gpu("h100-sxm-80gb")
 ROW = Configuration(data_parallel_size=16, zero_stage=1, zero_shard_size=16, stage_layers=(6,))
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 PINS = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1}
-LIMITS_W = (0.0, 500.0, 600.0)  # those of the catalog's switch for 700 W
+LIMITS_W = (0.0, 350.0, 400.0, 450.0, 500.0, 550.0)  # from half of 700 W to the 574 W that are drawn
 
 
 def asked(limit_w: float = 0.0, **options: object) -> Problem:
@@ -98,7 +100,7 @@ def test_a_search_for_least_energy_finds_the_limit_that_brute_force_finds() -> N
 
 
 def test_a_power_budget_feeds_more_gpus_at_a_lower_limit() -> None:
-    budget = {"max_power_kw": 8.2}  # 14 GPUs at 574 W, 16 at 500 W
+    budget = {"max_power_kw": 8.2}  # 14 GPUs at 574 W, 16 at 500 W or less
     every = [best_s(asked(limit_w, **budget)) for limit_w in LIMITS_W]
     chosen = asked(allow=("power_limit_w",), **budget)
     assert best_s(chosen) == pytest.approx(min(one for one in every if one))
@@ -108,6 +110,9 @@ def test_a_power_budget_feeds_more_gpus_at_a_lower_limit() -> None:
         for limit_w in (600.0, 500.0)
     ]
     assert drawn == [["16 GPUs draw 9.184 kW while they compute, 8.2 are allowed"], []]
+    found = ask(chosen, profile)
+    assert found.plans[0].config.num_gpus == 16
+    assert not any("GPUs are used" in one for one in found.warnings), "14 are the most at 574 W alone"
 
 
 @pytest.mark.parametrize(
@@ -128,3 +133,49 @@ def test_a_limit_beyond_the_range_of_the_gpu_is_refused_by_field_value_and_range
     assert f"{limit_w:g} W is outside its range" in fault.message
     assert "350 to 700 W" in str(fault.allowed)
     assert fault.nearest == nearest
+
+
+@pytest.mark.parametrize("limit_w", [350, 423.5, 600, 700])
+def test_any_limit_in_the_range_of_the_gpu_is_taken(limit_w: float) -> None:
+    raw = {
+        "model": "llama-3.1-8b", "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 8, "seq_length": 4096,
+                     "framework_options": {"power_limit_w": limit_w}},
+    }  # fmt: skip
+    assert parse_problem(raw).power_limit_w == limit_w
+
+
+def test_limits_are_tried_on_a_gpu_of_ones_own_and_asked_for_where_it_states_no_power() -> None:
+    chip = {"name": "ours", "memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}}
+    raw: dict[str, Any] = {
+        "model": "llama-3.1-8b", "cluster": {"groups": [{"gpu": chip, "num_nodes": 1}]},
+        "workload": {"global_batch_size": 8, "seq_length": 4096},
+        "search": {"allow": ["power_limit_w"]},
+    }  # fmt: skip
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    (fault,) = caught.value.errors
+    assert fault.pointer == "/cluster/groups/0/gpu"
+    assert "ours states no power_watts" in fault.message
+    chip["power_watts"] = 600
+    problem = parse_problem(raw)
+    settings = switches()["power_limit_w"].settings_of(
+        "none", problem.model, [problem.cluster.groups[0].gpu]
+    )
+    watts = [one.options["power_limit_w"] for one in settings]
+    assert watts == [0.0, 300.0, 350.0, 400.0, 450.0]  # from half of 600 W to the 492 W that are drawn
+
+
+def test_a_budget_is_enough_if_one_gpu_keeps_it_at_the_lowest_limit_that_is_tried() -> None:
+    # an H100 draws 574 W; 350 W is the lowest limit
+    raw: dict[str, Any] = {
+        "model": "llama-3.1-8b", "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 8, "seq_length": 4096},
+        "search": {"max_power_kw": 0.36, "allow": ["power_limit_w"]},
+    }  # fmt: skip
+    assert parse_problem(raw).options.max_power_kw == 0.36
+    for allow, least in (["power_limit_w"], "0.35"), ([], "0.574"):
+        raw["search"] = {"max_power_kw": 0.34, "allow": allow}
+        with pytest.raises(InvalidProblemError) as caught:
+            parse_problem(raw)
+        assert [one.nearest for one in caught.value.errors] == [least]
