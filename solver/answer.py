@@ -234,6 +234,14 @@ class Shortfall:
     needed_bytes: int
     limit_bytes: int
     memory_bytes: Mapping[str, int]  # the stage's terms
+    lacks_outside: Mapping[str, int] = field(
+        default_factory=dict
+    )  # bytes for each GPU of "host memory" or "NVMe" beyond what may be filled
+
+    @property
+    def lacks_bytes(self) -> int:
+        """Return the missing bytes of each GPU and of its share of the host."""
+        return max(self.needed_bytes - self.limit_bytes, 0) + sum(self.lacks_outside.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

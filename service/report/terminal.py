@@ -263,8 +263,9 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 def _shortfall(nearest: Shortfall) -> str:
     static = sum(nearest.memory_bytes.get(term, 0) for term in _STATIC_TERMS)
     need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
-    words = figures.configuration_words(nearest.config)
+    words, outside = figures.configuration_words(nearest.config), nearest.lacks_outside
     return (
         f"{words} → stage {nearest.stage} needs {need} of {limit} GiB "
         f"(weights, gradients and optimizer {figures.gib(static)} GiB)"
+        + "".join(f" and {figures.gib(lacks)} GiB more {what} a GPU" for what, lacks in outside.items())
     )

@@ -173,6 +173,9 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     if near is not None and near.needed_bytes > near.limit_bytes:
         missing = figures.gib(near.needed_bytes - near.limit_bytes)
         sentence = f"Nothing fits: the nearest plan lacks {missing} GiB on each GPU of stage {near.stage}."
+    elif near is not None and near.lacks_outside:
+        lacks = " and ".join(f"{figures.gib(n)} GiB of {what}" for what, n in near.lacks_outside.items())
+        sentence = f"Nothing fits: the nearest plan lacks {lacks} for each GPU."
     return Verdict(
         kind="infeasible",
         badge="nothing fits",

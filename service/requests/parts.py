@@ -346,12 +346,12 @@ def _power_faults(problem: Problem) -> Iterator[FieldError]:
     if "power_limit_w" in problem.options.allow:
         settings = switches()["power_limit_w"].settings_of("none", problem.model, gpus)
         limits_w = [float(one.options["power_limit_w"]) for one in settings]
-    for at, gpu in enumerate(gpus):
+    for number, gpu in enumerate(gpus):
         if gpu.power_watts:
             draws_kw += [power_of(gpu, limit_w).busy_w / 1e3 for limit_w in limits_w]
         else:
             yield FieldError(
-                pointer=pointer("cluster", "groups", at, "gpu"),
+                pointer=pointer("cluster", "groups", number, "gpu"),
                 message=f"{gpu.slug} states no power_watts, which the request needs",
                 allowed="a GPU with power_watts",
             )

@@ -103,9 +103,10 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     limits = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
     corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
-    shortfall = _shortfall(rows)
-    reasons = [_memory_reason(problem, rows, shortfall)] if shortfall else []
-    reasons += _host_reasons(problem, profile, space)
+    shortfall, offloaded = _shortfall(rows), _lacking_hosts(problem, profile, space)
+    found = [one for one in (shortfall, offloaded) if one is not None]
+    reasons = [_memory_reason(problem, rows, shortfall, also=offloaded is not None)] if shortfall else []
+    reasons += _host_reasons(offloaded) if offloaded else []
     reasons += _request_reasons(space, conflicts)
     changes = chain(
         _risk_changes(problem, profile, shortfall),
@@ -114,7 +115,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     return Infeasibility(
         reasons=tuple(reasons),
         conflicts=tuple(tuple(_words(limits, conflict)) for conflict in conflicts),
-        nearest=shortfall,
+        nearest=min(found, key=lambda one: one.lacks_bytes, default=None),
         changes=tuple(islice(changes, _MOST_CHANGES)),
     )
 
@@ -177,26 +178,27 @@ def _shortfall(legal: Rows) -> Shortfall | None:
     )
 
 
-def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
+def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall, *, also: bool) -> str:
     limit, budget = memory_limit_bytes(problem), rows.budget_bytes
     short = shortfall.needed_bytes - shortfall.limit_bytes
     static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
+    within = " that the hosts can hold" if also else ""
     return (
-        f"memory: stage {shortfall.stage} of the nearest configuration needs "
+        f"memory: stage {shortfall.stage} of the nearest configuration{within} needs "
         f"{shortfall.needed_bytes / GIB:.1f} GiB ({static / GIB:.1f} GiB of it weights, gradients and "
         f"optimizer states), {short / GIB:.1f} GiB more than a predicted peak may fill: "
         f"{budget / GIB:.1f} of {limit / GIB:.1f} GiB"
     )
 
 
-def _host_reasons(problem: Problem, profile: Profile, space: Space) -> Iterator[str]:
-    """Yield what hosts lack where GPUs could offload: of rows that fit them, else of the nearest one."""
+def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfall | None:
+    """Return the offload that lacks least on hosts, of the rows that fit GPUs if there are any."""
     limits = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.name in HOST_LIMITS)
     lacking = np.flatnonzero(((space.masks & ~limits) == 0) & ~space.legal)
     columns = space.columns.take(lacking)
     columns = columns.take(lightest_of(columns)[:_MOST_LIGHT])
     if not len(columns):
-        return
+        return None
     rows = priced_rows(problem, profile, columns)
     if (fits := fitting(rows)).any():
         rows = rows.take(np.flatnonzero(fits))
@@ -204,15 +206,19 @@ def _host_reasons(problem: Problem, profile: Profile, space: Space) -> Iterator[
         rows = rows.take(np.flatnonzero(lacks == np.min(lacks)))
     short = _shortfall(rows)
     if short is None:
-        return
-    at = Columns.of([short.config])
-    for what, lacks in zip(("host memory", "NVMe"), lacking_outside(problem, at), strict=True):
-        if lacks[0]:
-            yield (
-                f"{what}: with {short.config.offload} offloaded, stage {short.stage} needs "
-                f"{short.needed_bytes / GIB:.1f} of {short.limit_bytes / GIB:.1f} GiB on each GPU, and "
-                f"{lacks[0] / GIB:.1f} GiB more {what} than may be filled for each GPU"
-            )
+        return None
+    own = lacking_outside(problem, Columns.of([short.config]))
+    named = zip(("host memory", "NVMe"), own, strict=True)
+    return replace(short, lacks_outside={what: ceil(each[0]) for what, each in named if each[0]})
+
+
+def _host_reasons(short: Shortfall) -> Iterator[str]:
+    for what, lacks in short.lacks_outside.items():
+        yield (
+            f"{what}: with {short.config.offload} offloaded, stage {short.stage} needs "
+            f"{short.needed_bytes / GIB:.1f} of {short.limit_bytes / GIB:.1f} GiB on each GPU, and "
+            f"{lacks / GIB:.1f} GiB more {what} than may be filled for each GPU"
+        )
 
 
 def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:

@@ -552,7 +552,7 @@ def _effort(one: Answered) -> tuple[float, float]:
     found = one.answer.infeasible
     if found is None:
         return inf, inf
-    lacks = inf if found.nearest is None else found.nearest.needed_bytes - found.nearest.limit_bytes
+    lacks = inf if found.nearest is None else found.nearest.lacks_bytes
     return min((remedy.gpu_s_per_token for remedy in found.remedies), default=inf), lacks
 
 

@@ -134,6 +134,14 @@ def test_hosts_that_are_too_small_for_what_is_offloaded_are_named_with_what_they
     # of 64 GiB 57.6 may be filled; of more than 80 all but 8
     assert fits(on_hosts(57.6 + more + 8.1, "offload"))
     assert not fits(on_hosts(57.6 + more + 7.8, "offload"))
+    # without offload a GPU lacks more than that, so that the nearest configuration is the one with it
+    without, near = explained(on_hosts(64.0)).nearest, explained(on_hosts(64.0, "offload")).nearest
+    assert without is not None
+    assert near is not None
+    assert near.config.offload == "optimizer+parameters"
+    assert near.lacks_outside == {"host memory": pytest.approx(more * GIB, abs=0.05 * GIB)}
+    assert near.needed_bytes <= near.limit_bytes
+    assert near.lacks_bytes < without.lacks_bytes == without.needed_bytes - without.limit_bytes
 
 
 def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
