@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 
 import numpy as np
 
 from meshwright.solver.answer import KINDS
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import SPLIT_BACKWARD, FloatArray, IntArray
+from meshwright.solver.configuration import SPLIT_BACKWARD, BoolArray, FloatArray, IntArray
 from meshwright.solver.problem import InvalidPlanError
 from meshwright.solver.schedules.orders import RankLimits, automatic_finish_s, candidates, slots_of
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED
@@ -333,7 +334,7 @@ _IN_CACHE = 2**17  # ends of passes that are still there when they are read agai
 MAX_KEPT = 64  # schedules kept; one of 2^17 passes takes 4 MB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Waves:
     """Passes of a schedule, wave by wave; pass numbers start at 1, pass 0 ends at time 0."""
 
@@ -343,6 +344,27 @@ class Waves:
     run: tuple[int, ...]  # of each wave, the first of ``own`` where those follow one another, else -1
     other: IntArray  # the pass before it of its micro-batch
     last: IntArray  # the last pass of each rank
+
+    @cached_property
+    def next_own(self) -> IntArray:
+        """Return the pass after each one, from 0 on, on its rank; passes + 1 after the last."""
+        return _next_of(self.own)
+
+    @cached_property
+    def next_other(self) -> IntArray:
+        """Return the same of its micro-batch."""
+        return _next_of(self.other)
+
+    @cached_property
+    def by_block(self) -> IntArray:
+        """Return the passes of each duration, (X, passes of one)."""
+        return np.asarray(np.argsort(self.block, kind="stable").reshape(int(self.block.max()) + 1, -1) + 1)
+
+
+def _next_of(before: IntArray) -> IntArray:
+    found = np.full(len(before) + 1, len(before) + 1)
+    found[before] = np.arange(1, len(before) + 1)
+    return found
 
 
 @lru_cache(maxsize=MAX_KEPT)
@@ -410,8 +432,13 @@ def finish_of_many_s(
     return finish
 
 
-def _ends_of_many_s(durations_s: FloatArray, waves: Waves) -> FloatArray:
-    """Return when every pass ends, (passes + 1, k), for durations (k, X) numbered as in ``Waves``."""
+def _ends_of_many_s(
+    durations_s: FloatArray, waves: Waves, waits_for_own: BoolArray | None = None
+) -> FloatArray:
+    """Return when every pass ends, (passes + 1, k), for durations (k, X) numbered as in ``Waves``.
+
+    ``waits_for_own``, of that shape, is set where the pass before on the rank ends last of the two.
+    """
     seconds = np.ascontiguousarray(durations_s.T)
     end = np.empty((len(waves.block) + 1, len(durations_s)))
     end[0] = 0.0
@@ -425,6 +452,8 @@ def _ends_of_many_s(durations_s: FloatArray, waves: Waves) -> FloatArray:
             seconds.take(block[start:stop], axis=0, out=passes, mode="clip")
         ready = end.take(other[start:stop], axis=0)
         before = end.take(own[start:stop], axis=0) if first < 0 else end[first : first + stop - start]
+        if waits_for_own is not None:
+            np.greater_equal(before, ready, out=waits_for_own[start + 1 : stop + 1])
         np.maximum(ready, before, out=ready)
         passes += ready
     return end
@@ -442,13 +471,18 @@ def longest_paths(durations_s: FloatArray, tail_s: FloatArray, waves: Waves) -> 
     Returns:
         How often the longest path runs each of the X, (k, X), and its last rank, (k,).
     """
-    end = _ends_of_many_s(durations_s, waves)
-    each = np.arange(len(durations_s))
+    passes, each = len(waves.block), np.arange(len(durations_s))
+    waits_for_own = np.zeros((passes + 1, len(each)), dtype=np.bool_)
+    end = _ends_of_many_s(durations_s, waves, waits_for_own)
     rank = np.asarray((end[waves.last].T + tail_s).argmax(axis=1))
-    own, other, block = (np.concatenate([[0], values]) for values in (waves.own, waves.other, waves.block))
-    counts, at = np.zeros(durations_s.shape, dtype=np.int64), waves.last[rank]
-    while (there := at > 0).any():
-        counts[each, block[at]] += there
-        before, input_ = own[at], other[at]
-        at = np.where(end[before, each] >= end[input_, each], before, input_)
+    on_path = np.zeros_like(waits_for_own)
+    on_path[waves.last[rank], each] = True
+    own, other = np.zeros((2, passes + 2, len(each)), dtype=np.bool_)  # on a path that goes on there
+    for stop, start in pairwise(waves.starts[::-1]):
+        wave, here = slice(start + 1, stop + 1), on_path[start + 1 : stop + 1]
+        here |= own.take(waves.next_own[wave], axis=0)
+        here |= other.take(waves.next_other[wave], axis=0)
+        np.logical_and(here, waits_for_own[wave], out=own[wave])
+        np.greater(here, waits_for_own[wave], out=other[wave])
+    counts = on_path[waves.by_block].view(np.uint8).sum(axis=1, dtype=np.uint16).T
     return counts, rank

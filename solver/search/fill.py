@@ -498,3 +498,18 @@ def least_bound_s(
         else:
             low = middle
     return low
+
+
+def bounds_s(
+    rows: Rows, low_s: float, high_s: float, tick: Callable[[], object] = lambda: None
+) -> FloatArray:
+    """Bound each row by the third tier, (n,), between ``low_s``, a valid bound of all, and ``high_s``."""
+    low, high = np.full(len(rows), low_s), np.full(len(rows), high_s)
+    reach = StepTimeFilter.of(rows, high)
+    low = np.where(reach.able(high), low, high)
+    while (asked := high - low > _CLOSE * high).any():
+        tick()
+        middle = np.where(asked, (low + high) / 2.0, 0.0)
+        able = reach.able(middle)
+        high, low = np.where(able, middle, high), np.where(asked & ~able, middle, low)
+    return low

@@ -6,20 +6,22 @@ one: its least value over a set of splits bounds all of them. Over a *box*, lo <
 that is found by giving layers to the chunks where they cost least, one chunk after the other.
 
 One box has a weak bound: where 128 layers are on 96 chunks, all of them hold 4/3 layers in it, but a chunk
-of two layers works m of them in sequence. So splits are sorted by their first large chunk. With u =
+of two layers works m of them in sequence. So splits are sorted by their chains of large chunks. With u =
 ceil(L / C), some chunk holds u layers or more: either one holds more than u, or none does and some holds u.
-In both cases one box is made for each place of the first such chunk; the chunks before it hold less.
+In both cases one box is made for each place of the first such chunk; the chunks before it hold less. A box
+that stays open is divided by the next such chunk, a round of p chunks or more after the one before, and by
+its absence: the rank of a large chunk works all its micro-batches on it, then turns to the chunk p later.
 
 The weights are found by fictitious play (Robinson 1951, An iterative method of solving a game): the longest
 path of the average split joins the average of paths, and the split that is best against that average joins
-the average of splits. Every average on the way is a valid bound, the largest one counts. All boxes, and all
-rows with pipelines of one shape, begin with the averages of the row before them.
+the average of splits. Every average on the way is a valid bound, the largest one counts. Parts of a box
+begin with its averages, and rows with pipelines of one shape with those of the row before them.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +36,11 @@ from meshwright.solver.search.rows import Rows
 
 _ROUNDS = 24  # longest paths that join the averages of a row before the next one is taken
 _MOST_ROUNDS = 480  # of one row
+_DIVIDED = 72  # paths in the average of a box that is divided,
+_INHERITED = 24  # and as many as its average counts for in the parts
+_STAGES = 3  # from the known bound to the target: the least is as high as the effort allows
+_TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
-_DEAR = 2  # times as long as simulating passes: finding the longest paths as well
 _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
@@ -66,6 +71,18 @@ class Shape(NamedTuple):
         """Return the number of chunks."""
         return self.pp * self.vpp
 
+    def boxes(self) -> Boxes:
+        """Return boxes that together hold every split, by their first large chunk."""
+        low = np.full((1, self.chunks), float(self.smallest_chunk))
+        high, level = (
+            np.full_like(low, self.num_layers),
+            np.array([float(-(-self.num_layers // self.chunks) + 1)]),
+        )
+        start = np.zeros(1, dtype=np.int64)
+        larger, _ = Boxes(low, high, level, start, self.num_layers, self.pp).divided(start)
+        last = len(larger) - 1  # no chunk holds more than u
+        return larger.take(np.arange(last)).joined(larger.divided(np.array([last]))[0])
+
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
@@ -73,23 +90,10 @@ class Boxes:
 
     low: FloatArray
     high: FloatArray
+    level: FloatArray  # (k,): layers of a large chunk
+    start: IntArray  # (k,): chunk from which on the next large one is sought; C where no more is asked
     layers: int
-    number: IntArray  # (k,): alike for all rows of a shape, below twice its chunks
-
-    @classmethod
-    def of(cls, row: Rows, most: IntArray) -> Boxes:
-        """Return boxes that together hold every split of a row; ``most`` layers of each rank, (p,)."""
-        chunks, layers = int(row.p[0] * row.v[0]), row.layout.num_layers
-        least = np.full(chunks, float(row.smallest_chunk[0]))
-        most_of = _most_of_chunks(row, most)
-        level = float(-(-layers // chunks))
-        found = [
-            _first_at(least, np.minimum(most_of, top), at)
-            for at, top in ((level + 1, np.inf), (level, level))
-        ]
-        low, high = (np.concatenate(values) for values in zip(*found, strict=True))
-        there = (low <= high).all(axis=1) & (low.sum(axis=1) <= layers) & (high.sum(axis=1) >= layers)
-        return cls(low[there], high[there], layers, np.flatnonzero(there))
+    period: int  # chunks from one large chunk of a chain to the next, at least
 
     def __len__(self) -> int:
         """Return the number of boxes."""
@@ -97,7 +101,53 @@ class Boxes:
 
     def take(self, index: IntArray) -> Boxes:
         """Return some of the boxes."""
-        return Boxes(self.low[index], self.high[index], self.layers, self.number[index])
+        return replace(
+            self,
+            low=self.low[index],
+            high=self.high[index],
+            level=self.level[index],
+            start=self.start[index],
+        )
+
+    def joined(self, other: Boxes) -> Boxes:
+        """Return these boxes and others."""
+        return replace(
+            self,
+            low=np.concatenate([self.low, other.low]),
+            high=np.concatenate([self.high, other.high]),
+            level=np.concatenate([self.level, other.level]),
+            start=np.concatenate([self.start, other.start]),
+        )
+
+    def within(self, most: FloatArray) -> Boxes:
+        """Return the boxes without chunks above ``most``, (C,)."""
+        return replace(self, high=np.minimum(self.high, most))
+
+    def are_there(self) -> BoolArray:
+        """Mark boxes that hold a split."""
+        enough = (self.low.sum(axis=1) <= self.layers) & (self.high.sum(axis=1) >= self.layers)
+        return np.asarray(enough & (self.low <= self.high).all(axis=1))
+
+    def divided(self, index: IntArray) -> tuple[Boxes, IntArray]:
+        """Divide boxes by their next large chunk; return the parts, and which box each is of.
+
+        The last part of a box has no further chunk of its level. Where that is the one above u, large
+        chunks of u layers are sought from the first chunk on.
+        """
+        chunks = self.low.shape[1]
+        of, place = np.nonzero(np.arange(chunks + 1) >= self.start[index][:, None])
+        low, high, level = self.low[index][of], self.high[index][of], self.level[index][of]
+        at, start = np.arange(chunks), self.start[index][of][:, None]
+        before = (at >= start) & (at < place[:, None])
+        low = np.where(at == place[:, None], np.maximum(low, level[:, None]), low)
+        high = np.where(before, np.minimum(high, level[:, None] - 1.0), high)
+        none, lowest = place == chunks, float(-(-self.layers // chunks))
+        onward = np.where(
+            none, np.where(level > lowest, 0, chunks), np.minimum(place + self.period, chunks)
+        )
+        parts = Boxes(low, high, np.where(none, lowest, level), onward, self.layers, self.period)
+        there = np.flatnonzero(parts.are_there())
+        return parts.take(there), np.asarray(index[of[there]])
 
     def best(self, each_s: FloatArray) -> FloatArray:
         """Return the split of each box with the least sum of layers times their seconds, (k, C)."""
@@ -109,21 +159,14 @@ class Boxes:
         return split + self.low
 
 
-def _first_at(least: FloatArray, most: FloatArray, level: float) -> tuple[FloatArray, FloatArray]:
-    """Return a box for each place of the first chunk of at least ``level`` layers, (C, C) each."""
-    chunk = np.arange(len(least))
-    low = np.where(chunk == chunk[:, None], np.maximum(least, level), least)
-    return low, np.where(chunk < chunk[:, None], np.minimum(most, level - 1.0), most)
-
-
-def _most_of_chunks(row: Rows, most: IntArray) -> FloatArray:
-    """Return the most layers of each chunk, (C,), where its rank holds at most ``most``.
+def most_of_chunks(row: Rows, target_s: float) -> FloatArray:
+    """Return the most layers of each chunk, (C,), within a time.
 
     Chunks of a rank differ by one layer at most; the first and the last of the model may hold fewer. In a V
     both are on rank 0, with any sizes.
     """
     chunks, v, least = int(row.p[0] * row.v[0]), int(row.v[0]), int(row.smallest_chunk[0])
-    rank = rank_of_chunk(row.columns, chunks)[0]
+    rank, most = rank_of_chunk(row.columns, chunks)[0], most_layers_of(row, target_s)
     loose = (v > 1) & ((rank == 0) | (rank == rank[-1]))
     alike = np.where(loose, max(v - 1, 1), v)
     return np.asarray((most[rank] - np.where(loose, least, 0) - 1) // alike + 1.0)
@@ -178,73 +221,116 @@ class _Line:
         return np.asarray(paths @ np.concatenate([self.pass_s, self.tail_s]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Game:
-    """Averages of paths and splits in each box of a shape; rows of the shape go on with them."""
+    """Boxes of a shape, and averages of paths and splits in each; rows of the shape go on with them."""
 
     waves: Waves
+    boxes: Boxes
     paths: FloatArray  # (K, X + p)
     splits: FloatArray  # (K, C)
     turns: IntArray  # (K,): of how many paths the average is
+    best: FloatArray  # (K, X + p): the average that bounded most
+    parent: IntArray  # (K,): the box that this is a part of
+    whole: BoolArray  # (K,): not divided yet
 
     @classmethod
     def of(cls, shape: Shape, width: int) -> _Game:
-        boxes, waves = 2 * shape.chunks, waves_of(*shape[:4])
-        splits, turns = np.zeros((boxes, shape.chunks)), np.zeros(boxes, dtype=np.int64)
-        return cls(waves, np.zeros((boxes, width)), splits, turns)
+        boxes = shape.boxes()
+        room, left = boxes.high - boxes.low, boxes.layers - boxes.low.sum(axis=1, keepdims=True)
+        splits = boxes.low + room * left / np.maximum(room.sum(axis=1, keepdims=True), 1.0)
+        turns, paths = np.zeros(len(boxes), dtype=np.int64), np.zeros((len(boxes), width))
+        whole = np.ones(len(boxes), dtype=np.bool_)
+        return cls(waves_of(*shape[:4]), boxes, paths, splits, turns, paths.copy(), turns - 1, whole)
+
+    def divide(self, index: IntArray) -> None:
+        """Divide boxes; their parts begin with their averages."""
+        parts, parent = self.boxes.divided(index)
+        self.whole[index] = False
+        self.boxes = self.boxes.joined(parts)
+        self.paths = np.concatenate([self.paths, self.paths[parent]])
+        self.splits = np.concatenate([self.splits, self.splits[parent]])
+        self.turns = np.concatenate([self.turns, np.minimum(self.turns[parent], _INHERITED)])
+        self.best = np.concatenate([self.best, self.best[parent]])
+        self.parent = np.concatenate([self.parent, parent])
+        self.whole = np.concatenate([self.whole, np.ones(len(parts), dtype=np.bool_)])
 
 
 @dataclass(slots=True)
 class _Row:
-    """One row, its boxes, and what bounds them so far."""
+    """One row, and what bounds it so far in each box of its shape."""
 
     line: _Line
-    boxes: Boxes
-    limit_s: float  # the end that is refuted
+    most: FloatArray  # (C,): layers of a chunk
     game: _Game
     passes: int
-    end_s: FloatArray  # (k,): no split of a box ends before
+    end_s: FloatArray  # (k,): no split of a box ends before; of the first k boxes
     rounds: int = 0
 
-    def play(self, effort: SimulationBudget) -> bool:
-        """Raise the bounds of boxes below the limit; return whether more may follow."""
+    @property
+    def least_s(self) -> float:
+        """Return a time before which no split ends."""
+        return float(self.end_s[self.game.whole[: len(self.end_s)]].min(initial=np.inf))
+
+    def raised(self, limit_s: float, effort: SimulationBudget) -> bool:
+        """Raise the bounds of boxes below a limit; return whether more may follow."""
+        known_s = self.least_s if len(self.end_s) else -np.inf
+        self._follow()
+        self._bound_by_best(np.flatnonzero(self.game.whole & (self.end_s < limit_s)))
+        if self.least_s > known_s:
+            return True
         for _ in range(_ROUNDS):
             effort.tick()
-            open_ = np.flatnonzero(self.end_s < self.limit_s)
-            if not len(open_) or not effort.takes(_ALONE + _DEAR * len(open_) * self.passes):
+            open_ = np.flatnonzero(self.game.whole & (self.end_s < limit_s))
+            if not len(open_) or not effort.takes(_ALONE + len(open_) * self.passes):
                 return False
-            self._play(open_)
+            for some in np.array_split(open_, -(-len(open_) * self.passes // _TOGETHER)):
+                self._play(some)
+            left = open_[(self.game.turns[open_] >= _DIVIDED) & (self.end_s[open_] < limit_s)]
+            left = left[self.game.boxes.start[left] < len(self.most)]
+            if len(left):
+                self.game.divide(left)
+                self._follow()
         self.rounds += _ROUNDS
         return self.rounds < _MOST_ROUNDS
 
-    def begin(self) -> None:
-        """Bound the boxes by the averages of other rows of the shape."""
-        known, game = self.game.turns[self.boxes.number] > 0, self.game
-        fresh, boxes = np.flatnonzero(~known), self.boxes.take(np.flatnonzero(~known))
-        room, left = boxes.high - boxes.low, boxes.layers - boxes.low.sum(axis=1, keepdims=True)
-        share = left / np.maximum(room.sum(axis=1, keepdims=True), 1.0)
-        game.splits[boxes.number] = boxes.low + room * share
-        self.end_s[fresh] = -np.inf
-        if known.any():
-            self._bound(np.flatnonzero(known))
+    def _follow(self) -> None:
+        """Bound boxes that are new by those that they are parts of, and by the best averages."""
+        game = self.game
+        while (known := len(self.end_s)) < len(game.boxes):
+            late = np.flatnonzero(game.parent[known:] >= known)  # parts of boxes that are new themselves
+            new = np.arange(known, known + late[0] if len(late) else len(game.boxes))
+            inherited = self.end_s[game.parent[new]] if known else np.full(len(new), -np.inf)
+            there = game.boxes.take(new).within(self.most).are_there()
+            self.end_s = np.concatenate([self.end_s, np.where(there, inherited, np.inf)])
+            self._bound_by_best(new[there])
+
+    def _bound_by_best(self, index: IntArray) -> None:
+        index = index[self.game.turns[index] > 0]
+        if not len(index):
+            return
+        end_s, _ = self._bounds_of(index, self.game.best[index])
+        self.end_s[index] = np.maximum(self.end_s[index], end_s)
 
     def _play(self, index: IntArray) -> None:
-        game, number = self.game, self.boxes.number[index]
-        share = (2.0 / (game.turns[number] + 2.0))[:, None]
-        found = self.line.longest(game.splits[number], game.waves)
-        game.paths[number] += share * (found - game.paths[number])
-        game.splits[number] += share * (self._bound(index) - game.splits[number])
-        game.turns[number] += 1
+        """Add the longest paths of the average splits to the averages."""
+        game = self.game
+        share = (2.0 / (game.turns[index] + 2.0))[:, None]
+        found = self.line.longest(game.splits[index], game.waves)
+        game.paths[index] += share * (found - game.paths[index])
+        end_s, splits = self._bounds_of(index, game.paths[index])
+        game.splits[index] += share * (splits - game.splits[index])
+        game.turns[index] += 1
+        better = end_s > self.end_s[index]
+        self.end_s[index[better]] = end_s[better]
+        game.best[index[better]] = game.paths[index[better]]
 
-    def _bound(self, index: IntArray) -> FloatArray:
-        """Bound boxes by their average path, and return the best splits against it."""
-        boxes = self.boxes.take(index)
-        paths = self.game.paths[boxes.number]
+    def _bounds_of(self, index: IntArray, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return what averages of paths bound boxes by, and the splits that are best against them."""
+        boxes = self.game.boxes.take(index).within(self.most)
         each_s = self.line.of_layers_s(paths)
         best = boxes.best(each_s)
-        end_s = self.line.other_s(paths) + (each_s * best).sum(axis=1)
-        self.end_s[index] = np.maximum(self.end_s[index], end_s)
-        return best
+        return self.line.other_s(paths) + (each_s * best).sum(axis=1), best
 
 
 def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: SimulationBudget) -> float:
@@ -256,22 +342,19 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     games, begun = dict[Shape, _Game](), dict[int, _Row]()
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
-    while waiting and waiting[0][0] < target_s:
-        bound, at = waiting[0]
-        row = rows.take([at])
-        if at not in begun:
-            boxes, line, shape = Boxes.of(row, most_layers_of(row, target_s)), _Line.of(row), Shape.of(row)
-            width = len(line.pass_s) + len(line.tail_s)
-            game = games[shape] = games.get(shape) or _Game.of(shape, width)
-            limit_s, end_s = float(end_limit_s(row, target_s)[0]), np.full(len(boxes), -np.inf)
-            begun[at] = _Row(line, boxes, limit_s, game, passes_of(row), end_s)
-            begun[at].begin()
-            more = True
-        else:
-            more = begun[at].play(effort)
-        end_s = begun[at].end_s.min(initial=np.inf)
-        step_s = float(step_of_end_s(end_s, row.prices.straggler[0], row.prices.fixed_s[0]) * SAFETY)
-        if not more and step_s < target_s:
-            return max(bound, step_s)
-        heapq.heapreplace(waiting, (max(bound, step_s), at))
+    for stage_s in np.linspace(low_s.min(initial=target_s), target_s, _STAGES + 1)[1:].tolist():
+        while waiting and waiting[0][0] < min(stage_s, target_s):
+            bound, at = waiting[0]
+            row = rows.take([at])
+            if at not in begun:
+                line, shape = _Line.of(row), Shape.of(row)
+                width = len(line.pass_s) + len(line.tail_s)
+                game = games[shape] = games.get(shape) or _Game.of(shape, width)
+                begun[at] = _Row(line, most_of_chunks(row, target_s), game, passes_of(row), np.zeros(0))
+            more = begun[at].raised(float(end_limit_s(row, stage_s)[0]), effort)
+            end_s, prices = begun[at].least_s, row.prices
+            step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
+            if not more and step_s < stage_s:  # the others are bounded as far as that takes no effort
+                target_s = min(target_s, max(bound, step_s))
+            heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s

@@ -21,7 +21,6 @@ from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
-    SplitBound,
     are_tried,
     is_branchable,
     least_simulation_s,
@@ -29,7 +28,7 @@ from meshwright.solver.search.branch import (
     passes_of,
 )
 from meshwright.solver.search.candidates import simulated_s
-from meshwright.solver.search.fill import StepTimeFilter, can_beat, least_bound_s
+from meshwright.solver.search.fill import StepTimeFilter, bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
 from meshwright.solver.search.paths import are_averaged, least_average_s
@@ -60,7 +59,7 @@ def dominates(rows: Rows, one: int, other: int) -> bool:
 
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is not narrowed further
-_EFFORT = 2**28  # passes simulated; about a second
+_EFFORT = 3 * 2**27  # passes simulated; about a second
 _MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 
 
@@ -86,24 +85,26 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
     hopeless = left.take(np.flatnonzero(~tried))
     if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
         target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
-    least, done, open_, averaged = target_s, list[int](), list[tuple[int, float]](), are_averaged(left)
+    least, done, open_ = target_s, list[int](), dict[int, float]()
     for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
         if any(dominates(left, known, row) for known in done):
             continue
         one = left.take([row])
-        if is_branchable(one, least):
-            held = least_simulation_s(one, least, effort)
-        else:
-            held = SplitBound(least_bound_s(one, low_s, least, effort.tick), for_all=False)
-        if held.step_s < least and averaged[row]:
-            open_.append((row, held.step_s))
+        if not is_branchable(one, least):
+            open_[row] = low_s
+            continue
+        held = least_simulation_s(one, least, effort)
+        if held.step_s < least and are_averaged(one)[0]:
+            open_[row] = held.step_s
             continue
         least = min(least, held.step_s)
         if held.for_all:
             done.append(row)
-    index, bounds = [row for row, _ in open_], np.array([bound for _, bound in open_])
-    return least_average_s(left.take(index), bounds, least, effort)
+    others, averaged = left.take(list(open_)), are_averaged(left.take(list(open_)))
+    bounds = np.maximum(bounds_s(others, low_s, least, effort.tick), list(open_.values()))
+    least = float(bounds[~averaged].min(initial=least))
+    return least_average_s(others.take(np.flatnonzero(averaged)), bounds[averaged], least, effort)
 
 
 def least_of_candidates_s(

@@ -24,7 +24,7 @@ from meshwright.solver.search.branch import (
     makes_its_order,
     patterns,
 )
-from meshwright.solver.search.fill import Fill, FillBounds, can_beat, least_bound_s
+from meshwright.solver.search.fill import Fill, FillBounds, bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.priced_space import Priced
@@ -63,7 +63,10 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
         assert can_beat(rows, np.array([every.bound_s.min()]))[0]
         high = float(every.simulated_s.min())
         low = float(whole_layers_s(rows)[0])
-        assert low <= least_bound_s(rows, low, high) <= high
+        least = least_bound_s(rows, low, high)
+        assert low <= least <= high
+        near = 3e-5 * high  # both are bisected to 1e-5
+        assert abs(float(bounds_s(rows, low, high).min()) - least) <= near
 
 
 @given(priced_rows(any_schedule=False))
