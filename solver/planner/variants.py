@@ -176,17 +176,17 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 
     Spaces of one group are enumerated side by side, as many as are never too large to be written down.
     """
-    groups, most = list[list[Variant]](), 1
+    groups, most = list[list[Variant]](), 0
     for one in variants:
         last = groups[-1] if groups else []
-        in_switches = (
-            last
-            and last[0].profile is one.profile
-            and on_switches(last[0].problem, one.problem) == one.problem
+        in_switches = bool(last) and (
+            last[0].profile is one.profile and on_switches(last[0].problem, one.problem) == one.problem
         )
-        if in_switches and len(last) == 1:
+        if not in_switches:
+            most = 0
+        elif not most:  # the first of them has most rows
             most = _most_together(last[0].problem)
-        if in_switches and len(last) < most:
+        if len(last) < most:
             last.append(one)
         else:
             groups.append([one])
@@ -197,7 +197,7 @@ def _most_together(problem: Problem) -> int:
     options = problem.options
     if options.gpus != "all" or not is_weighed_by_kind(problem):
         return 1
-    return int(MOST_OUTER / max(estimated_outer(problem), 1.0))
+    return max(int(MOST_OUTER / max(estimated_outer(problem), 1.0)), 1)
 
 
 def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:

@@ -467,6 +467,20 @@ def test_only_variants_that_differ_in_switches_alone_are_searched_together() -> 
     assert all(len(some) == 1 for some in searched_together(variants_of(fewest, profile_of(fewest))))
 
 
+def test_rows_are_estimated_once_for_all_variants_of_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, estimated = a_mixture(), list[Problem]()
+
+    def many(problem: Problem) -> float:  # too many to be searched together
+        estimated.append(problem)
+        return 1e12
+
+    monkeypatch.setattr(variants, "estimated_outer", many)
+    several = replace(asked, options=replace(asked.options, allow=("fp8",)))
+    groups = searched_together(variants_of(several, profile_of(several)))
+    assert len(groups) > 8
+    assert [one.workload.precision for one in estimated] == ["bf16", "fp8"]
+
+
 def test_what_no_gpus_hold_is_infeasible_whatever_the_time() -> None:
     # 175e9 weights of 16 bytes are 2.5 TiB, 8 H100 hold 0.6
     for launcher in ("megatron-lm", "any"):
