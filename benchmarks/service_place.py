@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -63,6 +63,15 @@ def cpu_s(pid: int) -> float:
     """Processor seconds that a process has used (Linux, ``/proc``)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_ms_exactly(pids: Collection[int]) -> float:
+    """Processor milliseconds that the threads of some processes have used (Linux, ``schedstat``).
+
+    To the nanosecond, where ``cpu_s`` counts ticks of 10 ms; of threads that ended it knows nothing.
+    """
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
 
 
 def num_threads(pid: int) -> int:

@@ -1,7 +1,7 @@
 """Traces from a request to its search, through the job's row (W3C trace context, OpenTelemetry).
 
 Nothing is recorded unless the process has an endpoint to send it to: OTEL_EXPORTER_OTLP_ENDPOINT, with the
-``telemetry`` extra installed. The API's own spans are FastAPI's.
+``telemetry`` extra installed. The API's own spans are FastAPI's, which sends them there too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def span(name: str, traceparent: str | None, attributes: Mapping[str, str | int]
         yield
 
 
+def sends_spans() -> bool:
+    """Return whether this process has an endpoint to send spans to."""
+    return bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+
 def configure() -> None:
     """Send this process's spans to OTEL_EXPORTER_OTLP_ENDPOINT, if it is set."""
-    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+    if not sends_spans():
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415

@@ -41,11 +41,12 @@ from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications
+from meshwright.service.telemetry import sends_spans
 
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:
     """The API over the database that ``settings`` name; ``is_stopping`` ends long polls early."""
-    service = _service(settings, is_stopping)
+    service, sends = _service(settings, is_stopping), sends_spans()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +62,8 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # an address is right or wrong
+        # Without it FastAPI looks for receivers of three kinds at every request: a fiftieth of a POST.
+        telemetry={"tracing": sends, "auto_configure": sends, "metrics": False, "logs": False},
     )
     app.state.service = service
     errors.install(app)
