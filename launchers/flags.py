@@ -93,7 +93,9 @@ def _flag_of(name: str, row: Mapping[str, Any]) -> Flag:
         return replace(others[name if name in others else name.partition(".")[2]], **_DECLARED | own)
     role: Role | None = "means" if "means" in row else next((one for one in _SAID if one in row), None)
     why = row.get(str(role), "")
-    return Flag(role=role, **{"sets": row.get("priced", ""), "why": "" if why is True else why} | own)
+    return Flag(
+        role=role, **{"sets": row.get("priced", ""), "why": why if isinstance(why, str) else ""} | own
+    )
 
 
 _DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None}

@@ -343,9 +343,7 @@ def _optimizer(given: Given) -> str:
         one = "exp-avg-dtype" if moments[0] != "fp32" else "exp-avg-sq-dtype"
         given.fault(one, "needs --use-precision-aware-optimizer", allowed="fp32", nearest="fp32")
     elif moments[0] != moments[1]:
-        given.note(
-            f"--exp-avg-sq-dtype {moments[1][:20]} is priced as {moments[0][:20]}, the other moment's"
-        )
+        given.note(f"--exp-avg-sq-dtype {moments[1]} is priced as {moments[0]}, the other moment's")
     if name == "adam" and aware:
         return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
     return _OPTIMIZERS.get(name, "adamw")

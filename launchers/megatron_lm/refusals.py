@@ -147,12 +147,9 @@ def _small_states(given: Given, _: ModelSpec) -> None:
         given.fault(small, "needs --use-distributed-optimizer")
     if dtypes["main-grads-dtype"] != "fp32" and given.has("accumulate-allreduce-grads-in-fp32"):
         given.fault("main-grads-dtype", "contradicts --accumulate-allreduce-grads-in-fp32")
-    first, second, weights, _gradients = dtypes.values()
-    if weights != "fp32":
+    if dtypes["main-params-dtype"] != "fp32":
         given.note("--main-params-dtype is priced as fp32")
-    if first != second:
-        given.note(f"--exp-avg-sq-dtype {second} is priced as {first}, as --exp-avg-dtype has it")
-    if first == "fp16":
+    if dtypes["exp-avg-dtype"] == "fp16":
         given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
 
 

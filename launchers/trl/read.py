@@ -65,7 +65,6 @@ from meshwright.shell.values import Word
 
 _SHARDED = 3  # ZeRO-3
 _LEAST_NAMES = 2
-_FSDP2 = 2
 
 
 _PROGRAMS = ("trl", "trl.scripts.sft")

@@ -11,23 +11,26 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshwright.launchers.export import MIB, bucket_units
 from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.torchtitan.export import PYTHON_FILE, SCHEDULES, TOML_FILE
+from meshwright.launchers.torchtitan.export_model import constants_of
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_plan, a_problem
-from tests.launchers.cases import A100, LLAMA_70B, target
+from tests.launchers.cases import A100, DEEPSEEK_EXPERTS, DEEPSEEK_V3, LLAMA_70B, target
 from tests.launchers.megatron_arguments import words
 from tests.launchers.plans import CASES
 from tests.launchers.training_logs import (
@@ -533,3 +536,22 @@ def test_every_node_of_maxtext_is_one_jax_process_that_meets_at_the_first(tmp_pa
     ]
     refused = sbatch(place, found.num_nodes, "ici_fsdp_parallelism=4")
     assert "ici_fsdp_parallelism belongs to the plan" in refused.stderr
+
+
+@pytest.mark.parametrize(("size", "units"), [(1000, 1), (3 * MIB + 5, 3), (0, None)])
+def test_a_gradient_bucket_is_of_whole_units_and_at_least_one(size: int, units: int | None) -> None:
+    found = target(LLAMA_70B, Configuration(stage_layers=(80,)))
+    options = {"bucket_bytes": size}
+    work = replace(found.workload, framework_options=options)
+    assert bucket_units(replace(found, problem=replace(found.problem, workload=work)), MIB) == units
+
+
+def test_rotary_positions_of_latent_attention_keep_the_length_that_they_were_trained_for() -> None:
+    yarn = RotaryScaling(kind="yarn", factor=4.0, original_max_position_embeddings=8192, mscale_all_dim=0.7)
+    scaled, plain = (
+        constants_of(target(replace(DEEPSEEK_V3, rotary_scaling=one), DEEPSEEK_EXPERTS))
+        for one in (yarn, None)
+    )
+    assert (scaled["ROTARY_ORIGINAL_LENGTH"], scaled["SOFTMAX_MSCALE"]) == (8192, 0.7)
+    # DeepseekV3 of torchtitan divides by them whatever is scaled: its defaults
+    assert (plain["ROTARY_ORIGINAL_LENGTH"], plain["SOFTMAX_MSCALE"]) == (4096, 1.0)

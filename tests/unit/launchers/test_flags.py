@@ -156,3 +156,8 @@ def test_defaults_are_those_of_the_newest_release_that_has_the_argument() -> Non
     assert names.is_default("group_by_length", "False")
     assert not names.is_default("group_by_length", True)
     assert not names.is_default("not_an_argument", None)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_said_of_an_argument_is_a_text(program: str) -> None:
+    assert {type(flag.why) for flag in flags_of(program).values()} == {str}

@@ -14,7 +14,7 @@ from meshwright.profiles.cluster import ClusterSpec, GpuSpec
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec, RotaryScaling
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.problem import Workload
@@ -280,3 +280,10 @@ def test_nearest_values_stand_on_both_sides(
     near: Callable[[int, int], str], value: int, total: int, expected: str
 ) -> None:
     assert near(value, total) == expected
+
+
+def test_prediction_behind_scaled_positions_is_refused_by_what_the_positions_are() -> None:
+    yarn = RotaryScaling(kind="yarn", factor=4.0, original_max_position_embeddings=4096)
+    model = replace(TINY, num_mtp_layers=1, rotary_base=10_000, rotary_scaling=yarn)
+    with pytest.raises(RefusedExportError, match="1 with positions by YaRN"):
+        export_megatron_lm(target(model, ONE))

@@ -143,6 +143,9 @@ _RULES = (
     "run $(echo x=12 | sed -E 's/([a-z])=([0-9]+)/\\2\\1&/') $(echo a+b | sed 's/a+/c/;s/b\\{1\\}/[&]/')",
     "run $(echo a | sed 's/^/--/') $(printf 'a\\nb\\n' | sed 's/$/,/') $(echo 'a^b$' | sed 's/a^b$/c/')",
     "run $(echo 'a^b$c' | sed 's/a^b$c/d/') $(printf 'ab' | sed 's/b$/c/;s/\\(^a\\)/-\\1/')",
+    "run $((1 || 0)) $((0 || 2)) $((0 || 0)) $((3 && 2)) $((3 && 0)) $((+5)) $((~5)) $((-5))",
+    "A=b/c; run ${A/} ${A//} ${A/#/x} ${A/b} ${A//\\//-}; B=QueRY; run ${B,} ${B,,} ${B^^}",
+    "A='a*bcd'; run \"${A/\"a*\"b*/x}\" \"${A/\\*/x}\" \"${A/'*'*/y}\" \"${A/a*/z}\"",
     "run $(echo ' a   b ' | xargs) $(echo abc | sed 's/[^b]*$//') $(echo aXbX | sed -e s/X/1/ -e s/X/2/)",
 )  # fmt: skip
 

@@ -91,10 +91,14 @@ def test_galore_under_axolotl_is_read_on_replicas_with_its_arguments() -> None:
         ("optimizer: galore_adamw\ndeepspeed: zero3_bf16.json\n", "whole gradients"),
         ("optimizer: galore_adamw_layerwise\n", "refuses several GPUs"),
         ("optimizer: galore_adafactor\n", "is not priced"),
+        (
+            "optimizer: galore_adamw\noptim_args: rank=0\n",
+            "rank = '?0'? is not a whole number above 0. Allowed: 1 to 999999999",
+        ),
     ],
 )
 def test_galore_that_axolotl_does_not_run_as_priced_is_refused(more: str, why: str) -> None:
-    with pytest.raises(InvalidProblemError, match=f"optimizer: .*{why}"):
+    with pytest.raises(InvalidProblemError, match=f"optim(izer|_args): .*{why}"):
         read(f"{PROJECTED}{more}", Overrides(num_gpus=4), "g.yml")
 
 

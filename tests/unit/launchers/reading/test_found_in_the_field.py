@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.commands import chosen_by, commands_of
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.reading.vocabulary import pieces, vocabulary_of
 from meshwright.profiles.errors import InvalidProblemError
@@ -668,3 +669,12 @@ def test_arguments_in_a_variable_that_nothing_sets_are_named() -> None:
 def test_a_forks_flag_that_changes_what_runs_is_refused(flag: str, said: str) -> None:
     with pytest.raises(InvalidProblemError, match=said):
         read(f"python pretrain_gpt.py {SIZES} --vocab-size 1024 {flag}", Overrides(num_gpus=8))
+
+
+def test_of_commands_that_train_with_a_file_the_one_that_starts_ranks_is_read() -> None:
+    script = read_script(
+        "python prepare.py run.yaml --seed 1\naccelerate launch train.py run.yaml --seed 1\n"
+    )
+    found = chosen_by("conf/run.yaml", commands_of(script), lambda name: name == "--seed")
+    assert found is not None
+    assert found.program.endswith("train.py")

@@ -75,6 +75,7 @@ def test_a_policy_is_what_it_keeps(policy: str, granularity: str, modules: str |
         ("ici_expert_parallelism=2", "2 ranks for no experts"),
         ("ici_data_parallelism=-1", "may be -1"),
         ("ici_pipeline_parallelism=4 num_pipeline_microbatches=6", "6 micro-batches for 4 stages"),
+        ("ici_pipeline_parallelism=4 num_pipeline_microbatches=1", "1 micro-batches for 4 stages"),
         ("ici_fsdp_transpose_parallelism=2", "ranks along this axis are not priced"),
         ("quantization=fp8", "products in 8 or 4 bits are not priced"),
         ("model_name=gemma9-1b", "gemma9-1b is not in the catalog"),

@@ -22,6 +22,7 @@ from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, LLAMA_70B, MIXTRAL, target
 from tests.launchers.megatron_arguments import parser, recompute_layers, stage_layers, words, zero_stage
@@ -496,3 +497,17 @@ def test_a_script_that_would_never_end_is_refused_at_once(text: str) -> None:
     with pytest.raises(InvalidProblemError):
         read_launch_file(text)
     assert time.process_time() - began < 5.0
+
+
+def test_yarn_of_plain_attention_is_read_with_its_own_numbers_and_megatrons_defaults() -> None:
+    script = SCRIPT.replace("--position-embedding-type rope", "").replace("--use-rope-scaling", "")
+    yarn = "--position-embedding-type yarn --rotary-scaling-factor 4"
+    found = read_launch_file(script.replace("--bf16", f"--bf16 {yarn}")).model.rotary_scaling
+    assert found == RotaryScaling(kind="yarn", factor=4.0, original_max_position_embeddings=4096)
+    own = f"{yarn} --yarn-original-max-position-embeddings 8192 --yarn-beta-fast 16 --yarn-beta-slow 2"
+    own += " --mscale 0.7 --mscale-all-dim 0.7 --no-yarn-correction-range-round-to-int"
+    found = read_launch_file(script.replace("--bf16", f"--bf16 {own}")).model.rotary_scaling
+    assert found == RotaryScaling(
+        kind="yarn", factor=4.0, original_max_position_embeddings=8192, beta_fast=16.0, beta_slow=2.0,
+        mscale=0.7, mscale_all_dim=0.7, truncate=False,
+    )  # fmt: skip

@@ -180,6 +180,7 @@ def test_what_the_distributed_optimizer_saved_is_loaded_by_it_alone() -> None:
         "    --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable\n)\n"
         in files["megatron_args.sh"]
     )  # a single replica shards nothing, but it could not load the states otherwise
+    assert "--ckpt-fully-parallel-load" in files["resume.sh"]
 
 
 def test_local_checkpoints_move_what_shared_storage_is_read_for() -> None:

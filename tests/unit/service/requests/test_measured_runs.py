@@ -1,11 +1,22 @@
 """Rows of measured runs, from logs."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measurements import MeasuredRun
-from meshwright.service.requests.measured_runs import RunFacts, run_row
-from tests.builders import a_model
+from meshwright.service.requests.measured_runs import RunFacts, contradictions, run_row
+from meshwright.solver.configuration import Configuration
+from tests.builders import a_model, a_plan, a_problem
+
+
+def a_run(logged: dict[str, int], framework: str = "megatron-lm") -> MeasuredRun:
+    return MeasuredRun(
+        framework=framework, step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, num_steps=9,
+        num_restarts=0, tokens_per_s_per_gpu=None, flops_per_s_per_gpu=None, peak_allocated_bytes=None,
+        peak_reserved_bytes=None, num_memory_ranks=0, out_of_memory=False, configuration=logged,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -18,12 +29,22 @@ from tests.builders import a_model
     ],
 )
 def test_replicas_are_the_gpus_over_the_ranks_of_one(logged: dict[str, int], replicas: str) -> None:
-    run = MeasuredRun(
-        framework="megatron-lm", step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, num_steps=9,
-        num_restarts=0, tokens_per_s_per_gpu=None, flops_per_s_per_gpu=None, peak_allocated_bytes=None,
-        peak_reserved_bytes=None, num_memory_ranks=0, out_of_memory=False, configuration=logged,
-    )  # fmt: skip
+    run = a_run(logged)
     facts = RunFacts(
         run_id="r", cluster="c", source="s", model=a_model(), gpu=find_gpu("h100-sxm-80gb"), settings={}
     )
     assert run_row(run, facts)["data_parallel_size"] == replicas
+
+
+def test_a_log_contradicts_the_plan_in_every_fact_that_it_states_otherwise() -> None:
+    problem = replace(a_problem(), launcher="megatron-lm")
+    plan = replace(a_plan(), config=Configuration(tensor_parallel_size=2, stage_layers=(32,)))
+    batch = problem.workload.global_batch_size
+    logged = {"tensor_parallel_size": 4, "global_batch_size": batch, "seq_length": 3, "unknown": 1}
+    found = [one.message for one in contradictions(a_run(logged), plan, problem)]
+    assert found == [
+        f"tensor_parallel_size is 4 in the log, 2 in plan {plan.plan_id}",
+        f"seq_length is 3 in the log, {problem.workload.seq_length} in plan {plan.plan_id}",
+    ]
+    (other,) = contradictions(a_run(logged, "deepspeed"), plan, problem)
+    assert other.message.startswith("the log is deepspeed's, plan")
