@@ -16,7 +16,7 @@ from meshwright.profiles.figures import NO_BREAK
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.requirements import Requirement
 from meshwright.profiles.units import GIB
-from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
+from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Configuration
 from meshwright.solver.explain.sentences import limit_sentence, time_sentence
 
 # --------------------------------------------------------------------------------------------------
@@ -50,6 +50,19 @@ def bucket_units(target: Target, unit_bytes: float) -> int | None:
     """Return the size of the plan's gradient buckets in a launcher's unit; None for the launcher's own."""
     size = target.facts.bucket_bytes
     return max(int(size / unit_bytes), 1) if size else None
+
+
+def bucket_option(
+    size_mib: int | None, launcher: str, configuration: Configuration, unit_bytes: float = MIB
+) -> dict[str, str | int | float | bool]:
+    """Return the size of DistributedDataParallel's buckets if replicas have some, and not torch's own.
+
+    Without a size accelerate leaves torch's (transformers 5.23 trainer.py, ``ddp_bucket_cap_mb``).
+    """
+    replicas = configuration.zero_stage == 0 and configuration.data_parallel_size > 1
+    if size_mib is None or size_mib == TORCH_BUCKET_MIB or launcher == "deepspeed" or not replicas:
+        return {}
+    return {"bucket_bytes": float(size_mib * unit_bytes)}
 
 
 def written_bucket(target: Target, unit_bytes: float) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from meshwright.launchers.deepspeed.export import OFFLOADED
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
-from meshwright.launchers.export import MIB, TORCH_BUCKET_MIB
+from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
-from meshwright.launchers.reading.commands import script_of
+from meshwright.launchers.reading.commands import World, script_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
@@ -100,19 +100,6 @@ def number(given: Arguments, name: str) -> int | None:
 
 
 DDP_BUCKET = "ddp_bucket_cap_mb"
-
-
-def bucket_option(
-    size_mib: int | None, launcher: str, configuration: Configuration, unit_bytes: float = MIB
-) -> dict[str, str | int | float | bool]:
-    """Return the size of DistributedDataParallel's buckets if replicas have some, and not torch's own.
-
-    Without a size accelerate leaves torch's (transformers 5.23 trainer.py, ``ddp_bucket_cap_mb``).
-    """
-    replicas = configuration.zero_stage == 0 and configuration.data_parallel_size > 1
-    if size_mib is None or size_mib == TORCH_BUCKET_MIB or launcher == "deepspeed" or not replicas:
-        return {}
-    return {"bucket_bytes": float(size_mib * unit_bytes)}
 
 
 def recomputes(given: Arguments, known: Known) -> bool:
@@ -275,20 +262,19 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
     world = known.required("num_gpus", processes or known.num_gpus(), "num_processes")
     configuration = _deepspeed_configuration(fields, known, given, world, (zero, offload))
     fields.note("DeepSpeed's own values are the plugin's: buckets and overlap by its defaults")
-    return LaunchFile(
-        launcher="deepspeed",
-        model=known.model(),
-        workload=Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=known.required("seq_length", None, NO_LENGTH),
-            precision=precision,
-        ),
-        configuration=configuration,
-        num_nodes=machines,
-        gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
-        notes=tuple(fields.notes),
-        unread=fields.unread("accelerate"),
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=known.required("seq_length", None, NO_LENGTH),
+        precision=precision,
     )
+    return known.launch_file(
+        fields, "deepspeed", known.model(), workload, configuration,
+        world=_world(machines, world), unread=fields.unread("accelerate"),
+    )  # fmt: skip
+
+
+def _world(machines: int, processes: int) -> World:
+    return World(machines, divided(processes, machines, field="num_processes", what="num_machines"))
 
 
 def _deepspeed_configuration(
@@ -416,24 +402,17 @@ def mesh_run(
     precision = precision or _precision(fields)
     options = _as_compiled(fields, given, launcher)
     fields.stop()
-    machines = fields.integer("num_machines", 1)
-    world = configuration.num_gpus
-    return LaunchFile(
-        launcher=launcher,
-        model=model,
-        workload=Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=known.required("seq_length", seq_length, NO_LENGTH),
-            precision=precision,
-            framework_options=options,
-        ),
-        configuration=configuration,
-        num_nodes=machines,
-        gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
-        notes=tuple(fields.notes),
-        unread=_unread(fields),
-        places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=known.required("seq_length", seq_length, NO_LENGTH),
+        precision=precision,
+        framework_options=options,
     )
+    return known.launch_file(
+        fields, launcher, model, workload, configuration, unread=_unread(fields),
+        world=_world(fields.integer("num_machines", 1), configuration.num_gpus),
+        tensor_parallel_size=f"{_MESH}tp_size",
+    )  # fmt: skip
 
 
 def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:

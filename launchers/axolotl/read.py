@@ -13,9 +13,9 @@ from typing import Any
 from meshwright.launchers.accelerate.read import (
     ACCUMULATION,
     DDP_BUCKET,
-    bucket_option,
     checkpoints,
 )
+from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import is_off
 from meshwright.launchers.reading.adapters import (
     adapted,
@@ -26,7 +26,7 @@ from meshwright.launchers.reading.adapters import (
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
-from meshwright.launchers.reading.commands import commands_beside
+from meshwright.launchers.reading.commands import World, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
@@ -91,27 +91,22 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     configuration = _configuration(fields, known)
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
-    run = LaunchFile(
-        launcher=_priced_as(fields, tuned),
-        model=known.model(),
-        workload=Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=fields.integer("sequence_len", 1),
-            precision=precision,
-            framework_options={
-                **kernel_of(fields, "axolotl", configuration),
-                **bucket_option(fields.optional(DDP_BUCKET), "axolotl", configuration),
-                **_kernels(fields, known.model(), configuration.micro_batch_size),
-            },
-            **tuned,
-        ),
-        configuration=configuration,
-        num_nodes=nodes,
-        gpus_per_node=each,
-        notes=tuple(fields.notes),
-        unread=fields.unread("axolotl"),
-        places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=fields.integer("sequence_len", 1),
+        precision=precision,
+        framework_options={
+            **kernel_of(fields, "axolotl", configuration),
+            **bucket_option(fields.optional(DDP_BUCKET), "axolotl", configuration),
+            **_kernels(fields, known.model(), configuration.micro_batch_size),
+        },
+        **tuned,
     )
+    run = known.launch_file(
+        fields, _priced_as(fields, tuned), known.model(), workload, configuration,
+        world=World(nodes, each), unread=fields.unread("axolotl"),
+        tensor_parallel_size="tensor_parallel_size",
+    )  # fmt: skip
     if "optimizer_rank" not in tuned:
         return run
     variant = layerwise(fields, run, tuned["optimizer"], "optimizer")

@@ -83,23 +83,17 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             fields.fault(name, "is not a key of ZeRO's section")
     fields.stop()
     where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
-    return LaunchFile(
-        launcher="deepspeed",
-        model=model,
-        workload=Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=known.required("seq_length", code.seq_length, where),
-            precision=precision,
-            optimizer=optimizer,
-            framework_options=options,
-        ),
-        configuration=configuration,
-        num_nodes=known.world.num_nodes,
-        gpus_per_node=known.world.gpus_per_node,
-        notes=tuple(fields.notes),
-        unread=fields.unread("deepspeed"),
-        places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
+    workload = Workload(
+        global_batch_size=configuration.global_batch_size,
+        seq_length=known.required("seq_length", code.seq_length, where),
+        precision=precision,
+        optimizer=optimizer,
+        framework_options=options,
     )
+    return known.launch_file(
+        fields, "deepspeed", model, workload, configuration,
+        tensor_parallel_size="tensor_parallel.autotp_size",
+    )  # fmt: skip
 
 
 DEEPSPEED_READER = Reader(name="deepspeed", recognises=_recognises, read=_read)

@@ -69,20 +69,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         framework_options=_options(fields, configuration),
     )
     fields.stop()
-    return LaunchFile(
-        launcher="maxtext",
-        model=model,
-        workload=workload,
-        configuration=configuration,
-        num_nodes=known.world.num_nodes,
-        gpus_per_node=known.world.gpus_per_node,
-        notes=(*known.notes, *fields.notes),
-        unread=fields.unread("maxtext"),
-        places={
-            "tensor_parallel_size": fields.place("ici_tensor_sequence_parallelism"),
-            "seq_length": fields.place("max_target_length"),
-        },
-    )
+    return known.launch_file(
+        fields, "maxtext", model, workload, configuration,
+        tensor_parallel_size="ici_tensor_sequence_parallelism", seq_length="max_target_length",
+    )  # fmt: skip
 
 
 MAXTEXT_READER = Reader(name="maxtext", recognises=_recognises, read=_read)

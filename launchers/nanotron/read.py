@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.launchers.accelerate.read import bucket_option
+from meshwright.launchers.export import bucket_option
 from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
@@ -65,20 +65,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     _refuse_options(fields, known.source, overrides)
     fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
     fields.stop()
-    return LaunchFile(
-        launcher="nanotron",
-        model=model,
-        workload=workload,
-        configuration=configuration,
-        num_nodes=known.world.num_nodes,
-        gpus_per_node=known.world.gpus_per_node,
-        notes=tuple(fields.notes),
-        unread=fields.unread("nanotron"),
-        places={
-            "tensor_parallel_size": fields.place("parallelism.tp"),
-            "seq_length": fields.place("tokens.sequence_length"),
-        },
-    )
+    return known.launch_file(
+        fields, "nanotron", model, workload, configuration,
+        tensor_parallel_size="parallelism.tp", seq_length="tokens.sequence_length",
+    )  # fmt: skip
 
 
 NANOTRON_READER = Reader(name="nanotron", recognises=_recognises, read=_read)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.commands import World, script_of, world_of
+from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision
 from meshwright.profiles.documents import read_json, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -21,6 +22,8 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.shell.values import Word
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
 # The comment on top of exported files, for values that the launcher's own file has no place for.
@@ -213,6 +216,40 @@ class Known:
             found, by = self._folder(named), ", by the last part of the path"
         self.notes.append(f"the model is {found.name}: {shown(named.text)} of the files{by}")
         return found
+
+    def launch_file(
+        self,
+        fields: Fields,
+        launcher: str,
+        model: ModelSpec,
+        workload: Workload,
+        configuration: Configuration,
+        *,
+        world: World | None = None,
+        unread: tuple[str, ...] | None = None,
+        tensor_parallel_size: str = "",
+        seq_length: str = "",
+    ) -> LaunchFile:
+        """Return the run of a file's fields on these nodes, with the names that set two of its sizes.
+
+        ``world``, ``unread``: where they are not those that scripts start, and of ``launcher``'s own table.
+
+        Raises:
+            InvalidProblemError: a value that is not read affects the run.
+        """
+        world = world or self.world
+        places = {"tensor_parallel_size": tensor_parallel_size, "seq_length": seq_length}
+        return LaunchFile(
+            launcher=launcher,
+            model=model,
+            workload=workload,
+            configuration=configuration,
+            num_nodes=world.num_nodes,
+            gpus_per_node=world.gpus_per_node,
+            notes=tuple(dict.fromkeys((*self.notes, *fields.notes))),
+            unread=fields.unread(launcher) if unread is None else unread,
+            places={size: fields.place(name) for size, name in places.items() if name},
+        )
 
     @staticmethod
     def _folder(named: Word) -> ModelSpec:

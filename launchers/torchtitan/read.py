@@ -283,20 +283,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         else:  # 0.2, models/*/model/args.py (update_from_config)
             fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
     fields.stop()
-    return LaunchFile(
-        launcher="torchtitan",
-        model=model,
-        workload=workload,
-        configuration=configuration,
-        num_nodes=known.world.num_nodes,
-        gpus_per_node=known.world.gpus_per_node,
-        notes=tuple(fields.notes),
-        unread=fields.unread("torchtitan"),
-        places={
-            "tensor_parallel_size": fields.place("parallelism.tensor_parallel_degree"),
-            "seq_length": fields.place("training.seq_len"),
-        },
-    )
+    return known.launch_file(
+        fields, "torchtitan", model, workload, configuration,
+        tensor_parallel_size="parallelism.tensor_parallel_degree", seq_length="training.seq_len",
+    )  # fmt: skip
 
 
 TORCHTITAN_READER = Reader(name="torchtitan", recognises=_recognises, read=_read)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import DDP_BUCKET, bucket_option, optimizers, ranks_of
+from meshwright.launchers.accelerate.read import DDP_BUCKET, optimizers, ranks_of
 from meshwright.launchers.accelerate.read_command import (
     Shares,
     shares_of,
     shares_of_environment,
 )
+from meshwright.launchers.export import bucket_option
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import (

@@ -19,13 +19,13 @@ from meshwright.launchers.accelerate.read import (
     MICRO_BATCH,
     Arguments,
     arguments,
-    bucket_option,
     mesh_run,
     number,
     ranks_of,
     recomputes,
 )
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
+from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.adapters import (
     adapted,

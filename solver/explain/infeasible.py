@@ -41,7 +41,7 @@ from meshwright.solver.space.enumerate import Space, enumerate_space, refuted_sp
 from meshwright.solver.space.factored import Crossing
 from meshwright.solver.space.request_rules import group_constraints, request_rules, without_limits
 from meshwright.solver.space.rule import Rule
-from meshwright.solver.space.rules import HOST_LIMITS, lacking_outside, rules_of, violation_masks
+from meshwright.solver.space.rules import lacking_outside, rules_of, violation_masks
 from meshwright.solver.splits import Prescribed
 
 _MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
@@ -193,7 +193,7 @@ def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall, *, also: 
 
 def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfall | None:
     """Return the offload that lacks least on hosts, of the rows that fit GPUs if there are any."""
-    limits = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.name in HOST_LIMITS)
+    limits = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_host)
     lacking = np.flatnonzero(((space.masks & ~limits) == 0) & ~space.legal)
     columns = space.columns.take(lacking)
     columns = columns.take(lightest_of(columns)[:_MOST_LIGHT])

@@ -334,10 +334,10 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=Prescribed.READS,
             violated=Prescribed(balanced=problem.model).lacking,
         )
-    for text in dict.fromkeys(constraints_of(problem, able)):
-        yield _needed(name, text, problem.model.num_layers)
+    for text, where in constraints_of(problem, able).items():
+        yield _needed(name, text, where, problem.model.num_layers)
     for text in able.stage_recompute_constraints:
-        rule = _needed(name, text, problem.model.num_layers)
+        rule = _needed(name, text, "with lists of recomputed layers", problem.model.num_layers)
         yield replace(
             rule,
             name=f"{rule.name} where stages recompute unlike numbers of layers",
@@ -351,11 +351,11 @@ def _by_stage(rule: Rule, columns: Columns) -> BoolArray:
     return np.asarray(rule.violated(columns) & (columns.recompute_layers == PER_STAGE))
 
 
-def _needed(name: str, text: str, num_layers: int) -> Rule:
+def _needed(name: str, text: str, where: str, num_layers: int) -> Rule:
     constraint = constraint_of(text)
     return Rule(
         name=f"{name} needs {text}",
-        reason="a rule of its own",
+        reason=where,
         reads=columns_named(names_of((text,))),
         violated=lambda c: broken_by(constraint, c, num_layers=num_layers),
     )
@@ -607,30 +607,47 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
     return np.asarray(problem.workload.seq_length % ranks != 0)
 
 
-def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """Return what every plan satisfies, by the launcher's data, the model and the training.
+def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
+    """Return what every plan satisfies, and what it is for: by launcher, training and model."""
+    every = (*_constraints_of_training(problem, able), *_constraints_of_the_model(problem, able))
+    found = dict[str, str]()
+    for where, texts in every:
+        found |= {text: where for text in texts if text not in found}
+    return found
+
+
+Constraints = Iterator[tuple[str, Sequence[str]]]  # what they are for, and their texts
+
+
+def _constraints_of_training(problem: Problem, able: Capabilities) -> Constraints:
+    """Yield those of the launcher, stages, adapters, the optimizer, options, documents and base weights.
 
     ``{hidden_size}`` and ``{vocab_size}`` in a launcher's own constraints mean the model's.
     """
     workload, model = problem.workload, problem.model
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
-    found = [text.format(**sizes) for text in able.constraints]
-    found += able.standalone_constraints * problem.counts_ends
-    found += able.placed_constraints * problem.among_unlike
-    if workload.lora_rank:
-        found += able.adapter_constraints
-    found += dict(able.optimizer_constraints).get(workload.optimizer, ())
-    for name, value in workload.framework_options.items():
-        found += dict(able.option_constraints).get(f"{name} {value}", ())
-    if workload.lengths is not None:
-        found += dict(able.batching_constraints).get(workload.lengths.batching, ())
+    yield "with every model and training", [text.format(**sizes) for text in able.constraints]
+    yield (
+        "with stages of the embedding or the head alone",
+        able.standalone_constraints * problem.counts_ends,
+    )
+    yield "with stages on unlike node groups", able.placed_constraints * problem.among_unlike
+    yield "with adapters", able.adapter_constraints * bool(workload.lora_rank)
+    yield f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())
+    for option in (f"{name} {value}" for name, value in workload.framework_options.items()):
+        yield f"with {option}", dict(able.option_constraints).get(option, ())
+    if (lengths := workload.lengths) is not None:
+        yield f"with {lengths.batching}", dict(able.batching_constraints).get(lengths.batching, ())
     if workload.base_precision not in WHOLE_PRECISIONS:  # bitsandbytes cuts none of its tensors
-        found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
-    if able.model_constraints:
-        found += constraints_of_model(model, able)
+        yield f"with {workload.base_precision} weights", ["tensor_parallel_size == 1", "zero_stage <= 2"]
+
+
+def _constraints_of_the_model(problem: Problem, able: Capabilities) -> Constraints:
+    model = problem.model
+    yield from ((f"with {fact}", texts) for fact, texts in constraints_of_model(model, able))
     if able.biased_experts_whole and model.expert_bias_parameters():
-        found.append("expert_tensor_parallel_size == 1")
-    return (*found, *_room_for_inner_outputs(problem, able))
+        yield "with biases of experts", ["expert_tensor_parallel_size == 1"]
+    yield "with inner outputs of the tower", list(_room_for_inner_outputs(problem, able))
 
 
 def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[str]:
@@ -652,8 +669,8 @@ def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[st
     yield f"pipeline_parallel_size == 1 or pipeline_parallel_size * {least} <= {model.num_layers}"
 
 
-def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
-    """Return what plans of such a model satisfy; ``{num_experts}`` and the like mean its sizes.
+def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str, list[str]]]:
+    """Return what plans of such a model satisfy, by its facts; ``{num_experts}`` and the like are sizes.
 
     ``expert_width`` divides both sides of an expert's matrices.
     """
@@ -661,11 +678,11 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
     own = model_facts(model) | ({"mixers of any kind"} if mixer else set())
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
     groups = mixer.num_key_heads if mixer else 1
+    named = {"num_experts": sizes[0], "expert_width": sizes[1], "state_groups": groups}
     return [
-        text.format(num_experts=sizes[0], expert_width=sizes[1], state_groups=groups)
+        (fact, [text.format(**named) for text in texts])
         for fact, texts in able.model_constraints
         if fact in own
-        for text in texts
     ]
 
 
@@ -801,7 +818,8 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 def _weight_shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     obstacle = weight_shard_obstacle(problem, able)
     allowed = able.weight_shard_constraints
-    broken = [_needed(able.launcher, text, problem.model.num_layers) for text in allowed]
+    where, layers = "with ranks that share weights", problem.model.num_layers
+    broken = [_needed(able.launcher, text, where, layers) for text in allowed]
     reads = {name for rule in broken for name in rule.reads}
     yield Rule(
         name=f"{able.launcher} shares weights among data-parallel ranks",

@@ -24,4 +24,5 @@ class Rule:
     reads: tuple[str, ...]
     concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
     of_chunkings: OfChunkings | None = None  # ``violated`` for every row with every chunking, where quicker
+    of_host: bool = False  # host memory or drives are too small, which other hosts would lift
     of_request: bool = False  # the request set it, so the request can drop it

@@ -66,12 +66,6 @@ _OF_STEPS = (*OF_CHUNKS, "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
-HOST_LIMITS = (
-    "offloaded optimizer states fit the hosts", "offloaded activations fit the hosts as well",
-    "offloaded states fit the drives",
-)  # fmt: skip
-
-
 def host_rules(problem: Problem) -> Iterator[Rule]:
     """Yield the limits: of states alone, of activations as well, and of drives."""
     share = usable_host_bytes(problem)
@@ -79,13 +73,15 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
         f"{share / GIB:.0f} GiB of host memory for each GPU ({share / host_share_bytes(problem):.0%} of it)"
     )
     yield Rule(
-        name=HOST_LIMITS[0],
+        name="offloaded optimizer states fit the hosts",
+        of_host=True,
         reason=reason,
         reads=_all_but(*_OF_STEPS),
         violated=lambda c: _too_large(problem, c, c.offload > 0, share),
     )
     yield Rule(
-        name=HOST_LIMITS[1],
+        name="offloaded activations fit the hosts as well",
+        of_host=True,
         reason=reason,
         reads=_all_but(*_OF_ORDER),
         violated=lambda c: _too_large(
@@ -114,7 +110,8 @@ def _drive_rule(problem: Problem) -> Rule:
         return broken
 
     return Rule(
-        name=HOST_LIMITS[2],
+        name="offloaded states fit the drives",
+        of_host=True,
         reason=f"{share / GIB:.0f} GiB of NVMe for each GPU ({USABLE:.0%} of it)",
         reads=_all_but(*_OF_STEPS),
         violated=violated,
