@@ -2,8 +2,9 @@
 
 The requests are those of golden prices with limits of their own. A line holds how many rows a sample
 of the space has and how many of the whole are legal, the sum of each column, how many rows break each rule,
-and the faults of a few configurations. Of the whole space it holds how large it was estimated, rows of its
-kinds, and the faults that other launchers find.
+and the faults of a few configurations. Of the whole space it holds how large it was estimated, which fewer
+GPUs are tried, how large its legal sample is, the request's own limits, rows of its kinds, and the faults
+that other launchers find.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from meshwright.solver.configuration import (
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import (
     Space,
+    _fewer_gpus,
+    _most,
     enumerate_space,
     estimated_outer,
     numbers_of_gpus,
@@ -49,6 +52,7 @@ from meshwright.solver.space.launcher_rules import (
     problem_faults,
     unwritten,
 )
+from meshwright.solver.space.request_rules import request_rules, without_limits
 from meshwright.solver.space.rules import broken_rules, host_warnings, violation_masks
 from meshwright.solver.splits import usual_split
 from tests.problems.combined_requests import CONSTRAINTS, FORBIDDEN, accepted
@@ -128,6 +132,10 @@ def of_whole(problem: Problem, space: Space) -> dict[str, Any]:
         "refuted": space.refuted,
         "estimated": [round(estimated_outer(problem, wide=wide)) for wide in (False, True)],
         "gpus": numbers_of_gpus(problem),
+        "fewer": [len(fewer := _fewer_gpus(problem)), fewer[:4], fewer[-4:]],
+        "most": [_most(problem, one_by_one) for one_by_one in (False, True)],
+        "sampled": _of_sample(sampled_space(problem)),
+        "limits": _limits(problem),
         "warnings": (
             *space.warnings,
             *host_warnings(problem),
@@ -145,6 +153,17 @@ def of_whole(problem: Problem, space: Space) -> dict[str, Any]:
         "sums": _sums(few.take(index)),
         "kinds": [_of_kinds(few, some) for some in (False, True)],
     }
+
+
+def _of_sample(space: Space) -> list[Any]:
+    assert space.legal.all()
+    return [len(space.rows), space.refuted, space.whole, space.every]
+
+
+def _limits(problem: Problem) -> list[list[str]]:
+    """The names of the request's own rules, and of those left without every second of them."""
+    names = [rule.name for rule in request_rules(problem)]
+    return [names, [rule.name for rule in request_rules(without_limits(problem, names[::2]))]]
 
 
 def _of_kinds(rows: Crossing, by_chunks: bool) -> dict[str, Any]:

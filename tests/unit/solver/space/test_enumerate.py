@@ -16,6 +16,7 @@ from meshwright.solver.space.enumerate import (
     estimated_outer,
     numbers_of_gpus,
     refuted_space,
+    searched_space,
     with_whole,
 )
 from meshwright.solver.space.rules import rules_of, violation_masks
@@ -257,3 +258,23 @@ def test_a_launcher_with_zero_3_alone_and_no_pipeline_has_rows(monkeypatch: pyte
     able = replace(launcher_capabilities("accelerate"), zero_stages=(3,), max_zero_stage_with_pipeline=0)
     monkeypatch.setattr(enumerate_module, "launcher_capabilities", lambda _: able)
     assert estimated_outer(problem, wide=False) > 0
+
+
+def test_a_search_goes_through_all_candidates_where_the_usual_ones_are_few() -> None:
+    problem, seen = a_problem(cluster=a_cluster(num_nodes=1), batch=16), list[Space]()
+    usual, every = (enumerate_space(problem, legal_only=True, wide=wide) for wide in (False, True))
+    found = searched_space(problem, legal_only=True, meanwhile=seen.append)
+    assert [(one.every, one.num_legal) for one in (*seen, found)] == [
+        (False, usual.num_legal), (True, every.num_legal)
+    ]  # fmt: skip
+    assert usual.num_legal < every.num_legal
+
+
+def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_sooner() -> None:
+    # 200 000 legal rows are few where rows are refuted by kind, 20 000 where each is weighed
+    problem = a_problem(cluster=a_cluster(num_nodes=16), batch=512)
+    usual = enumerate_space(problem, legal_only=True)
+    assert 20_000 < usual.num_legal < 200_000
+    seen = list[Space]()
+    found = searched_space(problem, legal_only=True, one_by_one=True, meanwhile=seen.append)
+    assert (found.every, found.num_legal, seen) == (False, usual.num_legal, [])
