@@ -23,6 +23,7 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.profiles.measured.read import measured_profile_schema
 from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switches
 from meshwright.service.api import deps
 from meshwright.service.api.openapi import schema_of
@@ -535,6 +536,7 @@ def switches_page() -> str:
         _weight_shards_section(),
         _standalone_section(),
         _offload_section(),
+        _optimizer_section(),
     ]
     return _SWITCHES_HEAD + "\n".join(sections)
 
@@ -625,6 +627,23 @@ def _offload_section() -> str:
         "`profiles/catalog/frameworks/capabilities.yaml`.", "",
         *_who_can({name: one.offload for name, one in able.items()}, OFFLOAD[1:]), "",
         *conditions, "",
+    ])  # fmt: skip
+
+
+def _optimizer_section() -> str:
+    """Optimizers by launcher, and why some run none that projects gradients."""
+    able = {name: launcher_capabilities(name) for name in launcher_names()}
+    projecting, reasons = {name for name, one in OPTIMIZERS.items() if one.low_rank}, dict[str, list[str]]()
+    for name, one in able.items():
+        if one.galore_note and not projecting <= {*one.optimizers}:
+            reasons.setdefault(one.galore_note, []).append(name)
+    return "\n".join([
+        "## `optimizer` {#optimizer}", "",
+        "Optimizers of full training: the request's own, and those that it allows. Sources are next to",
+        "each launcher's entry in `profiles/catalog/frameworks/capabilities.yaml`.", "",
+        *_who_can({name: one.optimizers or OPTIMIZERS for name, one in able.items()}, [*OPTIMIZERS]), "",
+        "Why a launcher has no GaLore, or only some:", "",
+        *(f"- {', '.join(names)}: {why}" for why, names in reasons.items()), "",
     ])  # fmt: skip
 
 
