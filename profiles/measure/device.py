@@ -21,6 +21,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 DEVICES = ("auto", "cpu", "cuda")
 SEED = 0
 FLUSH_BYTES = 256 * MIB  # more than any GPU's second-level cache (B200: 126 MiB), as Triton's do_bench
+HELD_CYCLES_PER_S = 2.5e9  # of a kernel that only counts: no GPU's clock is faster
 WAKE_S = 1.0
 WAKE_SIDE = 4096  # of the square product that keeps the GPU busy
 MILLISECONDS = 1e3
@@ -113,11 +114,15 @@ class Device:
         if self.kind == "cuda":
             self.torch.cuda.empty_cache()
 
-    def seconds_of(self, run: Callable[[], object], *, cold: bool = True) -> tuple[float, float | None]:
+    def seconds_of(
+        self, run: Callable[[], object], *, cold: bool = True, held_s: float = 0.0
+    ) -> tuple[float, float | None]:
         """Return the seconds of one run on the device, and of issuing it (None on a CPU: they are equal).
 
         ``cold`` flushes the cache first. CUDA events are recorded on the stream before and after the work
-        (torch.cuda.Event, with ``elapsed_time`` in milliseconds).
+        (torch.cuda.Event, with ``elapsed_time`` in milliseconds). The stream is held for ``held_s`` before
+        the first of them: once all is issued by then, the device never waits for the host, as in training,
+        where the host runs ahead.
         """
         if self.kind == "cpu":
             start_s = time.perf_counter()
@@ -127,6 +132,8 @@ class Device:
         begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         if cold and self.flush is not None:
             self.flush.zero_()
+        if held_s:
+            cuda._sleep(int(held_s * HELD_CYCLES_PER_S))  # noqa: SLF001 - torch has no public one
         begin.record()
         start_s = time.perf_counter()
         run()

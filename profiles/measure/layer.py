@@ -443,7 +443,7 @@ def _kept_bytes(layer: Layer, x: Tensor) -> int:
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # an output that keeps itself would never be freed
 
     with layer.device.torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         output = layer.forward(x)

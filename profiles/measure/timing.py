@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshwright.profiles.measured.profile import MeasuredGroup, Measurement, Tim
 
 T = TypeVar("T")
 FEWEST = 3  # repeats, however slow: fewer have no median
+HELD = 1.5  # times as long as issuing takes is how long a stream is held before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +43,25 @@ def timed_with(
 ) -> Timing:
     """Return the timing of ``run`` on what ``prepare`` makes afresh, untimed, before each repeat."""
     deadline_s = time.monotonic() + effort.budget_s
-    for _ in range(effort.warmups):
-        run(prepare())
+
+    def once(held_s: float = 0.0) -> tuple[float, float | None]:
+        prepared = prepare()
         device.synchronize()
+        return device.seconds_of(lambda: run(prepared), held_s=held_s)
+
+    held_s = 0.0
+    for _ in range(effort.warmups):
+        held_s = HELD * (once()[1] or 0.0)
         if time.monotonic() > deadline_s:
             break
     seconds: list[float] = []
     host_s: list[float] = []
     while not _enough(seconds, effort, late=time.monotonic() > deadline_s):
-        prepared = prepare()
-        device.synchronize()
-        device_s, issuing_s = device.seconds_of(lambda given=prepared: run(given))  # type: ignore[misc]
+        device_s, issuing_s = once(held_s)
         seconds.append(device_s)
         if issuing_s is not None:
             host_s.append(issuing_s)
+            held_s = HELD * median(host_s)
     return timing_of(seconds, host_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Literal
 
 from meshwright.profiles.measured.profile import MeasuredProfile
@@ -51,6 +52,7 @@ class LayerTime:
     forward_s: float
     backward_s: float  # input and weight gradients, nothing recomputed
     optimizer_s: float | None = None  # one step over the part's unsharded weights
+    issuing_s: float | None = None  # of a host, both passes together; None: inside the seconds above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +89,14 @@ class MeasuredLayers:
                 backward pass takes that share of the timed addition, which moves ``ADDED_BYTES``, longer.
         """
         found: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
+        issuing: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
         for one in profile.measurements:
             if one.group == "layer" and one.operator in PART_OF:
                 sizes = one.shape.get("tensor_parallel_size", 1), one.shape.get("micro_batch_size", 1)
-                found[(PART_OF[one.operator], *sizes)][one.kind] = one.timing.median_s
+                shard = (PART_OF[one.operator], *sizes)
+                found[shard][one.kind] = one.timing.median_s
+                if one.timing.host_s is not None:
+                    issuing[shard][one.kind] = one.timing.host_s
         added = accumulation_bytes / ADDED_BYTES
         times = tuple(
             LayerTime(
@@ -100,6 +106,7 @@ class MeasuredLayers:
                 forward_s=passes["forward"],
                 backward_s=passes["backward"] + added * passes.get("accumulate", 0.0),
                 optimizer_s=passes.get("optimizer"),
+                issuing_s=_both_passes(issuing[(part, tp, micro_batch)]),
             )
             for (part, tp, micro_batch), passes in sorted(found.items())
             if {"forward", "backward"} <= passes.keys()
@@ -122,12 +129,12 @@ class MeasuredLayers:
             return False
         return not lora_rank or set(lora_targets) == set(self.lora_targets)
 
-    def has_part(self, part: Part, model: ModelSpec) -> bool:
+    def has_part(self, part: str, model: ModelSpec) -> bool:
         """Return whether a part of ``model`` is of the shape that was timed."""
         ignored = _NOT_OF_A_LAYER if part in ("embedding", "head") else (*_NOT_OF_A_LAYER, *_OF_THE_ENDS)
         return _shape(model, ignored) == _shape(self.model, ignored)
 
-    def curve(self, part: Part, tensor_parallel_size: int) -> tuple[LayerTime, ...]:
+    def curve(self, part: str, tensor_parallel_size: int) -> tuple[LayerTime, ...]:
         """Return the times of a part at one tensor-parallel size, by micro-batch."""
         return tuple(
             time
@@ -135,10 +142,26 @@ class MeasuredLayers:
             if (time.part, time.tensor_parallel_size) == (part, tensor_parallel_size)
         )
 
-    def ratios_of(self, part: Part, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
+    @property
+    def with_issuing(self) -> bool:
+        """Return whether it was also timed how long a host takes to issue each part."""
+        return all(time.issuing_s is not None for time in self.times)
+
+    def issuing_s(self, part: str, tensor_parallel_size: int) -> float:
+        """Return the median over micro-batches of issuing both passes: it does not depend on the tokens."""
+        return median(time.issuing_s or 0.0 for time in self.curve(part, tensor_parallel_size))
+
+    def ratios_of(self, part: str, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
         """Return a part's ratios of measured to priced time at one tensor-parallel size, by micro-batch."""
         shard = (part, tensor_parallel_size)
         return tuple(one for one in self.ratios if (one.part, one.tensor_parallel_size) == shard)
+
+
+def _both_passes(seconds: Mapping[str, float]) -> float | None:
+    """Return seconds forward, backward and of adding to gradient sums; None without both passes."""
+    if not {"forward", "backward"} <= seconds.keys():
+        return None
+    return seconds["forward"] + seconds["backward"] + seconds.get("accumulate", 0.0)
 
 
 def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:

@@ -37,7 +37,9 @@ from meshwright.solver.problem import Problem
 
 
 MAX_OF_A_KIND = 48  # more of one operator and pass add nothing to the constants
-_STREAMED_BYTES = 1e7  # smaller memory-bound operators time a kernel's launch, not the memory
+# The operator that is one kernel in any code. Plain torch runs norms, activations, rotary embeddings and
+# losses step by step: their least traffic over their time says how much they are not fused.
+_STREAMING = "residual"
 
 Predict = Callable[[Problem, Columns, Profile, int], FloatArray]  # the last: sets of constants
 _Sides = dict[str, int]
@@ -175,25 +177,27 @@ def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
 
 
 def _memory_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Return memory-bound operators: their least traffic over the bandwidth that is reached."""
-    large = [
+    """Return sums with the residual: launched, and their traffic over the bandwidth that is reached."""
+    sums = [
         one
         for one in measured.measurements
-        if one.group == "memory_bound" and one.moved_bytes >= _STREAMED_BYTES and one.timing.median_s > 0
+        if one.group == "memory_bound" and one.operator == _STREAMING and one.timing.median_s > 0
     ]
-    large = large[:: -(-len(large) // MAX_OF_A_KIND)] if large else []
-    moved = np.array([one.moved_bytes for one in large])
+    sums = sums[:: -(-len(sums) // MAX_OF_A_KIND)] if sums else []
+    moved = np.array([one.moved_bytes for one in sums])
 
     def predict(problem: Problem, rows: Columns, profile: Profile, sets: int) -> FloatArray:
-        return np.asarray(np.tile(moved, sets) / context_of(problem, rows, profile).hbm_bytes_per_s)
+        ctx = context_of(problem, rows, profile)
+        return np.asarray(np.tile(moved, sets) / ctx.hbm_bytes_per_s + ctx.operators.launch_s)
 
-    return _kind("memory_bound", "both", [(dict(one.shape), one.timing.median_s) for one in large], predict)
+    return _kind("memory_bound", "both", [(dict(one.shape), one.timing.median_s) for one in sums], predict)
 
 
 NAMES = (
     "gemm", "attention", "grouped_gemm", "permute_bytes", "score_gemm", "score_bytes", "hbm", "elementwise",
     "loss_bytes", "floor_s", "floor_moe", "update_bytes",
 )  # fmt: skip
+OF_LAUNCHES = {"floor_s", "floor_moe"}
 OF_COLLECTIVES = ("collective_latency_s", "fast_link")
 LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # constant of each operator
 # A layer of another code than the stack's is off by its own fusing; 10 % is not an outlier.
@@ -222,6 +226,7 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     constants = profile.constants
     if layers:
         settled = {LEVELS[kind.operator] for kind in operators}
+        settled |= OF_LAUNCHES if layers.with_issuing else set()
         free = (*NAMES, *(OF_COLLECTIVES if layers.with_collectives else ()))
         names = tuple(name for name in free if name not in settled)
         constants = _fitted(layers, asked, profile, names)
@@ -293,7 +298,7 @@ def _fitted(
     layers: MeasuredLayers, problem: Problem, profile: Profile, names: tuple[str, ...]
 ) -> Constants:
     widths = {name: TIME_WIDTHS[name] for name in names}
-    kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
+    kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, layers)
 
     def evaluate(offsets: FloatArray) -> FloatArray:
         sets = len(offsets)
@@ -329,10 +334,15 @@ def _within(box: Box, widths: Sequence[float]) -> Box:
     return Box(lower=np.maximum(box.lower, -most), upper=np.minimum(box.upper, most))
 
 
-def _alone(profile: Profile, *, inside: bool) -> Profile:
-    """Return the profile without untimed parts: residuals, and collectives unless they were inside."""
+def _alone(profile: Profile, layers: MeasuredLayers) -> Profile:
+    """Return the profile without untimed parts: residuals, and what is not inside the timed seconds.
+
+    Those are collectives, and launches where a host's own time was taken beside them.
+    """
     alone = replace(profile, residual=None, memory_residual=None, layers=None)
-    if inside:
+    if layers.with_issuing:
+        alone = replace(alone, gpu_operators=replace(alone.gpu_operators, host=0.0))
+    if layers.with_collectives:
         return alone
     group, constants = profile.group, replace(profile.constants, collective_latency_s=0.0)
     fast = replace(group.intra_node, bytes_per_s=_INSTANT_BYTES_PER_S)
@@ -347,7 +357,7 @@ def _with_ratios(
 ) -> MeasuredLayers | None:
     if layers is None:
         return None
-    base = _alone(profile, inside=layers.with_collectives)
+    base = _alone(profile, layers)
     logs: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
     for kind in layer_kinds(layers):
         left = np.log(kind.seconds / kind.predict(problem, kind.rows, base, 1))

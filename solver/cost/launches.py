@@ -174,7 +174,7 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
         return busy + PassSeconds(forward=waited, backward=waited * again)
-    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else _smooth_maximum
+    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else smooth_maximum
     return PassSeconds(
         forward=joined(busy.forward, floor_s), backward=joined(busy.backward, floor_s * again)
     )
@@ -185,7 +185,7 @@ def _waits_for_sizes(facts: FrameworkFacts) -> bool:
     return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 
-def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
+def smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
     """Return ``(x^8 + floor^8)^(1/8)`` without overflow."""
     low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
     ratio = (low / high) ** 2

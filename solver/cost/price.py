@@ -7,8 +7,9 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -94,7 +95,13 @@ from meshwright.solver.cost.step_end import (
     rank_tail_s,
     tail_of,
 )
-from meshwright.solver.cost.timed_layers import beyond_price, shared_out, timed_together
+from meshwright.solver.cost.timed_layers import (
+    beyond_price,
+    is_issued,
+    issued,
+    shared_out,
+    timed_together,
+)
 from meshwright.solver.cost.towers import (
     LAYER,
     end_seconds,
@@ -177,8 +184,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
-    beyond = _beyond(ctx, kind, compute, tensor)
-    passes = launched(ctx, kind, busy, layer_floor_s(ctx, kind)) + beyond
+    passes = _passes(ctx, kind, busy, timed_together(ctx, compute, tensor))
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
     gathers = weight_gathers(ctx, weights, trained, passes)
@@ -226,9 +232,8 @@ def _unreplayed_s(
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
     last = np.where(ctx.sequence_parallel, 0.5, 1.0) / ctx.model.num_blocks
     spared = spared + tensor.forward * last * unread[0].count
-    floor_s = layer_floor_s(ctx, kind)
-    left = replace(busy, forward=busy.forward - spared)
-    return launched(ctx, kind, busy, floor_s).forward - launched(ctx, kind, left, floor_s).forward
+    launching = _launching(ctx, kind)
+    return launching(busy).forward - launching(replace(busy, forward=busy.forward - spared)).forward
 
 
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
@@ -249,12 +254,21 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
     )
 
 
-def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
+def _passes(ctx: Context, kind: LayerKind, busy: PassSeconds, timed: PassSeconds) -> PassSeconds:
+    """Return the passes of a layer with its launches; ``timed`` is the part that timings would hold."""
+    launching = _launching(ctx, kind)
     if ctx.layers is None:
-        return _nothing(ctx)
-    busy = timed_together(ctx, compute, tensor)
-    price_s = launched(ctx, kind, busy, layer_floor_s(ctx, kind))
-    return beyond_price(ctx, kind, price_s)
+        return launching(busy)
+    if is_issued(ctx, kind):
+        return launching(busy + beyond_price(ctx, kind, timed))
+    return launching(busy) + beyond_price(ctx, kind, launching(timed))
+
+
+def _launching(ctx: Context, kind: LayerKind) -> Callable[[PassSeconds], PassSeconds]:
+    """Return what makes passes as long as their launches take: as timed, or as counted."""
+    if is_issued(ctx, kind):
+        return partial(issued, ctx, kind)
+    return partial(launched, ctx, kind, floor_s=layer_floor_s(ctx, kind))
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
@@ -284,7 +298,10 @@ def _end_price(
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
     busy = compute + tensor
-    passes = launched(ctx, "dense", busy, zero + floor_s) if np.any(floor_s) else busy
+    if is_issued(ctx, part):
+        passes = issued(ctx, part, busy)
+    else:
+        passes = launched(ctx, "dense", busy, zero + floor_s) if np.any(floor_s) else busy
     gathers = weight_gathers(ctx, own, trained, passes, again=False)
     gathers = gathers + shard_gathers(ctx, own, trained, passes)
     causes = dict.fromkeys(_causes(ctx), zero)
@@ -299,6 +316,14 @@ def _end_price(
     if ctx.layers is not None:
         causes = shared_out(causes, passes.forward + passes.backward)
     return PartPrice(passes=passes, replay=zero, causes=causes)
+
+
+def _beyond_end(
+    ctx: Context, part: Part, compute: PassSeconds, tensor: PassSeconds, own: Weights
+) -> PassSeconds:
+    """Return the seconds of an end beyond its price: those timed hold the additions to gradient sums."""
+    added = accumulation(ctx, trained_weights(ctx, own, part).dense)
+    return beyond_price(ctx, part, timed_together(ctx, compute + added, tensor))
 
 
 def head_gemms(ctx: Context) -> list[Gemm]:
@@ -386,7 +411,7 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
     one, pair, own = compute, tensor, output_weights(ctx)
-    compute = compute + beyond_price(ctx, "head", timed_together(ctx, compute, tensor))
+    compute = compute + _beyond_end(ctx, "head", compute, tensor, own)
     for _ in range(depth):
         compute = compute + one + _projection_seconds(ctx)
         tensor = tensor + pair
@@ -478,10 +503,9 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
-    compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
-    first = _end_price(
-        ctx, compute, tensor, own=embedding_weights(ctx), layers=_tower_prices(ctx), part="embedding"
-    )
+    table = embedding_weights(ctx)
+    compute = compute + _beyond_end(ctx, "embedding", compute, tensor, table)
+    first = _end_price(ctx, compute, tensor, own=table, layers=_tower_prices(ctx), part="embedding")
     layers = {one: _layer_price(ctx.of(one), one.kind) for one in layout.kinds}
     further, own = ctx.model.mtp_shape, ctx.of_prediction  # of layers that predict further tokens
     known = layers.get(further) if own is ctx.of(further) else None

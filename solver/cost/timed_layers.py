@@ -16,9 +16,11 @@ import numpy as np
 
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds
+from meshwright.solver.cost.launches import smooth_maximum
 
 if TYPE_CHECKING:
-    from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers, Part
+    from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers
+    from meshwright.solver.cost.parameters import Part
 
 # Of ln(measured / predicted) of steps priced from one timed layer for each tensor-parallel size and
 # micro-batch: 688 open single-node runs missed by 7.3 % on average and 5.4 % in the median, 80 % of them
@@ -55,6 +57,28 @@ def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
                 sizes = [one.micro_batch_size for one in ratios]
                 seconds[others] = price[others] * (_over_price(ctx, layers, sizes, over)[others] - 1.0)
     return PassSeconds(forward=forward, backward=backward)
+
+
+def is_issued(ctx: Context, part: Part) -> bool:
+    """Return whether it was timed how long a host takes to issue the part."""
+    layers = _layers(ctx, part)
+    return layers is not None and layers.with_issuing
+
+
+def issued(ctx: Context, part: Part, busy: PassSeconds) -> PassSeconds:
+    """Return the passes of a timed layer, which together take no less than issuing both.
+
+    The host runs ahead of the GPU: what it is late with in one pass it makes up for in the other, so that
+    the two are bound together.
+    """
+    own_s = np.zeros_like(ctx.t)
+    if (layers := _layers(ctx, part)) is not None:
+        nearest = _nearest(ctx, layers, part)
+        for tp in np.unique(nearest):
+            own_s[nearest == tp] = layers.issuing_s(part, int(tp))
+    both_s = busy.forward + busy.backward
+    longer = smooth_maximum(both_s, own_s) / both_s
+    return PassSeconds(forward=busy.forward * longer, backward=busy.backward * longer)
 
 
 def shared_out(causes: Mapping[str, FloatArray], total_s: FloatArray) -> dict[str, FloatArray]:

@@ -165,9 +165,6 @@ def test_two_processes_measure_every_collective_together(out: Path) -> None:
     gathered = profile.find("collectives", "all_gather", ranks=2, payload_bytes=2**20)[0]
     # of 2 ranks each sends 2 · 1/2 of the payload in an all-reduce, 1/2 in an all-gather
     assert (reduced.moved_bytes, gathered.moved_bytes) == (2**20, 2**19)
-    # a fast way past all of it: 16 MiB take longer than 16 KiB
-    times = [profile.find("collectives", "all_to_all", payload_bytes=size)[0] for size in QUICK_PAYLOADS]
-    assert times[0].timing.median_s < times[-1].timing.median_s
 
 
 def test_two_processes_that_may_not_use_the_file_both_end(out: Path) -> None:

@@ -21,7 +21,7 @@ from meshwright.profiles.measure.device import Device, load_torch, open_device
 from meshwright.profiles.measure.layer import build_layer, measure_layer
 from meshwright.profiles.measure.operators import measure_gemm
 from meshwright.profiles.measure.shard import ShardGemm
-from meshwright.profiles.measure.timing import QUICK, Label
+from meshwright.profiles.measure.timing import QUICK, Label, timed
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.read import read_measured_profile
 from tests.torch.test_layer import MODELS, shard_of
@@ -137,6 +137,7 @@ def calls() -> list[str]:
 def gpu(calls: list[str]) -> Device:
     cuda = SimpleNamespace(
         Event=lambda **_options: Event(calls), synchronize=lambda _index: calls.append("synchronize"),
+        _sleep=lambda _cycles: calls.append("hold"),
         empty_cache=lambda: calls.append("release"), reset_peak_memory_stats=lambda _index: None,
         max_memory_allocated=lambda _index: 5000, max_memory_reserved=lambda _index: 6000,
     )  # fmt: skip
@@ -150,6 +151,20 @@ def test_the_cache_is_flushed_before_the_clock_starts_and_the_clock_stops_on_the
     assert calls == ["flush", "record", "run", "record", "wait"]
     assert device_s >= 0.0
     assert host_s is not None
+
+
+def test_a_held_stream_starts_its_clock_once_it_is_let_go(gpu: Device, calls: list[str]) -> None:
+    gpu.seconds_of(lambda: calls.append("run"), held_s=1e-3)
+    assert calls == ["flush", "hold", "record", "run", "record", "wait"]
+
+
+def test_repeats_are_held_as_long_as_issuing_took_and_warm_ups_are_not(
+    gpu: Device, calls: list[str]
+) -> None:
+    timed(lambda: calls.append("run"), gpu, QUICK)
+    warm_up = calls[: calls.index("wait")]
+    assert "hold" not in warm_up
+    assert calls.count("hold") == calls.count("run") - QUICK.warmups
 
 
 def test_every_pass_of_an_expert_layer_is_measured_with_grouped_products(gpu: Device) -> None:

@@ -1,5 +1,6 @@
 """The measured layer is a real one: causal, whole when its shards are put together, honest about memory."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -144,3 +145,16 @@ def test_the_kept_bytes_of_a_dense_layer_by_hand(cpu: Device) -> None:
     # gate and up (256), SiLU of the gate (128), their product (128)
     least += 256 + 128 + 128
     assert least <= kept <= 1.35 * least
+
+
+def test_counting_what_a_layer_keeps_frees_all_of_it(cpu: Device) -> None:
+    layer = build_layer(shard_of(TINY), "dense", cpu)
+    x = cpu.random(2, 32, 64, learned=True)
+    before = _live_tensors(cpu)
+    _kept_bytes(layer, x)
+    assert _live_tensors(cpu) == before
+
+
+def _live_tensors(cpu: Device) -> int:
+    gc.collect()
+    return sum(type(one) is cpu.torch.Tensor for one in gc.get_objects())

@@ -121,3 +121,54 @@ def test_timed_collectives_are_taken_as_they_were_timed() -> None:
     fast_link = base.constants.fast_link
     assert seconds[1] == pytest.approx(2e-3 / fast_link + base.constants.collective_latency_s, rel=0.02)
     assert seconds[1] > 4 * seconds[0]
+
+
+def test_only_sums_with_the_residual_set_the_memory_bandwidth() -> None:
+    # 0.8 of the bandwidth that the tables have, and a rotary embedding in plain torch at a tenth of it
+    base = a_profile(PROBLEM)
+    ctx = context_of(PROBLEM, Columns.of([a_layout()]), base)
+    moved = 4e8
+    seconds = moved / (0.8 * ctx.hbm_bytes_per_s) + ctx.operators.launch_s
+    residual = replace(one("memory_bound", "residual", "forward", seconds), moved_bytes=moved)
+    rope = replace(one("memory_bound", "rope", "forward", 10.0 * seconds), moved_bytes=moved)
+    fitted = with_measured(PROBLEM, base, a_measured(residual, rope))
+    assert fitted.constants.hbm / base.constants.hbm == pytest.approx(0.8, rel=0.01)
+
+
+def issued(measurements: list[Measurement], host_s: float) -> list[Measurement]:
+    return [replace(one, timing=replace(one.timing, host_s=host_s)) for one in measurements]
+
+
+def test_a_layer_that_a_host_issues_in_time_takes_what_the_gpu_takes() -> None:
+    # 60 ms forward and 132 ms backward on the GPU; the host needs 1 ms for each
+    fitted = with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*issued(layer(60e-3), 1e-3)))
+    prices = price(PROBLEM, Columns.of([a_layout()]), fitted)
+    assert prices.forward_s[0, 0] == pytest.approx(60e-3, rel=1e-6)
+    assert prices.backward_s[0, 0] == pytest.approx(132e-3, rel=1e-6)
+
+
+def test_a_host_that_is_late_in_one_pass_makes_up_for_it_in_the_other() -> None:
+    # 10 + 22 ms on the GPU; a host with 12 ms for each pass is late forward, yet 24 ms hide under 32:
+    # (32^8 + 24^8)^(1/8) = 32.39. With 50 ms for each it is all that counts: 100 ms
+    for host_s, both_s in ((12e-3, 32.39e-3), (50e-3, 100e-3)):
+        measured = a_measured(*issued(layer(10e-3), host_s))
+        prices = price(
+            PROBLEM, Columns.of([a_layout()]), with_measured(PROBLEM, a_profile(PROBLEM), measured)
+        )
+        assert prices.forward_s[0, 0] + prices.backward_s[0, 0] == pytest.approx(both_s, rel=1e-3)
+
+
+def test_fewer_tokens_do_not_take_longer_to_issue() -> None:
+    # sequences of 256 are an eighth of the 2048 that were timed: the host's 2 ms are left
+    measured = a_measured(*issued(layer(2e-3), 1e-3))
+    fitted = with_measured(PROBLEM, a_profile(PROBLEM), measured)
+    short = replace(PROBLEM, workload=replace(PROBLEM.workload, seq_length=256))
+    prices = price(short, Columns.of([a_layout()]), fitted)
+    assert prices.forward_s[0, 0] + prices.backward_s[0, 0] == pytest.approx(2e-3, rel=0.02)
+
+
+def test_a_timed_head_holds_the_additions_to_its_gradient_sums_once() -> None:
+    timings = [one("layer", "head", kind, 30e-3) for kind in ("forward", "backward")]
+    base = a_profile(PROBLEM)
+    prices = price(PROBLEM, Columns.of([a_layout()]), with_measured(PROBLEM, base, a_measured(*timings)))
+    assert prices.backward_s[0, -1] == pytest.approx(30e-3, rel=1e-4)
