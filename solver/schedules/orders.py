@@ -17,9 +17,9 @@ behind a block that is always done. So every pass waits for slot - m alone.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TypeVar
 
 import numpy as np
@@ -167,15 +167,6 @@ def _v_shaped(rank: int, pp: int, slots: Slots) -> list[int]:
 WAITING_SHARE = 32.0 / 34.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Rank:
-    forward_end_s: list[float] = field(default_factory=list)
-    input_end_s: list[float] = field(default_factory=list)
-    ahead: int = 0  # micro-batches between their forward and their backward pass
-    waiting: int = 0  # micro-batches between their input gradient and their weight gradient
-    free_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLimits:
     """Limits of the ranks."""
@@ -214,49 +205,47 @@ def automatic_finish_s(
         limits: micro-batches, and how many of them may wait.
         on_pass: called with every pass: its rank, its kind (forward, input, weight), when it starts.
     """
-    last, peak = len(forward_s) - 1, 0.0
-    ranks = [_Rank() for _ in forward_s]
-    wake = [(0.0, rank) for rank in range(last + 1)]
+    most_held, most_ahead, m = limits.most_held, limits.most_ahead, limits.num_microbatches
+    p = len(forward_s)
+    # when passes end, by rank: forward passes a rank later, those of the last as its first gradients
+    forward_end: list[list[float]] = [[0.0] * m, *([] for _ in range(p))]
+    input_end: list[list[float]] = [*([] for _ in range(p)), forward_end[p]]
+    ahead, waiting, free, peak = [0] * p, [0] * p, [0.0] * p, 0.0
+    wake = [(0.0, rank) for rank in range(p)]
     while wake:
-        now, rank = heapq.heappop(wake)
-        me = ranks[rank]
-        kind = None if now < me.free_s else _next_pass(ranks, rank, now, limits)
-        if kind is None:
+        now, rank = heappop(wake)
+        if now < free[rank]:
+            continue
+        before, behind = forward_end[rank], input_end[rank + 1]
+        forwards, inputs = len(forward_end[rank + 1]), len(input_end[rank])
+        held = ahead[rank] + WAITING_SHARE * waiting[rank]
+        if inputs < len(behind) and behind[inputs] <= now:
+            kind, end, other = "input", now + input_s[rank], rank - 1
+            input_end[rank].append(end)
+            ahead[rank] -= 1
+            waiting[rank] += 1
+        elif (
+            forwards < len(before)
+            and before[forwards] <= now
+            and held <= most_held - 1
+            and ahead[rank] < most_ahead[rank]
+        ):
+            kind, end, other = "forward", now + forward_s[rank], rank + 1
+            forward_end[rank + 1].append(end)
+            ahead[rank] += 1
+        elif waiting[rank]:
+            kind, end, other = "weight", now + weight_s[rank], -1
+            waiting[rank] -= 1
+        else:
             continue
         if on_pass is not None:
             on_pass(rank, kind, now)
-        if kind == "forward":
-            me.free_s = now + forward_s[rank]
-            me.forward_end_s.append(me.free_s)
-            me.ahead += 1
-            heapq.heappush(wake, (me.free_s, min(rank + 1, last)))
-        elif kind == "input":
-            me.free_s = now + input_s[rank]
-            me.input_end_s.append(me.free_s)
-            me.ahead, me.waiting = me.ahead - 1, me.waiting + 1
-            heapq.heappush(wake, (me.free_s, max(rank - 1, 0)))
-        else:
-            me.free_s, me.waiting = now + weight_s[rank], me.waiting - 1
-        peak = max(peak, me.ahead + WAITING_SHARE * me.waiting)
-        heapq.heappush(wake, (me.free_s, rank))
-    return [rank.free_s for rank in ranks], peak
-
-
-def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: RankLimits) -> str | None:
-    """Return a free rank's next pass: input, forward or weight; None if it has to wait."""
-    me = ranks[rank]
-    behind = me.forward_end_s if rank == len(ranks) - 1 else ranks[rank + 1].input_end_s
-    micro = len(me.input_end_s)
-    if micro < len(behind) and behind[micro] <= now:
-        return "input"
-    micro = len(me.forward_end_s)
-    held = me.ahead + WAITING_SHARE * me.waiting
-    room = held <= limits.most_held - 1 and me.ahead < limits.most_ahead[rank]
-    if micro < limits.num_microbatches and room:
-        before = ranks[rank - 1].forward_end_s if rank else None
-        if before is None or (micro < len(before) and before[micro] <= now):
-            return "forward"
-    return "weight" if me.waiting else None
+        free[rank] = end
+        heappush(wake, (end, rank))
+        if 0 <= other < p and free[other] < end:  # else it looks for itself when it is free
+            heappush(wake, (end, other))
+        peak = max(peak, ahead[rank] + WAITING_SHARE * waiting[rank])
+    return free, peak
 
 
 # --------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ _MOST_WAYS = 5000  # or else ways to lack them
 _MOST_TRIED = 2**18  # ranks times pairs of layer counts, up to which the bounds are asked for each
 _MOST_PATTERNS = 2**14  # of one rank
 _TOGETHER = 2**10  # patterns of several ranks that are tried side by side
+_MOST_CROSSED = 2**23  # chunks of splits that are written down at once, 64 MiB
 _FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running one, of so many at least
 
 
@@ -284,9 +285,12 @@ class _Growth:
         """
         others = [rank for rank in range(len(self.most)) if rank not in ranks]
         spare = self.spare - int(lacking[others].sum())
-        tried = _branched(self.row, before, ranks[-1], ways, spare)
-        if not self.effort.takes(len(tried.lacking) * passes_of(self.row)):
+        few = np.searchsorted(np.sort(ways.lacking), spare - before.lacking, side="right")
+        count = int(few.sum())
+        too_many = count * before.sizes.shape[1] > _MOST_CROSSED
+        if too_many or not self.effort.takes(count * passes_of(self.row)):
             return None
+        tried = _branched(self.row, before, ranks[-1], ways, spare)
         _fill_up(self.row, tried, self.most - (spare + lacking), others)
         return tried, least_steps_s(self.row, tried.sizes, self.effort.tick)
 

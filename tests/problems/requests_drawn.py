@@ -311,12 +311,24 @@ def _of_documents(random: Random, problem: Problem) -> Problem:
     return replace(problem, launcher=launcher, workload=work)
 
 
+def _front_of_documents(random: Random, problem: Problem) -> Problem:
+    """The front of sequences that are made of documents."""
+    return _with_front(random, _of_documents(random, problem))
+
+
+def _front_of_workloads(random: Random, problem: Problem) -> Problem:
+    """One front of several precisions and optimizers."""
+    return _with_front(random, _trained_otherwise(random, problem))
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
     "fewest": _fewest,
     "deadline": _with_deadline,
     "front": _with_front,
+    "front of documents": _front_of_documents,
+    "front of workloads": _front_of_workloads,
     "switches": _switched,
     "standalone": _standing_alone,
     "exchange": _exchanging,
@@ -338,10 +350,12 @@ def _unlimited(random: Random) -> Problem:
         model = replace(model, moe=None)
     objective = random.choice(OBJECTIVES)
     batch = random.choice([4, 6, 8, 12, 16, 24, 30])
+    sizes = random.choice([(), (), (), (batch * 2,), (batch // 2,)])
+    batch, *others = sorted({batch, *sizes}, reverse=True)  # as requests are read
     options = SearchOptions(
         top_k=random.randint(1, 5), certify="none", time_limit_s=600.0, objective=objective,
         allow=("offload", "none") if random.random() < 0.2 else ("none",),
-        batch_sizes=random.choice([(), (), (), (batch * 2,), (batch // 2,)]),
+        batch_sizes=tuple(others),
         constraints=tuple(random.sample(CONSTRAINTS, random.randint(0, 1))),
     )  # fmt: skip
     nodes = cluster.num_nodes
