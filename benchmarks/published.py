@@ -41,12 +41,15 @@ class Row:
 # ZeRO++ (arXiv:2306.10209): DeepSpeed's blog of June 2023, figures 6 and 7 (deepspeedai/DeepSpeed edaa7221,
 # blogs/zeropp/assets/images/eval1.png, eval2.png): TFLOP/s a GPU of ZeRO-3 and of ZeRO++ on 24 nodes of 16
 # V100 32 GB. The shape of the 18B model is the tutorial's (docs/_tutorials/zeropp.md), which recomputes
-# every layer; the others' are not stated, and taken as deeper ones of as many parameters.
+# every layer; the others' are not stated. Sums in 4 bits need matrices that 2 * 384 divides, so that widths
+# are multiples of 3: GPT-3's is taken. In releases of that year replays gather over all ranks (v0.10.0,
+# runtime/zero/partition_parameters.py: "not forward").
 
 ZERO_PLUS_PLUS: Options = {
     "secondary_shard_size": 16, "quantized_gathers": True, "quantized_reductions": True,
+    "secondary_in_forward": False,
 }  # fmt: skip
-_SHAPES = {"18B": (40, 6144), "49B": (60, 8192), "91B": (72, 10240), "138B": (76, 12288)}
+_SHAPES = {"18B": (40, 6144), "49B": (27, 12288), "91B": (50, 12288), "138B": (76, 12288)}
 # by InfiniBand links of 100 Gbit/s a node, and thousands of tokens a GPU: ZeRO-3, ZeRO++
 _PUBLISHED = {
     (1, 1): {"18B": (14, 31), "49B": (11, 22), "91B": (11, 22), "138B": (11, 22)},

@@ -143,6 +143,7 @@ class FrameworkFacts:
     quantized_gathers: bool  # ZeRO-3 gathers all weights in 8 bits, cast for each gather and cast back
     quantized_reductions: bool  # ZeRO-3 sums gradients in 4 bits
     secondary_shard_size: float  # ranks with a second set of ZeRO-3's shards; 1: there is none
+    secondary_in_forward: bool  # forward passes and replays gather it too, not backward passes alone
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it

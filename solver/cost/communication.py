@@ -26,7 +26,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import FilledSequences, Work
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.scan import exchanged_widths, mixer_of, passed_states
@@ -262,7 +262,9 @@ def weight_gathers(
     if not ctx.sharding.moves_weights_in_passes:
         nothing = np.zeros_like(ctx.t)
         return PassSeconds(forward=nothing, backward=nothing)
-    first, later = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
+    first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
+    if again and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
+        later = np.where(ctx.full & ~_are_let_go(weights), replayed, later)
     reduce = np.where(
         ctx.sharding.reduces_every_pass, _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0
     )
@@ -283,12 +285,16 @@ def weight_gathers(
 _CAST_BACK_BYTES, _CAST_GRADIENT_BYTES = 3.0, 3.0
 
 
-def _gathered_s(ctx: Context, weights: Weights, element_bytes: float) -> tuple[FloatArray, FloatArray]:
-    """Return the mean gather of forward passes, and one of a backward pass, in seconds.
+def _gathered_s(
+    ctx: Context, weights: Weights, element_bytes: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the mean gather of forward passes, one of a backward pass and one of a replay, in seconds.
 
     With secondary shards the first forward pass of a step gathers the shards of all ranks and leaves the
     second set behind, which every later pass gathers (ZeRO++ hpZ, arXiv:2306.10209, section 3.2; DeepSpeed
     0.19 ``partition_parameters.py all_gather_coalesced``, ``stage3.py invalidate_secondary_tensor``).
+    Before DeepSpeed 0.13.2 (pull request 4906) only what a backward pass fetches is of the second set: not
+    a replay, but for its first module, which the backward pass of the layer above fetches ahead.
     Weights travel in 8 bits if asked, with a scale for some thousands of them (qwZ, section 3.1).
     """
     cast: FloatArray | float = 0.0
@@ -298,10 +304,12 @@ def _gathered_s(ctx: Context, weights: Weights, element_bytes: float) -> tuple[F
         cast = np.where(ctx.shard_group.size > 1, cast, 0.0)
     whole = _fetched_s(ctx, weights, _sharded_s(ctx, weights, element_bytes) + cast)
     if not ctx.has_secondary_shards.any():
-        return whole, whole
+        return whole, whole, whole
     near = _sharded_s(ctx, weights, element_bytes, ctx.secondary_group) + cast
     later = np.where(ctx.has_secondary_shards, _fetched_s(ctx, weights, near), whole)
-    return later + (whole - later) / np.maximum(ctx.columns.num_microbatches, 1), later
+    if not ctx.facts.secondary_in_forward:
+        return whole, later, whole + (later - whole) / _parts(ctx)
+    return later + (whole - later) / np.maximum(ctx.columns.num_microbatches, 1), later, later
 
 
 # Bytes of an element that weight shards gather in the products' format, with the scales of its blocks; of
@@ -444,10 +452,14 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
     """
     if not ctx.facts.gathers_modules:
         return np.zeros_like(ctx.t)
-    far = 2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS
-    _, gather = _gathered_s(ctx, weights, 2.0)
+    _, _, gather = _gathered_s(ctx, weights, 2.0)
     gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gather, 0.0)
-    return np.where(far, _unhidden_s(ctx, weights, gather, forward), 0.0)
+    return np.where(_are_let_go(weights), _unhidden_s(ctx, weights, gather, forward), 0.0)
+
+
+def _are_let_go(weights: Weights) -> BoolArray:
+    """Mark layers with weights that a replay and its backward pass gather apart."""
+    return np.asarray(2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS)
 
 
 def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.switches import switches
 from meshwright.solver.check import launcher_faults
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.communication import weight_gathers
+from meshwright.solver.cost.communication import replayed_gathers, weight_gathers
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.memory import buffer_bytes
 from meshwright.solver.cost.parameters import Weights
@@ -76,6 +76,24 @@ def test_all_passes_but_the_first_of_a_step_gather_the_second_set_of_shards() ->
     assert passes(near)[0] == pytest.approx((far_s + 3 * near_s) / 4)
     assert passes(near)[1] == pytest.approx(near_s + reduce_s)
     assert near_s < far_s / 2
+
+
+def test_before_0_13_2_only_what_a_backward_pass_fetches_is_of_the_second_set() -> None:
+    replaying = replace(a_run(), recompute_granularity="full", recompute_layers=4)
+    old = context(replaying, secondary_shard_size=8.0, secondary_in_forward=False)
+    far_s, near_s = gather_s(old, 2.0, DP), gather_s(old, 2.0, 8)
+    reduce_s = passes(context())[1] - far_s
+    assert passes(old)[0] == pytest.approx(far_s)
+    # the first of four modules is fetched ahead in the backward pass of the layer above; the replay gathers
+    # the other three, which stay for the backward pass (2e8 weights twice are less than 1e9)
+    assert passes(old)[1] == pytest.approx((near_s + 3 * far_s) / 4 + reduce_s)
+    # 6e8 weights twice are more: the replay gathers, and the backward pass gathers again, near as ever
+    large = replace(LAYER, dense=3 * LAYER.dense)
+    new, plain = context(replaying, secondary_shard_size=8.0), context(replaying)
+    behind = [float(weight_gathers(one, large, large, UNDER).backward[0]) for one in (old, new)]
+    assert behind[0] == behind[1]
+    again, near, far = (float(replayed_gathers(one, large, np.zeros(1))[0]) for one in (old, new, plain))
+    assert again == pytest.approx((near + 3 * far) / 4)
 
 
 def test_weights_that_are_cast_travel_in_one_byte_and_are_cast_back() -> None:
