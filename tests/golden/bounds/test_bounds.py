@@ -32,6 +32,7 @@ from meshwright.solver.search.branch import (
     number_of_patterns,
 )
 from meshwright.solver.search.candidates import candidates_of
+from meshwright.solver.search.feasible import bound_at_sight_s, fitting, lightest, nearest
 from meshwright.solver.search.fill import can_beat, least_bound_s, most_layers
 from meshwright.solver.search.fill_kinds import (
     can_beat_mixed,
@@ -118,9 +119,10 @@ def outcome(seed: int) -> dict[str, Any]:
     rows = some_rows(seed)
     tiers: tuple[Callable[[Rows], Any], ...] = (
         least_of_kind_s, fractional_s, whole_layers_s, objective_bound_s, may_fit, are_listed, best_splits,
-        best_offered,
+        best_offered, fitting, bound_at_sight_s, nearest,
     )  # fmt: skip
     found: dict[str, Any] = {one.__name__: one(rows) for one in tiers}
+    found["lightest"] = lightest(rows.columns)
     caps = layer_caps(rows)
     if rows.is_uniform:
         found |= {"caps": (caps.least, caps.most), "have_room": have_room(rows)}
@@ -206,12 +208,22 @@ def uniform_problems() -> Iterator[Problem]:
         (79, "none", None, {"objective": "tokens_per_s_per_gpu", "pin": {"pipeline_parallel_size": 8}}),
         (79, "megatron-lm", None, {"stage_layers": (1, 2, 2, 1), "certify": "cp-sat-all"}),
         (40, "none", None, {"allow": ("offload",), "pin": {"pipeline_parallel_size": 2}}),
+        (2, "none", None, {"pin": {"tensor_parallel_size": 1}}),
+        (79, "none", experts, {"pin": {"virtual_pipeline_size": 2}, "batch": 13}),
+        (24, "megatron-lm", None, {"num_nodes": (1, 2), "pin": {"pipeline_parallel_size": 4}}),
+        (24, "none", experts, {"batch_sizes": (16, 24), "batch": 24, "pin": {"pipeline_parallel_size": 2}}),
+        (16, "megatron-lm", None, {"standalone_stages": True, "pin": {"pipeline_parallel_size": 4}}),
+        (16, "none", None, {"pin": {"recompute_granularity": "full"}, "top_k": 25}),
+        (79, "none", None, {"objective": "gpu_hours_per_token", "num_nodes": (1, 2)}),
+        (12, "torchtitan", None, {"pin": {"pipeline_parallel_size": 2}, "certify": "cp-sat"}),
+        (24, "none", experts, {"recompute_kinds": ("none", "full"), "pin": {"pipeline_parallel_size": 2}}),
     )  # fmt: skip
     for seed, (memory_gib, launcher, moe, options) in enumerate(cases):
         model = a_model(num_layers=6 + 2 * (seed == 6), vocab_size=32000, moe=moe, **sizes)
-        cluster = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=memory_gib * GIB))
-        shown: dict[str, Any] = {"certify": "none", "top_k": 5, "seed": seed, **options}
-        yield replace(a_problem(model=model, cluster=cluster, batch=16, **shown), launcher=launcher)
+        nodes = max(options.get("num_nodes", (1,)))
+        cluster = a_cluster(num_nodes=nodes, gpu=a_gpu(memory_bytes=memory_gib * GIB))
+        shown: dict[str, Any] = {"certify": "none", "top_k": 5, "seed": seed, "batch": 16, **options}
+        yield replace(a_problem(model=model, cluster=cluster, **shown), launcher=launcher)
 
 
 def mixed_problems() -> Iterator[Problem]:
@@ -285,6 +297,6 @@ def test_no_bound_on_unlike_groups_became_looser(number: int) -> None:
     assert reviewed("unlike.jsonl", number, [bounded(problem) | searched(problem)]) == []
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(18))
 def test_a_search_finds_proves_and_counts_what_it_did(number: int) -> None:
     assert reviewed("searches.jsonl", number, [searched([*uniform_problems()][number])]) == []

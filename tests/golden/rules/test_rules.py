@@ -35,6 +35,7 @@ from meshwright.solver.configuration import (
     configuration_from_json,
 )
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import lightest_of, recompute_alike
 from meshwright.solver.space.enumerate import (
     Space,
     _fewer_gpus,
@@ -151,6 +152,8 @@ def of_whole(problem: Problem, space: Space) -> dict[str, Any]:
     assert {*index[:3].tolist()} <= {*rows_of(few, configs[:3])}
     return found | {
         "sums": _sums(few.take(index)),
+        "lightest": _sums(few.take(lightest_of(few))),
+        "alike": recompute_alike(few),
         "kinds": [_of_kinds(few, some) for some in (False, True)],
     }
 
