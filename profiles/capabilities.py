@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import chain
 from math import lcm
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.frameworks import option_names
 from meshwright.profiles.mixers import MIXER_KINDS
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model import Activation, ModelSpec
+from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
+from meshwright.profiles.optimizers import OPTIMIZERS
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
 BUILT_MODELS = CATALOG / "frameworks" / "built_models.yaml"
@@ -236,13 +240,60 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         entry[name] = tuple((word, tuple(texts)) for word, texts in stated.items())
     entry["model_families"] = tuple(tuple(facts) for facts in families.values())
     try:
-        return Capabilities(launcher=launcher, **entry)
-    except TypeError as error:
+        able = Capabilities(launcher=launcher, **entry)
+        _require_known_words(able)
+    except (TypeError, UnknownNameError) as error:
         raise ProfileError(f"catalog/frameworks/capabilities.yaml, {launcher}: {error}") from error
+    return able
+
+
+def _require_known_words(able: Capabilities) -> None:
+    """Require that facts, options and ways to make sequences have names that a plan can have.
+
+    Raises:
+        UnknownNameError: one is misspelt; its entry would never count.
+    """
+    facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
+    stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {
+        "model_facts": (able.model_facts, facts),
+        "model_families": (chain(*able.model_families), facts),
+        "model_constraints": (dict(able.model_constraints), facts),
+        "option_constraints": (
+            (one.partition(" ")[0] for one, _ in able.option_constraints),
+            option_names(),
+        ),
+        "optimizer_constraints": (dict(able.optimizer_constraints), able.optimizers or OPTIMIZERS),
+        "batching_constraints": (dict(able.batching_constraints), able.batchings),
+    }
+    for field, (names, known) in stated.items():
+        for name in names:
+            if name not in known:
+                raise UnknownNameError.among(f"/{field}", name, known)
+
+
+_COMPOSED = {  # names of ``_position_facts`` and ``_mlp_facts``
+    *(
+        f"{kind} rotary scaling{of}"
+        for kind in get_args(RotaryScalingKind)
+        for of in ("", " by a fraction", " by a whole factor", " by an attention factor",
+                   " by another factor than 8", " of latent attention", " of other wavelengths")
+    ),
+    *(
+        f"{part}{gate} {activation}"
+        for part in ("", "clamp of ", "offset of ")
+        for gate in ("gated", "ungated")
+        for activation in get_args(Activation)
+    ),
+}  # fmt: skip
+_SMALL = ModelSpec(
+    name="small", num_layers=1, hidden_size=1, ffn_hidden_size=1, num_attention_heads=1, num_kv_heads=1,
+    head_dim=1, vocab_size=1, moe=MoeSpec(num_experts=1, top_k=1, ffn_hidden_size=1),
+)  # fmt: skip
 
 
 DIFFUSION = "diffusion over latent tokens"
 TOWER = "vision tower"
+ANY_MIXER = "mixers of any kind"  # of ``model_constraints``, in addition to the fact of each kind
 
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
@@ -285,8 +336,12 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
     Sizes, the rotary base and the epsilon of norms are left out: every launch file states them.
     """
+    return frozenset(name for name, there in _fact_values(model).items() if there)
+
+
+def _fact_values(model: ModelSpec) -> dict[str, bool]:
     attending = [one for one in model.attentions() if not one.mixes]
-    found = {
+    return {
         TOWER: model.tower is not None,
         "attention to later tokens": not model.causal,
         "multi-token prediction": model.num_mtp_layers > 0,
@@ -340,7 +395,6 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         **_bias_facts(model),
         **_position_facts(model),
     }
-    return frozenset(name for name, there in found.items() if there)
 
 
 def _state_space_facts(model: ModelSpec) -> dict[str, bool]:

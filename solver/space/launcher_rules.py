@@ -20,6 +20,7 @@ from meshwright.profiles.adapters import (
     all_linear_adapts,
 )
 from meshwright.profiles.capabilities import (
+    ANY_MIXER,
     Capabilities,
     judged_versions,
     lacking_facts,
@@ -675,7 +676,7 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str
     ``expert_width`` divides both sides of an expert's matrices.
     """
     moe, mixer = model.moe, model.mixer
-    own = model_facts(model) | ({"mixers of any kind"} if mixer else set())
+    own = model_facts(model) | ({ANY_MIXER} if mixer else set())
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
     groups = mixer.num_key_heads if mixer else 1
     named = {"num_experts": sizes[0], "expert_width": sizes[1], "state_groups": groups}

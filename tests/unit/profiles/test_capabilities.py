@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.reference.models import models_page
+from meshwright.profiles import capabilities
 from meshwright.profiles.capabilities import (
     BUILT_MODELS,
     exact_types,
@@ -17,7 +18,7 @@ from meshwright.profiles.capabilities import (
     launchers_of,
 )
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_parts import RotaryScaling
 from tests.launchers.model_types import configs
@@ -35,6 +36,26 @@ def test_no_launcher_has_no_launchers_limits() -> None:
 
 def test_every_launcher_of_the_catalog_names_its_source() -> None:
     assert all(launcher_capabilities(name).source for name in launcher_names())
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "near"),
+    [
+        ("model_constraints", "mixers of every kind", "mixers of any kind"),
+        ("model_facts", "latent atention", "latent attention"),
+        ("model_families", "tied embedings", "tied embeddings"),
+        ("option_constraints", "overlap_transfers False", "overlap_transfer"),
+        ("optimizer_constraints", "adamw-bf", "adamw-bf16"),
+        ("batching_constraints", "pack", "packing"),
+    ],
+)
+def test_a_misspelt_word_of_a_launchers_data_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, field: str, name: str, near: str
+) -> None:
+    usual = yaml.safe_load((CATALOG / "frameworks" / "capabilities.yaml").read_text("utf-8"))["megatron-lm"]
+    monkeypatch.setattr(capabilities, "_catalog", lambda: {"toy": usual | {field: {name: [name]}}})
+    with pytest.raises(ProfileError, match=f"toy: {field}: unknown .* Did you mean .*{near}"):
+        launcher_capabilities.__wrapped__("toy")
 
 
 def test_an_unknown_launcher_is_refused_with_the_nearest_known() -> None:
