@@ -3,13 +3,13 @@
 Variables
   n[p] >= 0  stages of pattern p, in parts as well
   h[k]       stages between the ends with a deepest place of k or less, 0 <= h[k] <= k - 1
-  u[K] >= 0  layers of a kind that no stage holds
+  u[K] >= 0  layers of a kind that no stage holds, and stages that are missing: first, last and of p
   c >= 0     forward passes that stages behind the slowest hide, for ``steps`` alone
 Constraints, by the numbers of ``model``
-  (1) with u for what is missing; (2) and (4): the stages of a group take no more GPUs than it has for each
-  stage that begins it, of which there is at most one; (3); (5) the first stage is at place p, and h
+  (1) and (3) with u for what is missing; (2) and (4): the stages of a group take no more GPUs than it has
+  for each stage that begins it, of which there is at most one; (5) the first stage is at place p, and h
 Objective
-  minimise sum_p time_p n[p], with u = 0; where no such n exists, minimise sum_K u[K] to prove that
+  minimise sum_p time_p n[p], with u = 0; where no such n exists, minimise sum u to prove that
 
 A plan with a slowest stage of v <= M <= w has no pattern that takes longer than w, so that its closed form
 is at least v + the least sum within w. The ladder of levels of the model, weak in its own relaxation, is
@@ -30,7 +30,7 @@ from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, Patte
 from meshwright.solver.search.mixed.rows import MixedRows
 
 _SAFETY = 1e-9  # relative, of sums of doubles
-_MISSING = 1e-4  # layers left without a stage: a larger lower bound proves that there is no plan
+_MISSING = 1e-4  # layers and stages that are missing: a larger lower bound proves that there is no plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,8 @@ class Relaxation:
     def _constrain(self, rows: MixedRows, row: int, legal: IntArray) -> None:
         patterns, every = self.patterns, np.arange(self._number)
         counts = rows.layout.cumulative[-1].astype(np.float64)
-        missing = self._columns(counts)
+        least = float(legal.min(initial=0))
+        missing = self._columns(np.append(counts, [1.0, 1.0, least]))
         for kind, layers in enumerate(counts.tolist()):
             held = patterns.counts[:, kind].astype(np.float64)
             self._row(layers, layers, (every, held), (missing[kind : kind + 1], np.ones(1)))
@@ -88,11 +89,12 @@ class Relaxation:
             self._row(-np.inf, 0.0, (here, gpus[here]), (opened, np.full(len(opened), -all_gpus)))
             self._row(-np.inf, 1.0, (opened, np.ones(len(opened))))
         first, ends = patterns.has_role("first"), patterns.has_role(*ENDS)
-        for some in (first, ends):
-            self._row(1.0, 1.0, (some, np.ones(len(some))))
+        short = [(missing[at : at + 1], np.ones(1)) for at in range(len(counts), len(missing))]
+        for some, lacking in zip((first, ends), short, strict=False):
+            self._row(1.0, 1.0, (some, np.ones(len(some))), lacking)
         reach = np.minimum(patterns.deepest[first], legal.max(initial=0)).astype(np.float64)
         self._row(-np.inf, 0.0, (every, np.ones(self._number)), (first, -reach))
-        self._row(float(legal.min(initial=0)), np.inf, (every, np.ones(self._number)))
+        self._row(least, np.inf, (every, np.ones(self._number)), short[-1])
         between, deepest = patterns.has_role("middle", "entry"), patterns.deepest
         places = np.unique(deepest[between][deepest[between] < ANYWHERE])
         within = self._columns((places - 1).astype(np.float64))
