@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, combinations, pairwise, permutations, product
+from itertools import chain, combinations, islice, pairwise, permutations, product
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.mixed import search as search_module
 from meshwright.solver.search.mixed.bounds import bounds_of, with_nearer_steps
-from meshwright.solver.search.mixed.frontier import configuration_of
+from meshwright.solver.search.mixed.frontier import MixedFrontier, configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit
 from meshwright.solver.search.mixed.model import solve
 from meshwright.solver.search.mixed.patterns import patterns_of
@@ -41,6 +41,7 @@ from tests.problems.mixed_clusters import mixed_problems, mixed_rows
 
 EXAMPLES = draws(6)
 ROUNDING = 1 + 1e-9
+MOST_PLACED = 3000  # placements of all rows of a problem that are priced one by one
 
 
 def lines(rows: MixedRows, row: int) -> Iterator[Line]:
@@ -132,6 +133,29 @@ def test_no_placement_of_a_row_simulates_below_the_bounds_of_its_step(
     before_s = bound.bound_s
     bound.raise_it(lambda: False)
     assert before_s <= bound.bound_s <= min(steps_s) * ROUNDING
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(problem=mixed_problems(), loose=st.sampled_from([1.0, 1.01, 1.5]))
+def test_no_plan_of_several_rows_simulates_below_the_bound_of_all_of_them(
+    problem: Problem, loose: float
+) -> None:
+    pinned = replace(problem.options, pin={"recompute_granularity": "none", "micro_batch_size": 1})
+    problem = replace(problem, options=pinned)
+    rows, profile = mixed_rows(problem), default_profile(problem.cluster, "none")
+    frontier = MixedFrontier.of(rows, problem, profile)
+    able = np.flatnonzero(np.isfinite(frontier.bounds.objective_s)).tolist()
+    every = list(islice(chain.from_iterable(placed(rows, row) for row in able), MOST_PLACED + 1))
+    assume(len(able) > 1 and len(every) <= MOST_PLACED)
+    fit = [one for one in evaluate(problem, profile, every) if max(one.short_bytes()) <= 0.0]
+    steps_s = [one.classes[0].step_s() for one in fit]
+    assume(steps_s)
+    least_s = min(steps_s)
+    known_s = least_s * loose  # with 1.0 no range of times below the best plan is left
+    bound_s = frontier.step_bound_s(known_s, lambda: False)
+    assert float(frontier.bounds.step_s.min()) <= bound_s * ROUNDING
+    assert bound_s <= min(known_s, least_s) * ROUNDING
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

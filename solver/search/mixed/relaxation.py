@@ -76,7 +76,7 @@ class Relaxation:
     def _constrain(self, rows: MixedRows, row: int, legal: IntArray) -> None:
         patterns, every = self.patterns, np.arange(self._number)
         counts = rows.layout.cumulative[-1].astype(np.float64)
-        least = float(legal.min(initial=0))
+        least = float(legal.min()) if len(legal) else 0.0
         missing = self._columns(np.append(counts, [1.0, 1.0, least]))
         for kind, layers in enumerate(counts.tolist()):
             held = patterns.counts[:, kind].astype(np.float64)

@@ -26,13 +26,14 @@ from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.model import Solved
 from meshwright.solver.search.mixed.patterns import patterns_of
+from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
 from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
-from tests.problems.mixed_clusters import a_group, a_mixed_problem
+from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_rows
 
 ROOT = Path(__file__).parents[4]
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
@@ -406,6 +407,16 @@ def test_rows_that_wait_together_are_halved_at_the_times_of_every_one_of_them() 
         for row in one.rows:
             most_us = (frontier._most_s - float(frontier.bounds.others_s[row])) * 1e6
             assert set(patterns_of(frontier.rows, row, most_us).slowest_us.tolist()) <= halved_at
+
+
+def test_the_relaxation_proves_that_there_are_too_few_gpus_for_so_many_stages() -> None:
+    groups = (a_group(gpus=2), a_group(speed=0.5, gpus=2, slug="slow"))  # four stages at most
+    rows = mixed_rows(a_mixed_problem(groups, num_layers=6))
+    row = int(np.argmax(rows.most_stages))
+    patterns = patterns_of(rows, row, np.inf)
+    four, five = (Relaxation(rows, row, patterns, np.array([number])).within(np.inf) for number in (4, 5))
+    assert np.isfinite(four.sum_us)
+    assert five.sum_us == np.inf
 
 
 def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stages() -> None:
