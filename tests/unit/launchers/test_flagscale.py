@@ -148,3 +148,9 @@ def test_an_experiment_names_its_runner_and_its_training_file() -> None:
     found = yaml.safe_load(export(PLACED.plan, PLACED.problem, "flagscale").files["experiment.yaml"])
     assert found["defaults"] == ["train_plan@train", "_self_"]
     assert found["experiment"]["runner"]["rdzv_backend"] == "static"
+
+
+def test_a_repeated_key_of_the_training_arguments_is_refused_as_omegaconf_does() -> None:
+    twice = ("  sequence_parallel:", "  sequence_parallel: true\n  sequence_parallel:")
+    with pytest.raises(InvalidProblemError, match="which OmegaConf refuses"):
+        read(twice=twice)

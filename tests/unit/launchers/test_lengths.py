@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.export import sequences_in_the_script
 from meshwright.launchers.registry import export
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.sequences import Batching, SequenceLengths
 from meshwright.solver.configuration import Configuration
-from tests.launchers.cases import plan
+from tests.launchers.cases import LLAMA_70B, plan, target
 from tests.launchers.plans import problem_of
 
 # of 8 GPUs: replicas in shards for those that know no other, and a rank's two slices of each document
@@ -87,3 +88,22 @@ def test_what_a_launcher_does_otherwise_is_refused_with_what_it_does(
 def test_megatron_packs_one_sequence_a_micro_batch() -> None:
     with pytest.raises(RefusedExportError, match=r"micro_batch_size: 2 breaks a rule: .*Nearest: 1"):
         files("megatron-lm", replace(RINGS, micro_batch_size=2, num_microbatches=16))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (None, "pack its data into sequences of 4096 tokens"),
+        (SequenceLengths(percentiles=((0.0, 1), (100.0, 4096))), "pack whole documents"),
+        (SequenceLengths(batching="padding", percentiles=((0.0, 1), (100.0, 4096))), "document to 4096"),
+        (
+            SequenceLengths(batching="padding_to_longest", percentiles=((0.0, 1), (100.0, 4096))),
+            "to the longest of its micro-batch",
+        ),
+    ],
+)
+def test_a_users_script_is_told_how_to_make_sequences(lengths: SequenceLengths | None, words: str) -> None:
+    found = target(LLAMA_70B, Configuration(stage_layers=(80,)), seq_length=4096)
+    work = replace(found.workload, lengths=lengths)
+    said = sequences_in_the_script(replace(found, problem=replace(found.problem, workload=work)))
+    assert words in said

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.megatron_core.names import refused_flags, table
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
@@ -162,3 +163,9 @@ def test_every_setting_that_a_search_may_choose_is_read_as_it_was_priced(
 def step_s(workload: Workload, found: Target) -> float:
     problem = replace(found.problem, workload=workload)
     return predict(problem, default_profile(problem.cluster, problem.launcher), found.config).step_time_s
+
+
+def test_every_flag_that_an_export_refuses_is_refused_by_the_table() -> None:
+    own = {name.removeprefix("--").replace("-", "_") for name in refused_flags()}
+    assert {row.role for name, row in table().items() if name in own} == {"refused"}
+    assert "--cpu-offloading-num-layers" in refused_flags()

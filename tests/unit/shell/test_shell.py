@@ -56,6 +56,12 @@ def test_a_file_that_the_script_writes_is_not_run_but_kept() -> None:
     assert [words[0].text for words in script.commands] == ["cat", "run"]
 
 
+def test_a_file_that_a_python_program_writes_is_known_to_be_written() -> None:
+    opened = "python -c \"open('a.yaml', 'w').write('x')\"\n"
+    written = "python -c \"from pathlib import Path; Path('b.yaml').write_text('x')\"\nrun"
+    assert [*read_script(opened + written).files] == ["a.yaml", "b.yaml"]
+
+
 def test_what_hangs_on_a_file_is_in_doubt_and_what_both_branches_agree_on_is_not() -> None:
     script = read_script("A=1\nif [ -f x ]; then A=2; B=3; else A=4; B=3; fi\nrun $A $B")
     assert [word.text for word in script.commands[-1]] == ["run", f"{UNKNOWN}A@2{UNKNOWN}", "3"]
@@ -144,6 +150,8 @@ _RULES = (
     "run $(echo a | sed 's/^/--/') $(printf 'a\\nb\\n' | sed 's/$/,/') $(echo 'a^b$' | sed 's/a^b$/c/')",
     "run $(echo 'a^b$c' | sed 's/a^b$c/d/') $(printf 'ab' | sed 's/b$/c/;s/\\(^a\\)/-\\1/')",
     "run $((1 || 0)) $((0 || 2)) $((0 || 0)) $((3 && 2)) $((3 && 0)) $((+5)) $((~5)) $((-5))",
+    'X=$(cat <<-EOF\n\t--a 1\n\tEOF\n); run "$X"',
+    "A=1; export A; run $A; declare B; B=2; declare B; run $B; f() { local A=3; }; f; run $A",
     "A=b/c; run ${A/} ${A//} ${A/#/x} ${A/b} ${A//\\//-}; B=QueRY; run ${B,} ${B,,} ${B^^}",
     "A='a*bcd'; run \"${A/\"a*\"b*/x}\" \"${A/\\*/x}\" \"${A/'*'*/y}\" \"${A/a*/z}\"",
     "run $(echo ' a   b ' | xargs) $(echo abc | sed 's/[^b]*$//') $(echo aXbX | sed -e s/X/1/ -e s/X/2/)",

@@ -93,7 +93,7 @@ def test_galore_under_axolotl_is_read_on_replicas_with_its_arguments() -> None:
         ("optimizer: galore_adafactor\n", "is not priced"),
         (
             "optimizer: galore_adamw\noptim_args: rank=0\n",
-            "rank = '?0'? is not a whole number above 0. Allowed: 1 to 999999999",
+            "rank = '?0'? is not a whole number above 0. Allowed: 1 to 999999999$",
         ),
     ],
 )

@@ -296,6 +296,10 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", f"--bf16 {EMPTY}"), "between the first and the last"),
         (("--bf16", f"--bf16 {EARLY}"), "neither next to the loss nor alone"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*16|t*16'"), "exactly one L"),
+        (
+            ("--bf16", "--bf16 --mtp-num-layers 2 --pipeline-model-parallel-layout 'Et*16|t*16m|m|L'"),
+            "neither next to the loss nor alone",
+        ),
         (("--bf16", f"--bf16 {TWO_SPLITS}"), "contradicts --pipeline-model-parallel-layout"),
         (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
         (("--bf16", "--bf16 --optimizer-cpu-offload"), "needs --use-precision-aware-optimizer"),
@@ -511,3 +515,10 @@ def test_yarn_of_plain_attention_is_read_with_its_own_numbers_and_megatrons_defa
         kind="yarn", factor=4.0, original_max_position_embeddings=8192, beta_fast=16.0, beta_slow=2.0,
         mscale=0.7, mscale_all_dim=0.7, truncate=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("chunks", "overlaps"), [(1, None), (2, False), (4, False)])
+def test_transfers_are_held_back_where_chunks_interleave(chunks: int, overlaps: bool | None) -> None:
+    flags = f"--num-virtual-stages-per-pipeline-rank {chunks} --no-overlap-p2p-communication"
+    found = read_launch_file(SCRIPT.replace("--bf16", f"--bf16 {flags}"))
+    assert found.workload.framework_options.get("overlap_transfer") is overlaps

@@ -59,3 +59,13 @@ def test_a_name_of_the_model_that_only_a_fork_has_is_refused() -> None:
     )
     with pytest.raises(InvalidProblemError, match=r"hidden_act: line \d+: is not priced"):
         read("num_key_value_heads: 8", "num_key_value_heads: 8\n    hidden_act: gelu")
+
+
+@pytest.mark.parametrize(("layers", "stages", "nearest"), [(80, 100, 38), (1, 2, 1)])
+def test_more_stages_than_nanotron_fills_are_refused_with_the_most_that_it_does(
+    layers: int, stages: int, nearest: int
+) -> None:
+    text = YAML.replace("num_hidden_layers: 80", f"num_hidden_layers: {layers}")
+    text = text.replace("  pp: 1", f"  pp: {stages}")
+    with pytest.raises(InvalidProblemError, match=rf"{stages} stages for {layers} .*Nearest: {nearest}$"):
+        read_launch_files(Source(name="nanotron.yaml", text=text))

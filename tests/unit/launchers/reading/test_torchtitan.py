@@ -217,7 +217,7 @@ from torchtitan.trainer import Trainer
 
 def small() -> Trainer.Config:
     return Trainer.Config(
-        model_spec=model_registry("8B"),
+        model_spec=model_registry("8B", "flex"),
         training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096),
         parallelism=ParallelismConfig(tensor_parallel_degree=2),
         activation_checkpoint=None,

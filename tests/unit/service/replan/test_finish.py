@@ -181,6 +181,11 @@ def test_what_the_distributed_optimizer_saved_is_loaded_by_it_alone() -> None:
         in files["megatron_args.sh"]
     )  # a single replica shards nothing, but it could not load the states otherwise
     assert "--ckpt-fully-parallel-load" in files["resume.sh"]
+    for name, has_script in (("fsdp_dtensor", True), ("torch", False)):
+        files = with_resume_files(
+            bundle, "megatron-lm", plan, plain, saved_step=900, checkpoint_format=name
+        ).files
+        assert ("resume.sh" in files) == has_script
 
 
 def test_local_checkpoints_move_what_shared_storage_is_read_for() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.service.requests.measured_runs import RunFacts, contradictions, run_row
 from meshwright.solver.configuration import Configuration
 from tests.builders import a_model, a_plan, a_problem
@@ -48,3 +49,12 @@ def test_a_log_contradicts_the_plan_in_every_fact_that_it_states_otherwise() -> 
     ]
     (other,) = contradictions(a_run(logged, "deepspeed"), plan, problem)
     assert other.message.startswith("the log is deepspeed's, plan")
+    assert other.allowed == "a log of megatron-lm"
+
+
+def test_a_log_of_experts_contradicts_their_number_and_not_the_width_that_they_replace() -> None:
+    moe = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=1024)
+    problem = replace(a_problem(), launcher="megatron-lm", model=a_model(moe=moe))
+    logged = {"num_experts": 4, "ffn_hidden_size": 1}
+    (found,) = contradictions(a_run(logged), a_plan(), problem)
+    assert found.message.startswith("num_experts is 4 in the log, 8 in plan")
