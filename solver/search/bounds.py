@@ -98,7 +98,7 @@ class Early(NamedTuple):
         held, prices = rows.held.astype(np.float64), rows.prices
         rank = np.arange(int(rows.p.max(initial=1)))[None, :]
         other = np.clip(2 * rows.p[:, None] - 1 - rank, 0, held.shape[1] - 1)
-        first = held[:, np.minimum(rank[0], held.shape[1] - 1)]
+        first = held[:, rank[0]]
         second = np.take_along_axis(held, other, axis=1)
         ends = first * prices.forward_s[:, -2:-1] + second * prices.forward_s[:, -1:]
         spared = (first - second) * rows.smallest_chunk[:, None]

@@ -23,6 +23,7 @@ from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, SPLIT_BACKWAR
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import V_SHAPED, schedules_of
+from meshwright.solver.search import priced_space
 from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
@@ -209,6 +210,7 @@ def uniform_problems() -> Iterator[Problem]:
         (79, "megatron-lm", None, {"stage_layers": (1, 2, 2, 1), "certify": "cp-sat-all"}),
         (40, "none", None, {"allow": ("offload",), "pin": {"pipeline_parallel_size": 2}}),
         (2, "none", None, {"pin": {"tensor_parallel_size": 1}}),
+        (1, "none", experts, {"pin": {"tensor_parallel_size": 1}}),
         (79, "none", experts, {"pin": {"virtual_pipeline_size": 2}, "batch": 13}),
         (24, "megatron-lm", None, {"num_nodes": (1, 2), "pin": {"pipeline_parallel_size": 4}}),
         (24, "none", experts, {"batch_sizes": (16, 24), "batch": 24, "pin": {"pipeline_parallel_size": 2}}),
@@ -264,8 +266,10 @@ def bounded(problem: Problem) -> dict[str, Any]:
 
 def searched(problem: Problem) -> dict[str, Any]:
     """Return what a search finds, proves and counts."""
-    answer = search(problem, default_profile(problem.cluster, problem.priced_as))
+    profile = default_profile(problem.cluster, problem.priced_as)
+    answer = search(problem, profile)
     return {
+        "states fit": priced_space.have_room(problem, profile),
         "answer": [answer.status, answer.space_size, answer.legal, answer.fit, answer.explored],
         "plans": [
             [one.plan_id, one.prediction.step_time_s, round(one.gap or 0.0, 6), one.certified_by]
@@ -297,6 +301,6 @@ def test_no_bound_on_unlike_groups_became_looser(number: int) -> None:
     assert reviewed("unlike.jsonl", number, [bounded(problem) | searched(problem)]) == []
 
 
-@pytest.mark.parametrize("number", range(18))
+@pytest.mark.parametrize("number", range(19))
 def test_a_search_finds_proves_and_counts_what_it_did(number: int) -> None:
     assert reviewed("searches.jsonl", number, [searched([*uniform_problems()][number])]) == []
