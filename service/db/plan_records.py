@@ -34,7 +34,7 @@ from meshwright.service.db.tables import is_newest, jobs, measurements, plans, v
 from meshwright.solver.configuration import configuration_from_json
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
-MAX_LOOKED_AT = 2_000  # plans for one page: 3 ms
+MAX_LOOKED_AT = 1_000  # plans for one page: 3 ms
 MAX_FOUND_AGAIN = 10_000  # plans of newer jobs since a list began
 Position = tuple[float, str, int]  # of a plan in a list: the value sorted by, the job, the rank
 _Columns = (

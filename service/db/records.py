@@ -95,7 +95,7 @@ class JobFilter:
 
 
 EVERY_JOB = JobFilter()
-MAX_LOOKED_AT = 10_000  # jobs for one page of a list with several filters
+MAX_LOOKED_AT = 1_000  # jobs for one page of a list with several filters: 3 ms
 Position = tuple[float, str]  # of a job in a list: created_at_s, id
 MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
 _CREATED = jobs.c.created_at_s
