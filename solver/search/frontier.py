@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.solver.clock import OutOfTime, look
 from meshwright.solver.configuration import (
+    PER_STAGE,
     VARIABLE_OF,
     BoolArray,
     Columns,
@@ -392,7 +393,7 @@ class Frontier:
     def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
         """Return promising rows by their splits' bounds, which are quick for layers of one kind."""
         order, best = self._order[: _MOST_LOOKS * _LOOKED_AT], dict[Layout, tuple[float, int]]()
-        order = order[self._are_simple(self.rows.columns.take(order))]
+        order = self._simple(order)
         for start in range(0, min(len(order), _LOOKED_AT), _TRIED):
             index = order[start : start + _TRIED]
             least = float(self.bound_s[index[0]])
@@ -408,18 +409,20 @@ class Frontier:
                 best[layout] = min(best.get(layout, (np.inf, row)), (bound, row))
         return [row for _, row in sorted(best.values())[:most]]
 
-    def _are_simple(self, columns: Columns) -> BoolArray:
-        """Mark rows with chunks of one size, (n,), the first of those with other shard sets or counts.
+    def _simple(self, order: IntArray) -> IntArray:
+        """Return rows with chunks of one size, the first of those with other shard sets or counts.
 
         Where chunks of unlike size wait for one another a step takes some per cent more than its bound. The
-        model's first and last chunk, which hold embedding and head, may lack a layer.
+        model's first and last chunk, which hold embedding and head, may lack a layer. Rows that recompute
+        by stage are left out: they are solved one by one, which takes far longer.
         """
+        columns = self.rows.columns.take(order)
         chunks = columns.pipeline_parallel_size * columns.virtual_pipeline_size
         alike = (columns.virtual_pipeline_size == 1) | (-self.rows.layout.num_layers % chunks <= _LACKING)
-        first = np.zeros(len(columns), dtype=np.bool_)
+        kept = np.flatnonzero(alike & (columns.recompute_layers != PER_STAGE))
         others = (f.name for f in fields(Columns) if f.name not in ("zero_shard_size", "recompute_layers"))
-        first[distinct([getattr(columns, name) for name in others])[0]] = True
-        return np.asarray(alike & first)
+        first, _ = distinct([getattr(columns, name)[kept] for name in others])
+        return order[kept[np.sort(first)]]
 
     def _open(self) -> None:
         batch, aside = list[int](), list[tuple[float, int]]()

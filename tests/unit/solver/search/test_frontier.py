@@ -11,7 +11,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
-from meshwright.solver.configuration import ALL_LAYERS, MESH
+from meshwright.solver.configuration import ALL_LAYERS, MESH, PER_STAGE
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest, simulated_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows, priced_space
@@ -128,3 +128,16 @@ def test_of_a_long_pipelines_splits_the_fastest_by_their_first_passes_are_simula
     ends, least = Ends(), steps.min() * (1.0 + 1e-9)
     for limit in (np.inf, least):  # what is known of its splits then does not rule out the fastest
         assert fastest(row, splits, ends, limit)[0] == pytest.approx(steps.min())
+
+
+def test_rows_that_recompute_by_stage_are_not_solved_before_the_first_ranking() -> None:
+    # one such row of 126 layers on 16 stages takes a tenth of a second to solve, the others a millisecond
+    own, cluster = a_model(num_layers=24), a_cluster(num_nodes=2)
+    problem = replace(a_problem(model=own, cluster=cluster, batch=64), launcher="none")
+    rows = enumerate_space(problem, legal_only=True).rows
+    frontier = Frontier.of(priced_space(problem, default_profile(problem.cluster, "none"), rows), 1)
+    frontier.run(lambda state: bool(state.ranked))
+    every, solved = (rows.take(np.array(which)) for which in (range(len(rows)), sorted(frontier.solved)))
+    assert (every.recompute_layers == PER_STAGE).any()
+    assert len(solved)
+    assert (solved.recompute_layers != PER_STAGE).all()
