@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import assemble, step_of_end_s
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk
@@ -285,6 +286,7 @@ class _Row:
             if not len(open_) or not effort.takes(_ALONE + len(open_) * self.passes):
                 return False
             for some in np.array_split(open_, -(-len(open_) * self.passes // _TOGETHER)):
+                look()
                 self._play(some)
             left = open_[(self.game.turns[open_] >= _DIVIDED) & (self.end_s[open_] < limit_s)]
             left = left[self.game.boxes.start[left] < len(self.most)]
