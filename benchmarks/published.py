@@ -136,10 +136,11 @@ def twin_flow() -> Iterator[Row]:
 
 # --------------------------------------------------------------------------------------------------
 # ZenFlow: blogs/zenflow-corebinding/README.md of deepspeedai/DeepSpeed states a set-up: Qwen 2.5 3B and
-# 1.5B on 2 GPUs of a DGX A100 40 GB, ZeRO-2, 8 sequences in all (512 tokens each, not recomputed, in
-# DeepSpeedExamples' finetune_llama.py), an interval of 4 steps, a tenth of the gradients selected, cores
-# bound to ranks. blogs/deepspeed-zenflow/README.md states "up to 5" without one: one sequence of 2,048 on
-# each of 4 A100 is taken, and the tutorial's interval of 4 steps.
+# 1.5B on 2 GPUs of a DGX A100 40 GB, which share the memory of both its processors (16 channels of
+# DDR4-3200), ZeRO-2, 8 sequences in all (512 tokens each, not recomputed, in DeepSpeedExamples'
+# finetune_llama.py), an interval of 4 steps, a tenth of the gradients selected, cores bound to ranks.
+# blogs/deepspeed-zenflow/README.md states "up to 5" without one: one sequence of 2,048 on each of 4 A100 is
+# taken, and the tutorial's interval of 4 steps.
 # SuperOffload: DeepSpeedExamples' training/DeepSpeed-SuperOffload/README.md states "about 50% higher
 # throughput" for its scripts; that of Llama 70B has 4 GH200, 4 sequences of 4,096 in all, and recomputes.
 # The scripts' share of states on the GPU (ratio) is not priced next to SuperOffload, and left out.
@@ -160,6 +161,7 @@ class _Hidden:
     length: int
     micro: int = 1
     recompute: bool = True
+    host_bytes_per_s: float | None = None  # of the whole host's memory; None: the usual share of each GPU
     options: Options
     gain: float
     step_s: float = 0.0  # of ZeRO-Offload; 0: not stated
@@ -170,6 +172,7 @@ class _Hidden:
         group = NodeGroup(
             gpu=gpu, num_nodes=1, gpus_per_node=self.gpus, island_gpus=self.gpus,
             intra_node=gpu.intra_node, inter_node=gpu.inter_node,
+            host_memory_bytes_per_s=self.host_bytes_per_s,
         )  # fmt: skip
         cluster = ClusterSpec(name=self.gpu, groups=(group,))
         config = Configuration(
@@ -189,11 +192,13 @@ _BOUND: Options = {**_LATE, "selected_gradient_share": 0.1}
 _HIDDEN = (
     _Hidden(
         what="ZenFlow, Qwen 2.5 3B on 2 A100", model="qwen2.5-3b", gpu="a100-sxm-40gb", gpus=2, zero=2,
-        length=512, micro=4, recompute=False, options=_BOUND, gain=2.24, step_s=2.497,
+        length=512, micro=4, recompute=False, host_bytes_per_s=409.6e9, options=_BOUND,
+        gain=2.24, step_s=2.497,
     ),
     _Hidden(
         what="ZenFlow, Qwen 2.5 1.5B on 2 A100", model="qwen2.5-1.5b", gpu="a100-sxm-40gb", gpus=2, zero=2,
-        length=512, micro=4, recompute=False, options=_BOUND, gain=2.40, step_s=1.365,
+        length=512, micro=4, recompute=False, host_bytes_per_s=409.6e9, options=_BOUND,
+        gain=2.40, step_s=1.365,
     ),
     _Hidden(
         what="ZenFlow, Llama 2 7B on 4 A100 (published: up to)", model="llama-2-7b", gpu="a100-sxm-40gb",

@@ -14,7 +14,7 @@ from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, low_rank
 from meshwright.solver.cost.parameters import Weights, copied_embedding
-from meshwright.solver.cost.sharding import SHARD_GRADIENTS
+from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 
 # --------------------------------------------------------------------------------------------------
 # What is seen of collectives that run during computing.
@@ -267,6 +267,10 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
 # ``clip_grads_with_norm_``), and reads the updated fp32 copy again to cast it for the
 # GPU (``stage_1_and_2.py step``; torch casts on the CPU in a copy to the GPU, ``native/cuda/Copy.cu``).
 _SCALED_BYTES, _READ_TO_CAST = 8.0, 4.0
+# ZeRO-3 lets torch cast, into memory that is not pinned: a copy from there is 4 to 5 times as slow on nodes
+# of 8 GPUs (DeepSpeed pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
+# _reassign_or_swap_out_partitioned_parameters``).
+_UNPINNED = 4.5
 
 
 def _offloaded_s(
@@ -287,7 +291,8 @@ def _offloaded_s(
     passes = _SCALED_BYTES * facts.offloads_gradients + np.where(ctx.offloads_weights, 0.0, _READ_TO_CAST)
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
     there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
-    back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
+    slower = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, _UNPINNED, 1.0)
+    back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES * slower)
     seconds = (np.where(there, 0.0, gradient) + back) / host.link_bytes_per_s + (
         ctx.optimizer.moved_bytes + passes
     ) / host.memory_bytes_per_s

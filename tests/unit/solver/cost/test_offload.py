@@ -133,10 +133,12 @@ def test_the_update_reads_and_writes_16_bytes_of_each_weight_on_drives() -> None
         for word in ("optimizer", EVERYTHING_SWAPPED)
     )
     each, weights = host(), LAYER / DP
-    # Adam moves 30 bytes, scaling a gradient 8, casting the copy for the GPU reads 4
-    assert cpu == pytest.approx(weights * (6 / each.link_bytes_per_s + 42 / each.memory_bytes_per_s))
+    # Adam moves 30 bytes, scaling a gradient 8, casting the copy for the GPU reads 4; gradients of 4 bytes
+    # leave by pinned memory, and weights of 2 come back 4.5 times as slowly, as torch casts them into other
+    there = (4 + 2 * 4.5) / each.link_bytes_per_s
+    assert cpu == pytest.approx(weights * (there + 42 / each.memory_bytes_per_s))
     swapped = 16 / each.nvme_read_bytes_per_s + (16 + 2) / each.nvme_write_bytes_per_s
-    expected = cpu + weights * (swapped - 2 / each.link_bytes_per_s - 4 / each.memory_bytes_per_s)
+    expected = cpu + weights * (swapped - 9 / each.link_bytes_per_s - 4 / each.memory_bytes_per_s)
     assert drives == pytest.approx(expected)
 
 
@@ -151,10 +153,14 @@ def test_each_pass_reads_the_rank_s_own_shard() -> None:
 
 
 def test_no_place_is_faster_than_the_one_above_it_and_none_takes_more_of_the_gpu() -> None:
+    # but for updated weights, which come back from memory that is not pinned, or stay where they are
     order = ["none", "optimizer", "optimizer+parameters", "optimizer+parameters@nvme", EVERYTHING_SWAPPED]
     prices = [priced(a_run(word)) for word in order]
-    times = [float(2 * (one.forward_s + one.backward_s).sum() + one.tail_s.sum()) for one in prices]
+    times = [float(2 * (one.forward_s + one.backward_s).sum()) for one in prices]
     assert times == sorted(times)
+    ends = [float(one.tail_s.sum()) for one in prices]
+    assert ends[0] < ends[2] < ends[1]
+    assert ends[2:] == sorted(ends[2:])
     held = [float(one.state_bytes.sum()) for one in prices]
     assert held == sorted(held, reverse=True)
 
