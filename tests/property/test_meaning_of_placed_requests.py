@@ -1,6 +1,7 @@
 """Answers on unlike node groups against every placement that a request means (``placed_meaning``).
 
-Nothing here takes a judgement from the product's enumeration, its exact program or its bounds."""
+Nothing here takes a judgement from the product's enumeration, its exact program or its bounds.
+``MESHWRIGHT_TEST_DRAWS=34`` draws 204 problems, with pins, expressions and constraints on node groups."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -104,14 +105,17 @@ def test_neighbours_of_near_best_plans_never_make_the_answer_slower(
 
 def test_documents_of_unequal_length_are_priced_on_the_groups_that_their_stages_stand_on() -> None:
     lengths = SequenceLengths(percentiles=((0.0, 1), (50.0, 200), (100.0, 4096)))
-    plain = a_placed_request(Random(0))  # pipelines of two stages over two groups
-    problem = replace(plain, workload=replace(plain.workload, lengths=lengths))
-    profile = default_profile(problem.cluster, "none")
-    answer, every = search(problem, profile), all_placed(problem, profile)
-    judge(problem, answer, [one for one in every if not one.config.replicas])  # replicas are alike
-    assert min(plan.prediction.time_breakdown_s["unequal_lengths"] for plan in answer.plans) > 0.0
-    whole, packed = (predict(one, profile, answer.plans[0].config) for one in (plain, problem))
-    assert packed.time_breakdown_s["compute"] < whole.time_breakdown_s["compute"]  # attention of short ones
+    for seed in range(draws(1)):  # the first: pipelines of two stages over two groups
+        plain = a_placed_request(Random(seed))
+        problem = replace(plain, workload=replace(plain.workload, lengths=lengths))
+        profile = default_profile(problem.cluster, "none")
+        answer, every = search(problem, profile), all_placed(problem, profile)
+        judge(problem, answer, [one for one in every if not one.config.replicas])  # replicas are alike
+        for plan in answer.plans[:1]:
+            assert seed or plan.prediction.time_breakdown_s["unequal_lengths"] > 0.0
+            whole, packed = (predict(one, profile, plan.config) for one in (plain, problem))
+            # attention of short documents
+            assert packed.time_breakdown_s["compute"] < whole.time_breakdown_s["compute"]
 
 
 def judge(problem: Problem, answer: Answer, every: list[Placed]) -> None:
