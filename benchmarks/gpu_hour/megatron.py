@@ -82,6 +82,8 @@ def _trained(hour: Hour, family: Family, draw: Draw) -> dict[str, Any]:
     device, torch = hour.device, hour.device.torch
     _joined(hour)
     step = _Step(hour, family, draw)
+    if device.kind == "cuda":
+        torch.cuda.reset_peak_memory_stats(device.index)
     began_s = time.perf_counter()
     for _ in range(WARM_STEPS):
         step.run()

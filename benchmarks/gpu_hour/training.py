@@ -22,7 +22,6 @@ from meshwright.profiles.model import LayerKind
 
 WARM_STEPS = 2
 LEARNING_RATE = 1e-4
-MILLISECONDS = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,26 +162,14 @@ def train(family: Family, draw: Draw, device: Device, *, budget_s: float, most_s
 def _timed_steps(trainer: Trainer, steps: int, device: Device) -> tuple[float, list[float]]:
     """Wall clock of all steps, issued without waiting, and the seconds of each on the device."""
     device.synchronize()
-    events = [_mark(device)]
+    events = [device.mark()]
     began_s = time.perf_counter()
     for _ in range(steps):
         trainer.step()
-        events.append(_mark(device))
+        events.append(device.mark())
     device.synchronize()
     seconds = time.perf_counter() - began_s
-    return seconds, [_between(*pair, device) for pair in pairwise(events)]
-
-
-def _mark(device: Device) -> Any:  # noqa: ANN401 - an event of torch's, or seconds
-    if device.kind == "cpu":
-        return time.perf_counter()
-    event = device.torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between(first: Any, second: Any, device: Device) -> float:  # noqa: ANN401 - see ``_mark``
-    return float(second - first if device.kind == "cpu" else first.elapsed_time(second) / MILLISECONDS)
+    return seconds, [device.seconds_between(*pair) for pair in pairwise(events)]
 
 
 def _peak_bytes(device: Device, name: str) -> int | None:

@@ -14,6 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.units import MIB
 
 Tensor: TypeAlias = Any  # a torch.Tensor: torch is optional, so its types are unknown to the checker
+Mark: TypeAlias = Any  # a torch.cuda.Event, or seconds on a CPU
 GroupedProduct: TypeAlias = Callable[..., Tensor]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -21,7 +22,6 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 DEVICES = ("auto", "cpu", "cuda")
 SEED = 0
 FLUSH_BYTES = 256 * MIB  # more than any GPU's second-level cache (B200: 126 MiB), as Triton's do_bench
-HELD_CYCLES_PER_S = 2.5e9  # of a kernel that only counts: no GPU's clock is faster
 WAKE_S = 1.0
 WAKE_SIDE = 4096  # of the square product that keeps the GPU busy
 MILLISECONDS = 1e3
@@ -114,33 +114,38 @@ class Device:
         if self.kind == "cuda":
             self.torch.cuda.empty_cache()
 
-    def seconds_of(
-        self, run: Callable[[], object], *, cold: bool = True, held_s: float = 0.0
-    ) -> tuple[float, float | None]:
+    def mark(self) -> Mark:
+        """Return a point in the work issued so far: an event on the stream, or the time on a CPU."""
+        if self.kind == "cpu":
+            return time.perf_counter()
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, first: Mark, second: Mark) -> float:
+        """Return the seconds from one mark to the next; both must have been reached."""
+        if self.kind == "cpu":
+            return float(second - first)
+        return float(first.elapsed_time(second)) / MILLISECONDS  # torch.cuda.Event
+
+    def seconds_of(self, run: Callable[[], object], *, cold: bool = True) -> tuple[float, float | None]:
         """Return the seconds of one run on the device, and of issuing it (None on a CPU: they are equal).
 
-        ``cold`` flushes the cache first. CUDA events are recorded on the stream before and after the work
-        (torch.cuda.Event, with ``elapsed_time`` in milliseconds). The stream is held for ``held_s`` before
-        the first of them: once all is issued by then, the device never waits for the host, as in training,
-        where the host runs ahead.
+        ``cold`` flushes the cache first.
         """
         if self.kind == "cpu":
             start_s = time.perf_counter()
             run()
             return time.perf_counter() - start_s, None
-        cuda = self.torch.cuda
-        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         if cold and self.flush is not None:
             self.flush.zero_()
-        if held_s:
-            cuda._sleep(int(held_s * HELD_CYCLES_PER_S))  # noqa: SLF001 - torch has no public one
-        begin.record()
+        begin = self.mark()
         start_s = time.perf_counter()
         run()
         host_s = time.perf_counter() - start_s
-        end.record()
+        end = self.mark()
         end.synchronize()
-        return begin.elapsed_time(end) / MILLISECONDS, host_s
+        return self.seconds_between(begin, end), host_s
 
 
 def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 
 from meshwright.profiles.measure.device import Device, GroupedProduct, Tensor
 from meshwright.profiles.measure.shard import Shard
-from meshwright.profiles.measure.timing import Effort, Label, timed, timed_backward
+from meshwright.profiles.measure.timing import (
+    Effort,
+    Label,
+    timed,
+    timed_backward,
+    timed_passes,
+    timed_running,
+)
 from meshwright.profiles.measured.profile import Measurement, Timing
 from meshwright.profiles.model import LayerKind, ModelSpec
 
@@ -307,12 +314,12 @@ def measure_layer(
     def forward() -> Tensor:
         return layer.forward(x)
 
-    backward = timed_backward(forward, inputs, device, effort)
+    forward_timing, backward = timed_passes(forward, inputs, device, effort)
     input_gradient = timed_backward(forward, (x,), device, effort)
     recompute = timed_backward(replayed, inputs, device, effort)
     measured = [
         replace(
-            label.measured("forward", timed(forward, device, effort), flops=flops),
+            label.measured("forward", forward_timing, flops=flops),
             activation_bytes=_kept_bytes(layer, x),
         ),
         replace(
@@ -375,11 +382,14 @@ def measure_end(
 ) -> list[Measurement]:
     """Time forward and, where anything is trained or hands a gradient on, backward and the updates."""
     end = make(shard, device)
-    measured = [label.measured("forward", timed(end.run, device, effort), flops=end.flops)]
-    if end.inputs:
-        backward = timed_backward(end.run, end.inputs, device, effort)
-        measured.append(label.measured("backward", backward, flops=end.backward_flops))
-    return [*measured, *_updates(end.trained, label, device, effort)]
+    if not end.inputs:
+        return [label.measured("forward", timed(end.run, device, effort), flops=end.flops)]
+    forward, backward = timed_passes(end.run, end.inputs, device, effort)
+    return [
+        label.measured("forward", forward, flops=end.flops),
+        label.measured("backward", backward, flops=end.backward_flops),
+        *_updates(end.trained, label, device, effort),
+    ]
 
 
 def _tokens(shard: Shard, device: Device) -> Tensor:
@@ -410,7 +420,7 @@ def _accumulation(weights: tuple[Tensor, ...], device: Device, effort: Effort) -
         for one, gradient in zip(sums, gradients, strict=True):
             one.add_(gradient)
 
-    return timed(add, device, effort)
+    return timed_running([add], device, effort)[0]
 
 
 def _optimizer_step(trained: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
@@ -427,7 +437,7 @@ def _optimizer_step(trained: tuple[Tensor, ...], device: Device, effort: Effort)
         for weight, master in zip(weights, masters, strict=True):
             weight.copy_(master.detach())
 
-    return timed(step, device, effort)
+    return timed_running([step], device, effort)[0]
 
 
 def _kept_bytes(layer: Layer, x: Tensor) -> int:

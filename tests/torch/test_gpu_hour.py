@@ -21,7 +21,7 @@ from meshwright.profiles.measure.device import Device, load_torch, open_device
 from meshwright.profiles.measure.layer import build_layer, measure_layer
 from meshwright.profiles.measure.operators import measure_gemm
 from meshwright.profiles.measure.shard import ShardGemm
-from meshwright.profiles.measure.timing import QUICK, Label, timed
+from meshwright.profiles.measure.timing import QUICK, Label, timed_running
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.read import read_measured_profile
 from tests.torch.test_layer import MODELS, shard_of
@@ -137,7 +137,6 @@ def calls() -> list[str]:
 def gpu(calls: list[str]) -> Device:
     cuda = SimpleNamespace(
         Event=lambda **_options: Event(calls), synchronize=lambda _index: calls.append("synchronize"),
-        _sleep=lambda _cycles: calls.append("hold"),
         empty_cache=lambda: calls.append("release"), reset_peak_memory_stats=lambda _index: None,
         max_memory_allocated=lambda _index: 5000, max_memory_reserved=lambda _index: 6000,
     )  # fmt: skip
@@ -153,18 +152,14 @@ def test_the_cache_is_flushed_before_the_clock_starts_and_the_clock_stops_on_the
     assert host_s is not None
 
 
-def test_a_held_stream_starts_its_clock_once_it_is_let_go(gpu: Device, calls: list[str]) -> None:
-    gpu.seconds_of(lambda: calls.append("run"), held_s=1e-3)
-    assert calls == ["flush", "hold", "record", "run", "record", "wait"]
-
-
-def test_repeats_are_held_as_long_as_issuing_took_and_warm_ups_are_not(
-    gpu: Device, calls: list[str]
-) -> None:
-    timed(lambda: calls.append("run"), gpu, QUICK)
-    warm_up = calls[: calls.index("wait")]
-    assert "hold" not in warm_up
-    assert calls.count("hold") == calls.count("run") - QUICK.warmups
+def test_steps_in_turn_are_issued_without_a_wait_between_their_marks(gpu: Device, calls: list[str]) -> None:
+    steps = [lambda: calls.append("forward"), lambda: calls.append("backward")]
+    forward, backward = timed_running(steps, gpu, QUICK)
+    running = calls[calls.index("record") :]
+    each = ["record", "forward", "record", "backward", "record"]
+    assert running == [*each * QUICK.min_repeats, "synchronize"]
+    assert (forward.repeats, backward.repeats) == (QUICK.min_repeats, QUICK.min_repeats)
+    assert forward.host_s is not None
 
 
 def test_every_pass_of_an_expert_layer_is_measured_with_grouped_products(gpu: Device) -> None:
