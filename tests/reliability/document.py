@@ -140,12 +140,13 @@ FAULTS = (
         tests=(WORKERS + "test_f14_worker_whose_clock_is_an_hour_off_works_like_any_other",),
     ),
     Fault(
-        happens="the disk is full",
+        happens="the disk is full, or a quota used up",
         promise="503 and not ready; a refused request leaves no record, and older records stay whole and "
         "readable; ready again within seconds after space is freed",
         tests=(
             DATABASES + "test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole",
             APP + "test_a_full_disk_is_named_in_the_error",
+            PATIENCE + "test_a_server_with_files_that_may_not_grow_is_full",
         ),
     ),
     Fault(
