@@ -15,7 +15,8 @@ from math import ceil
 from typing import Literal
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup, power_of
+from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import otherwise
@@ -217,7 +218,10 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]
     numbers, which split well. They need not fit from one number on, so that fewer may do as well.
     """
     now, spare = problem.cluster.num_nodes, problem.options.reserve_nodes
-    counts = sorted({_round(count, spare) for count in range(now + 1, NODE_FACTORS[-1] * now + 1)})
+    one_each = sum(group.gpus_per_node for group in problem.cluster.groups)  # where a share is rounded up
+    most = min(NODE_FACTORS[-1] * now, now * (MAX_GPUS - one_each) // problem.cluster.num_gpus)
+    rounded = {_round(count, spare) for count in range(now + 1, most + 1)}
+    counts = sorted(count for count in rounded if count <= most)
 
     def fits(count: int) -> bool:
         """Return whether so many nodes have room for their lightest configurations."""
@@ -227,7 +231,7 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]
 
     found = counts[bisect_left(counts, True, key=fits) :][:1]
     more = (ceil(now * factor) for factor in NODE_FACTORS)
-    for count in (*found, *(one for one in more if one > max(found, default=now))):
+    for count in (*found, *(one for one in more if max(found, default=now) < one <= most)):
         yield on_nodes(problem, profile, count)
 
 
@@ -477,7 +481,10 @@ def _enough_nodes(run: PricedRun, asked: float, more: More, spare: int) -> int |
         look()
         if guess > _MOST_TIMES_NODES * more.nodes or (high and not low < guess < high):
             break
-        change = more.grow(guess)
+        try:
+            change = more.grow(guess)
+        except InvalidProblemError:  # more GPUs than a request may have
+            break
         options = replace(change.problem.options, time_limit_s=_SEARCH_S)
         found = fastest_run(replace(change.problem, options=options), change.profile)
         if found is not None and found.days <= asked:

@@ -219,3 +219,11 @@ def test_a_switch_that_contradicts_what_is_stated_is_no_change() -> None:
 def test_nodes_in_use_are_round_where_some_stay_spare() -> None:
     # 17 nodes, one spare, use 16, a number of four binary digits; 18 would use 17: 19, 24 would use 23: 25
     assert [remedies._round(nodes, 1) for nodes in (9, 17, 18, 24, 33)] == [9, 17, 19, 25, 33]
+
+
+def test_no_more_nodes_are_offered_than_a_request_may_have() -> None:
+    # 100,000 nodes of 8 GPUs are 800,000; 125,000 would be the million that a request may have
+    problem = a_problem(model=SMALL, cluster=a_cluster(num_nodes=100_000), batch=64)
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = [change.problem.cluster.num_gpus for change in more_hardware(problem, profile)]
+    assert all(800_000 < gpus <= 1_000_000 for gpus in found)
