@@ -128,7 +128,7 @@ def _refused() -> str:
     head = """\
 ## Types that are refused
 
-Any other type is refused as unknown, with the nearest planned one. Of a model inside a model (vision,
+Any other type is refused as unknown, with the nearest planned type. Of a model inside a model (vision,
 audio) give the `text_config` as a config of its own, with the whole one's `tie_word_embeddings`; a type
 whose layers are those of a planned one is planned under that one's `model_type`, or as
 [a shape](../howto/own-model.md).

@@ -631,7 +631,7 @@ def _offload_section() -> str:
 
 
 def _optimizer_section() -> str:
-    """Optimizers by launcher, and why some run none that projects gradients."""
+    """List the optimizers of each launcher, and why some have no GaLore."""
     able = {name: launcher_capabilities(name) for name in launcher_names()}
     projecting, reasons = {name for name, one in OPTIMIZERS.items() if one.low_rank}, dict[str, list[str]]()
     for name, one in able.items():
@@ -639,17 +639,21 @@ def _optimizer_section() -> str:
             reasons.setdefault(one.galore_note, []).append(name)
     return "\n".join([
         "## `optimizer` {#optimizer}", "",
-        "Optimizers of full training: the request's own, and those that it allows. Sources are next to",
+        "Optimizers for full training: the request's, and those that it allows. Sources are next to",
         "each launcher's entry in `profiles/catalog/frameworks/capabilities.yaml`.", "",
         *_who_can({name: one.optimizers or OPTIMIZERS for name, one in able.items()}, [*OPTIMIZERS]), "",
-        "Why a launcher has no GaLore, or only some:", "",
+        "Why some launchers have no GaLore, or only some of its forms:", "",
         *(f"- {', '.join(names)}: {why}" for why, names in reasons.items()), "",
     ])  # fmt: skip
 
 
 def _switch_section(switch: Switch) -> str:
-    """One switch with its settings in rows and launchers in columns."""
-    launchers = sorted(switch.launchers)
+    """Tabulate a switch: settings in rows, launchers in columns, or one column if all launchers agree."""
+    columns = {name: name for name in sorted(switch.launchers)}
+    if columns.keys() == set(launcher_names()) and all(
+        len({*one.launchers.values()}) == 1 for one in switch.settings
+    ):
+        columns = {"every launcher": min(columns)}
     lines = [
         f"## `{switch.name}`",
         "",
@@ -660,11 +664,11 @@ def _switch_section(switch: Switch) -> str:
             else []
         ),
         "",
-        f"| setting | where | beats | {' | '.join(launchers)} |",
-        "|---|---|---|" + "---|" * len(launchers),
+        f"| setting | where | beats | {' | '.join(columns)} |",
+        "|---|---|---|" + "---|" * len(columns),
     ]
     for one in switch.settings:
-        cells = [one.launchers.get(name, "–") for name in launchers]
+        cells = [one.launchers.get(name, "–") for name in columns.values()]
         beaten = ", ".join(one.beats) or "–"
         words = [_setting_options(one), _setting_where(one) or "anywhere", beaten, *cells]
         lines.append(f"| {' | '.join(words)} |")

@@ -140,7 +140,7 @@ FAULTS = (
         tests=(WORKERS + "test_f14_worker_whose_clock_is_an_hour_off_works_like_any_other",),
     ),
     Fault(
-        happens="the disk is full, or a quota used up",
+        happens="the disk is full, or a quota is used up",
         promise="503 and not ready; a refused request leaves no record, and older records stay whole and "
         "readable; ready again within seconds after space is freed",
         tests=(
