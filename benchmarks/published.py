@@ -41,8 +41,8 @@ class Row:
 # ZeRO++ (arXiv:2306.10209): DeepSpeed's blog of June 2023, figures 6 and 7 (deepspeedai/DeepSpeed edaa7221,
 # blogs/zeropp/assets/images/eval1.png, eval2.png): TFLOP/s a GPU of ZeRO-3 and of ZeRO++ on 24 nodes of 16
 # V100 32 GB. The shape of the 18B model is the tutorial's (docs/_tutorials/zeropp.md), which recomputes
-# every layer; the others' are not stated. Sums in 4 bits need matrices that 2 * 384 divides, so that widths
-# are multiples of 3: GPT-3's is taken. In releases of that year replays gather over all ranks (v0.10.0,
+# every layer; the others' are not stated. Sums in 4 bits need matrices that 2 * 384 divides, so widths
+# are multiples of 3: we take GPT-3's. In releases of that year replays gather over all ranks (v0.10.0,
 # runtime/zero/partition_parameters.py: "not forward").
 
 ZERO_PLUS_PLUS: Options = {
@@ -139,8 +139,8 @@ def twin_flow() -> Iterator[Row]:
 # 1.5B on 2 GPUs of a DGX A100 40 GB, which share the memory of both its processors (16 channels of
 # DDR4-3200), ZeRO-2, 8 sequences in all (512 tokens each, not recomputed, in DeepSpeedExamples'
 # finetune_llama.py), an interval of 4 steps, a tenth of the gradients selected, cores bound to ranks.
-# blogs/deepspeed-zenflow/README.md states "up to 5" without one: one sequence of 2,048 on each of 4 A100 is
-# taken, and the tutorial's interval of 4 steps.
+# blogs/deepspeed-zenflow/README.md states "up to 5" without one: we take one sequence of 2,048 on each of 4
+# A100, and the tutorial's interval of 4 steps.
 # SuperOffload: DeepSpeedExamples' training/DeepSpeed-SuperOffload/README.md states "about 50% higher
 # throughput" for its scripts; that of Llama 70B has 4 GH200, 4 sequences of 4,096 in all, and recomputes.
 # The scripts' share of states on the GPU (ratio) is not priced next to SuperOffload, and left out.
@@ -161,7 +161,7 @@ class _Hidden:
     length: int
     micro: int = 1
     recompute: bool = True
-    host_bytes_per_s: float | None = None  # of the whole host's memory; None: the usual share of each GPU
+    host_bytes_per_s: float | None = None  # memory bandwidth of the host; None: each GPU's usual share
     options: Options
     gain: float
     step_s: float = 0.0  # of ZeRO-Offload; 0: not stated

@@ -66,9 +66,9 @@ def cpu_s(pid: int) -> float:
 
 
 def cpu_ms_exactly(pids: Collection[int]) -> float:
-    """Processor milliseconds that the threads of some processes have used (Linux, ``schedstat``).
+    """Return the processor milliseconds that the threads of some processes have used (Linux ``schedstat``).
 
-    To the nanosecond, where ``cpu_s`` counts ticks of 10 ms; of threads that ended it knows nothing.
+    They are exact to the nanosecond, while ``cpu_s`` counts ticks of 10 ms. Ended threads are not counted.
     """
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6

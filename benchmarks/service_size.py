@@ -2,9 +2,9 @@
 
 A database is filled (``tests.served.many_jobs``: jobs of 80 days, their plans, events and keys) and
 migrated. A real server with keys and a limit of submissions is asked by one client, each address
-``REQUESTS`` times; then eight clients POST at once. Processor times are of the API and of the database's
-processes for its connections, and compare on a machine that does other work too. ``--write`` puts the
-table into docs/reliability.md.
+``REQUESTS`` times; then eight clients POST at once. Processor times are those of the API and of the
+database processes that serve its connections: they can be compared on a busy machine, too. ``--write`` puts
+the table into docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ASKED = (
 
 
 async def times_of(server: RunningServer, token: str, database: Database) -> Figures:
-    """Times of each address in ms, and how many POSTs eight clients get through in a second."""
+    """Return the times of each address in ms, and how many POSTs a second eight clients get through."""
     body = json.dumps(TINY_PROBLEM).encode()
     connection = Connection(server.url, token)
     await connection.open()
@@ -83,7 +83,7 @@ async def times_of(server: RunningServer, token: str, database: Database) -> Fig
 
 
 def backends_of(database: Database) -> list[int]:
-    """The processes in which PostgreSQL serves connections to this database; of SQLite there are none."""
+    """Return the PostgreSQL processes that serve connections to this database; SQLite has none."""
     if database.dialect == "sqlite":
         return []
     with database.read() as connection:
@@ -115,7 +115,7 @@ def looked_at(database: Database) -> None:
 
 
 def table(found: dict[str, Figures]) -> str:
-    """A column for every database and number of jobs."""
+    """Return a table with a column for each database and number of jobs."""
     lines = ["| ms, p50 / p99; processor ms, p50 / p99 | " + " | ".join(found) + " |"]
     lines += ["|---" * (len(found) + 1) + "|"]
     names = next(iter(found.values()))

@@ -55,9 +55,9 @@ def bucket_units(target: Target, unit_bytes: float) -> int | None:
 def bucket_option(
     size_mib: int | None, launcher: str, configuration: Configuration, unit_bytes: float = MIB
 ) -> dict[str, str | int | float | bool]:
-    """Return the size of DistributedDataParallel's buckets if replicas have some, and not torch's own.
+    """Return the bucket size of DistributedDataParallel, if replicas use it and it is not torch's default.
 
-    Without a size accelerate leaves torch's (transformers 5.23 trainer.py, ``ddp_bucket_cap_mb``).
+    Without a size, accelerate keeps torch's default (transformers 5.23 trainer.py, ``ddp_bucket_cap_mb``).
     """
     replicas = configuration.zero_stage == 0 and configuration.data_parallel_size > 1
     if size_mib is None or size_mib == TORCH_BUCKET_MIB or launcher == "deepspeed" or not replicas:

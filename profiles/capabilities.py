@@ -248,10 +248,10 @@ def launcher_capabilities(launcher: str) -> Capabilities:
 
 
 def _require_known_words(able: Capabilities) -> None:
-    """Require that facts, options and ways to make sequences have names that a plan can have.
+    """Require that the facts, options and batchings of an entry exist.
 
     Raises:
-        UnknownNameError: one is misspelt; its entry would never count.
+        UnknownNameError: a name is misspelt, so that its entry would never apply.
     """
     facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
     stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {

@@ -143,7 +143,7 @@ class FrameworkFacts:
     quantized_gathers: bool  # ZeRO-3 gathers all weights in 8 bits, cast for each gather and cast back
     quantized_reductions: bool  # ZeRO-3 sums gradients in 4 bits
     secondary_shard_size: float  # ranks with a second set of ZeRO-3's shards; 1: there is none
-    secondary_in_forward: bool  # forward passes and replays gather it too, not backward passes alone
+    secondary_in_forward: bool  # forward passes and replays gather from it too, not only backward passes
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     tf32_products: bool  # products of fp32 run in TF32 where the GPU has it
@@ -291,7 +291,7 @@ def _file_of(name: str) -> dict[str, Any]:
 def _read(name: str) -> dict[str, Any]:
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
-    del raw["sources"]  # why each fact is so, for people
+    del raw["sources"]  # only for readers of the file
     return raw
 
 

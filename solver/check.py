@@ -153,7 +153,7 @@ def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[st
     held_low = options.get("low_precision_weights", own.low_precision_weights)
     recipe = options.get("precision_recipe", own.precision_recipe)
     if recipe == "nvfp4" or (recipe == "mxfp8" and not held_low):
-        yield f"ranks that share weights hold no weights of {recipe} in 16 bits"
+        yield f"ranks that share weights cannot hold 16-bit weights under {recipe}"
     if problem.launcher not in ("megatron-lm", "megatron-bridge"):
         return
     if model.tied_embeddings or model.qkv_bias or (model.mlp_bias and model.attention_output_bias):

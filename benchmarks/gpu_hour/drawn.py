@@ -26,8 +26,8 @@ from meshwright.solver.problem import Problem, Workload
 SEED = 34
 # nanotron's facts are what ``training.py`` does: 2-byte weights, gradients added to fp32 sums one by one,
 # AdamW on fp32 copies, which are copied back. Its kernels are torch's: cuDNN's attention and one product of
-# all experts. The loop frees each gradient as it adds it, reads no data and logs nothing. At most 12 bytes
-# stand for a logit: the logarithm of its softmax and two gradients, in fp32.
+# all experts. The loop frees each gradient as it adds it, reads no data and logs nothing. A logit
+# takes at most 12 bytes: the logarithm of its softmax and two gradients, in fp32.
 FRAMEWORK = "nanotron"
 KERNELS: dict[str, str | int | float | bool] = {"attention_kernel": "cudnn", "logit_bytes": 12.0}
 OF_EXPERTS: dict[str, str | int | float | bool] = {"grouped_gemm": "grouped", "moe_force_balance": True}
@@ -199,7 +199,7 @@ class Forecast:
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
-    peak_memory_bytes: float  # of torch's allocator: without the context and what fragments reserve
+    peak_memory_bytes: float  # as torch's allocator counts it: without the context and fragmentation
     out_of_memory_probability: float
 
 

@@ -499,7 +499,7 @@ class Fields:
         return row is not None and row.needs is not None and self._found(row.needs) is None
 
     def _refuse_kinds(self, known: FlagNames) -> None:
-        """Record a fault for each unknown value that is priced, and text in place of another kind."""
+        """Record a fault for each priced value that is unknown, or a text instead of another kind."""
         for name, found in self._values.items():
             row, unknown = known.row(name), unknown_in(found.value)
             if unknown is not None and row is not None and row.role == "priced":

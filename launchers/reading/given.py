@@ -230,7 +230,7 @@ class Given:
                 self._refuse_unpriced(_shown(name), value, row)
 
     def _refuse_unpriced(self, shown: str, value: Value, row: Flag) -> bool:
-        """Refuse a value with which what is priced is not what runs; return whether it is one."""
+        """Refuse a value that makes the run differ from what is priced; return whether it was refused."""
         if not row.refuses(value.first) or self._lacks(row):
             return False
         why, allowed = f"cannot be read: {row.why}", ", ".join(row.unless) or f"no {shown}"

@@ -230,9 +230,10 @@ class Known:
         tensor_parallel_size: str = "",
         seq_length: str = "",
     ) -> LaunchFile:
-        """Return the run of a file's fields on these nodes, with the names that set two of its sizes.
+        """Return the run that a file's fields describe, with the names of the fields that set two sizes.
 
-        ``world``, ``unread``: where they are not those that scripts start, and of ``launcher``'s own table.
+        ``world`` and ``unread`` replace the ranks that the launch script starts, and the unread fields of
+        ``launcher``'s own table.
 
         Raises:
             InvalidProblemError: a value that is not read affects the run.

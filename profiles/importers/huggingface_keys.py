@@ -160,11 +160,11 @@ def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) ->
 
 
 _ALIKE = 4  # letters at the beginning of two types of one family
-_TYPO = 0.8  # of difflib's ratio of an unknown type: one letter in five
+_TYPO = 0.8  # least difflib ratio of a typo: one letter in five is wrong
 
 
 def nearest_type(reader: FieldReader, model_type: str, planned: Sequence[str]) -> str:
-    """Return the planned type of the same family, or that a name is a typo of; else a usual one."""
+    """Return the planned type of the same family, or the one that a typo meant; else a common one."""
     plain = model_type.lower().removesuffix("_text")
     bare = ((one, one.removesuffix("_text")) for one in planned)
     alike = [

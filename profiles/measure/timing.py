@@ -26,7 +26,7 @@ class Effort:
     max_repeats: int
     steady_spread: float  # (p90 - p10) / median below which more repeats add nothing
     budget_s: float  # for one operation, warm-up included
-    running_s: float  # for which steps run without a wait
+    running_s: float  # duration of a run without a wait
 
 
 FULL = Effort(warmups=3, min_repeats=10, max_repeats=100, steady_spread=0.03, budget_s=3.0, running_s=1.0)
@@ -70,11 +70,11 @@ def timed_backward(
 
 
 def timed_running(steps: Sequence[Callable[[], object]], device: Device, effort: Effort) -> list[Timing]:
-    """Return the timings of steps that run round and round without a wait, as they do in training.
+    """Return the timings of steps that run back to back without a wait, as they do in training.
 
-    The host is ahead of the GPU as far as it can be, and no pause lets the GPU's clocks rise above those
-    that its power sustains; the first half of the rounds is for them to settle. How long issuing takes is
-    timed before, while nothing is queued.
+    The host runs ahead of the GPU, and no pause lets the GPU's clocks rise above those that its power limit
+    sustains. They settle in the first half of the rounds, which is not counted. Issuing is timed before
+    that, while nothing is queued.
     """
     deadline_s = time.monotonic() + effort.budget_s
     for _ in range(effort.warmups):
@@ -100,7 +100,7 @@ def timed_running(steps: Sequence[Callable[[], object]], device: Device, effort:
 
 
 def _issuing_s(steps: Sequence[Callable[[], object]], device: Device) -> list[float]:
-    """Return the seconds of issuing each of the steps to an empty queue."""
+    """Return the seconds that the host takes to issue each step to an empty queue."""
     device.synchronize()
     marks = [time.perf_counter()]
     for step in steps:
@@ -112,7 +112,7 @@ def _issuing_s(steps: Sequence[Callable[[], object]], device: Device) -> list[fl
 def timed_passes(
     run: Callable[[], Tensor], inputs: Sequence[Tensor], device: Device, effort: Effort
 ) -> tuple[Timing, Timing]:
-    """Return the timings of forward and backward passes in turn, to gradients of ``inputs``."""
+    """Return the timings of forward passes and of backward passes to ``inputs``, run in turn."""
     gradient = device.torch.randn_like(run())
     outputs: list[Tensor] = []
 

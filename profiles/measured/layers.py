@@ -52,7 +52,7 @@ class LayerTime:
     forward_s: float
     backward_s: float  # input and weight gradients, nothing recomputed
     optimizer_s: float | None = None  # one step over the part's unsharded weights
-    issuing_s: float | None = None  # of a host, both passes together; None: inside the seconds above
+    issuing_s: float | None = None  # host time for both passes; None: part of the seconds above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +144,11 @@ class MeasuredLayers:
 
     @property
     def with_issuing(self) -> bool:
-        """Return whether it was also timed how long a host takes to issue each part."""
+        """Return whether the host's time to issue each part was measured as well."""
         return all(time.issuing_s is not None for time in self.times)
 
     def issuing_s(self, part: str, tensor_parallel_size: int) -> float:
-        """Return the median over micro-batches of issuing both passes: it does not depend on the tokens."""
+        """Return the median time to issue both passes over micro-batches: tokens do not change it."""
         return median(time.issuing_s or 0.0 for time in self.curve(part, tensor_parallel_size))
 
     def ratios_of(self, part: str, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
@@ -158,7 +158,7 @@ class MeasuredLayers:
 
 
 def _both_passes(seconds: Mapping[str, float]) -> float | None:
-    """Return seconds forward, backward and of adding to gradient sums; None without both passes."""
+    """Sum the seconds of both passes and of gradient accumulation; None without both passes."""
     if not {"forward", "backward"} <= seconds.keys():
         return None
     return seconds["forward"] + seconds["backward"] + seconds.get("accumulate", 0.0)

@@ -62,7 +62,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # an address is right or wrong
-        # Without it FastAPI looks for receivers of three kinds at every request: a fiftieth of a POST.
+        # By default FastAPI looks for receivers of three kinds on every request: 2 % of a POST.
         telemetry={"tracing": sends, "auto_configure": sends, "metrics": False, "logs": False},
     )
     app.state.service = service

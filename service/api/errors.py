@@ -167,7 +167,7 @@ def _database_error(request: Request, error: Exception) -> Response:
 
 
 def _gone(_request: Request, _error: Exception) -> Response:
-    """The client left before its body had arrived: for the metrics and the log, as nobody reads it."""
+    """Answer a client that left before its body arrived; only metrics and log see the status."""
     return Response(status_code=CLIENT_LEFT)
 
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from meshwright.profiles.errors import FieldError
 
 MEDIA_TYPE = "application/problem+json"
-CLIENT_LEFT = 499  # before it was answered: nginx's number, in metrics and the log alone
+CLIENT_LEFT = 499  # nginx's status of a client that left; only in metrics and the log
 
 
 class FaultView(BaseModel):

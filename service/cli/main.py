@@ -85,7 +85,7 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         with service_packages_for(name) if name in SERVICE_COMMANDS else nullcontext():
             loaded = import_module(f"meshwright.service.cli.{module}")
     finally:
-        gc.freeze()  # nor does any later collection look through it
+        gc.freeze()  # later collections skip it, too
         gc.enable()
     if name not in SERVICE_COMMANDS:
         gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])

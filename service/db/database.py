@@ -68,10 +68,10 @@ MAX_LOCK_TRIES = (
 )
 LOCK_PAUSE_S = 1.0
 
-# SQLSTATEs disk_full and internal_error; PostgreSQL knows no code for quotas and limits on files.
+# SQLSTATEs disk_full and internal_error; PostgreSQL has no code for quotas and limits on files.
 DISK_FULL, _INTERNAL = "53100", "XX000"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-ROOM_BYTES = 2**20  # what a SQLite file with room can grow by: most transactions are smaller
+ROOM_BYTES = 2**20  # by which a SQLite file with room can grow: most transactions are smaller
 
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
@@ -294,7 +294,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _is_full_server(cause: BaseException | None) -> bool:
-    """Return whether PostgreSQL could not write for want of room."""
+    """Return whether PostgreSQL ran out of space."""
     refusals = [os.strerror(number) for number in _NO_ROOM]
     return getattr(cause, "sqlstate", None) == DISK_FULL or (
         getattr(cause, "sqlstate", None) == _INTERNAL and any(one in str(cause) for one in refusals)
@@ -302,7 +302,7 @@ def _is_full_server(cause: BaseException | None) -> bool:
 
 
 def _has_no_room(file: Path) -> bool:
-    """Return whether a file of the same folder cannot become ``ROOM_BYTES`` longer than ``file``."""
+    """Return whether no file of the same folder can become ``ROOM_BYTES`` longer than ``file``."""
     try:
         with TemporaryFile(dir=file.parent) as probe:
             parts = (path for path in file.parent.iterdir() if path.name.startswith(file.name))

@@ -101,7 +101,7 @@ MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
 _CREATED = jobs.c.created_at_s
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
-_BEHIND_ALL = 10  # of a fleet that a worker of an older release passed over: requests end at 9
+_BEHIND_ALL = 10  # priority of a fleet that an older worker passed over; requests state 9 at most
 _PRIORITY = case((jobs.c.priority < _BEHIND_ALL, jobs.c.priority), else_=_BEHIND_ALL - 1).label("priority")
 _SUMMARY = (
     *(jobs.c[field.name] for field in fields(JobSummary) if field.name not in {"has_answer", "priority"}),

@@ -165,7 +165,7 @@ def _run(
     """Run uvicorn on a bound socket until a signal; it closes within the grace period."""
     app = create_app(settings, is_stopping=lambda: server.should_exit)
     install(app)
-    gc.freeze()  # what is built stays: looking through it for garbage held up every request for 18 ms
+    gc.freeze()  # what is built stays: collecting it held up every request for 18 ms
     server = _Server(server_config(settings, app), lambda: on_ready(_url(listener)))
     signals.stop(server)
     server.run(sockets=[listener])

@@ -37,8 +37,8 @@ from meshwright.solver.problem import Problem
 
 
 MAX_OF_A_KIND = 48  # more of one operator and pass add nothing to the constants
-# The operator that is one kernel in any code. Plain torch runs norms, activations, rotary embeddings and
-# losses step by step: their least traffic over their time says how much they are not fused.
+# The one operator that is a single kernel in any code. Plain torch runs norms, activations, rotary
+# embeddings and losses step by step, so their least traffic over their time measures how little is fused.
 _STREAMING = "residual"
 
 Predict = Callable[[Problem, Columns, Profile, int], FloatArray]  # the last: sets of constants
@@ -177,7 +177,7 @@ def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
 
 
 def _memory_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Return sums with the residual: launched, and their traffic over the bandwidth that is reached."""
+    """Return additions of the residual, priced as a launch and their traffic over the bandwidth."""
     sums = [
         one
         for one in measured.measurements
@@ -337,7 +337,7 @@ def _within(box: Box, widths: Sequence[float]) -> Box:
 def _alone(profile: Profile, layers: MeasuredLayers) -> Profile:
     """Return the profile without untimed parts: residuals, and what is not inside the timed seconds.
 
-    Those are collectives, and launches where a host's own time was taken beside them.
+    Those are collectives, and launches if the host's time was measured separately.
     """
     alone = replace(profile, residual=None, memory_residual=None, layers=None)
     if layers.with_issuing:

@@ -293,8 +293,8 @@ def _gathered_s(
     With secondary shards the first forward pass of a step gathers the shards of all ranks and leaves the
     second set behind, which every later pass gathers (ZeRO++ hpZ, arXiv:2306.10209, section 3.2; DeepSpeed
     0.19 ``partition_parameters.py all_gather_coalesced``, ``stage3.py invalidate_secondary_tensor``).
-    Before DeepSpeed 0.13.2 (pull request 4906) only what a backward pass fetches is of the second set: not
-    a replay, but for its first module, which the backward pass of the layer above fetches ahead.
+    Before DeepSpeed 0.13.2 (pull request 4906) only backward passes gather from the second set. A replay
+    gathers over all ranks, except its first module, which the backward pass of the layer above prefetches.
     Weights travel in 8 bits if asked, with a scale for some thousands of them (qwZ, section 3.1).
     """
     cast: FloatArray | float = 0.0
@@ -458,7 +458,7 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
 
 
 def _are_let_go(weights: Weights) -> BoolArray:
-    """Mark layers with weights that a replay and its backward pass gather apart."""
+    """Mark layers with too many weights to stay from the replay to the backward pass."""
     return np.asarray(2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS)
 
 

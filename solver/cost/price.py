@@ -255,7 +255,7 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
 
 
 def _passes(ctx: Context, kind: LayerKind, busy: PassSeconds, timed: PassSeconds) -> PassSeconds:
-    """Return the passes of a layer with its launches; ``timed`` is the part that timings would hold."""
+    """Return the passes of a layer with its launches; ``timed`` is the part that measured times cover."""
     launching = _launching(ctx, kind)
     if ctx.layers is None:
         return launching(busy)
@@ -265,7 +265,7 @@ def _passes(ctx: Context, kind: LayerKind, busy: PassSeconds, timed: PassSeconds
 
 
 def _launching(ctx: Context, kind: LayerKind) -> Callable[[PassSeconds], PassSeconds]:
-    """Return what makes passes as long as their launches take: as timed, or as counted."""
+    """Return the function that makes passes as long as their launches take, measured or counted."""
     if is_issued(ctx, kind):
         return partial(issued, ctx, kind)
     return partial(launched, ctx, kind, floor_s=layer_floor_s(ctx, kind))
@@ -321,7 +321,7 @@ def _end_price(
 def _beyond_end(
     ctx: Context, part: Part, compute: PassSeconds, tensor: PassSeconds, own: Weights
 ) -> PassSeconds:
-    """Return the seconds of an end beyond its price: those timed hold the additions to gradient sums."""
+    """Return the seconds of an end beyond its price; measured times include gradient accumulation."""
     added = accumulation(ctx, trained_weights(ctx, own, part).dense)
     return beyond_price(ctx, part, timed_together(ctx, compute + added, tensor))
 

@@ -267,8 +267,8 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
 # ``clip_grads_with_norm_``), and reads the updated fp32 copy again to cast it for the
 # GPU (``stage_1_and_2.py step``; torch casts on the CPU in a copy to the GPU, ``native/cuda/Copy.cu``).
 _SCALED_BYTES, _READ_TO_CAST = 8.0, 4.0
-# ZeRO-3 lets torch cast, into memory that is not pinned: a copy from there is 4 to 5 times as slow on nodes
-# of 8 GPUs (DeepSpeed pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
+# Under ZeRO-3 torch casts into unpinned memory: a copy from there is 4 to 5 times as slow on nodes of 8
+# GPUs (DeepSpeed pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
 # _reassign_or_swap_out_partitioned_parameters``).
 _UNPINNED = 4.5
 

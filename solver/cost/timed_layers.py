@@ -60,16 +60,16 @@ def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
 
 
 def is_issued(ctx: Context, part: Part) -> bool:
-    """Return whether it was timed how long a host takes to issue the part."""
+    """Return whether the host's time to issue the part was measured."""
     layers = _layers(ctx, part)
     return layers is not None and layers.with_issuing
 
 
 def issued(ctx: Context, part: Part, busy: PassSeconds) -> PassSeconds:
-    """Return the passes of a timed layer, which together take no less than issuing both.
+    """Return the passes of a measured layer, which together take no less than issuing both.
 
-    The host runs ahead of the GPU: what it is late with in one pass it makes up for in the other, so that
-    the two are bound together.
+    The host runs ahead of the GPU: a delay in one pass is made up for in the other, so only the sum of the
+    two is bounded.
     """
     own_s = np.zeros_like(ctx.t)
     if (layers := _layers(ctx, part)) is not None:

@@ -65,7 +65,7 @@ def minimal_masks(masks: IntArray) -> list[int]:
 def minimal_hitting_sets(sets: Sequence[int]) -> list[int]:
     """Return the smallest masks that share a bit with every one of ``sets``.
 
-    Sets of one bit leave no choice; of others up to four bits are taken.
+    Sets of one bit leave no choice; of the others, up to four bits are combined.
     """
     forced = sum({mask for mask in sets if mask.bit_count() == 1})
     others = [mask for mask in sets if not mask & forced]
@@ -192,7 +192,7 @@ def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall, *, also: 
 
 
 def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfall | None:
-    """Return the offload that lacks least on hosts, of the rows that fit GPUs if there are any."""
+    """Return the offload for which hosts lack least, among rows that fit the GPUs if there are any."""
     limits = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_host)
     lacking = np.flatnonzero(((space.masks & ~limits) == 0) & ~space.legal)
     columns = space.columns.take(lacking)

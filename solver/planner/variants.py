@@ -184,7 +184,7 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
         )
         if not in_switches:
             most = 0
-        elif not most:  # the first of them has most rows
+        elif not most:  # the first of them has the most rows
             most = _most_together(last[0].problem)
         if len(last) < most:
             last.append(one)

@@ -207,7 +207,7 @@ def automatic_finish_s(
     """
     most_held, most_ahead, m = limits.most_held, limits.most_ahead, limits.num_microbatches
     p = len(forward_s)
-    # when passes end, by rank: forward passes a rank later, those of the last as its first gradients
+    # ends of passes by rank: forward_end[r + 1] is of rank r, and the last one starts gradients
     forward_end: list[list[float]] = [[0.0] * m, *([] for _ in range(p))]
     input_end: list[list[float]] = [*([] for _ in range(p)), forward_end[p]]
     ahead, waiting, free, peak = [0] * p, [0] * p, [0.0] * p, 0.0
@@ -242,7 +242,7 @@ def automatic_finish_s(
             on_pass(rank, kind, now)
         free[rank] = end
         heappush(wake, (end, rank))
-        if 0 <= other < p and free[other] < end:  # else it looks for itself when it is free
+        if 0 <= other < p and free[other] < end:  # a busy rank looks again when it is free
             heappush(wake, (end, other))
         peak = max(peak, ahead[rank] + WAITING_SHARE * waiting[rank])
     return free, peak

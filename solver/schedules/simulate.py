@@ -352,7 +352,7 @@ class Waves:
 
     @cached_property
     def next_other(self) -> IntArray:
-        """Return the same of its micro-batch."""
+        """Return the pass after each one, from 0 on, of its micro-batch."""
         return _next_of(self.other)
 
     @cached_property
@@ -437,7 +437,7 @@ def _ends_of_many_s(
 ) -> FloatArray:
     """Return when every pass ends, (passes + 1, k), for durations (k, X) numbered as in ``Waves``.
 
-    ``waits_for_own``, of that shape, is set where the pass before on the rank ends last of the two.
+    ``waits_for_own``, of the same shape, is set where the pass before on the rank is the later of the two.
     """
     seconds = np.ascontiguousarray(durations_s.T)
     end = np.empty((len(waves.block) + 1, len(durations_s)))

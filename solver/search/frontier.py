@@ -410,7 +410,7 @@ class Frontier:
         return [row for _, row in sorted(best.values())[:most]]
 
     def _simple(self, order: IntArray) -> IntArray:
-        """Return rows with chunks of one size, the first of those with other shard sets or counts.
+        """Return rows with chunks of one size, the first of those that differ in shard sets or counts.
 
         Where chunks of unlike size wait for one another a step takes some per cent more than its bound. The
         model's first and last chunk, which hold embedding and head, may lack a layer. Rows that recompute

@@ -9,12 +9,12 @@ One box has a weak bound: where 128 layers are on 96 chunks, all of them hold 4/
 of two layers works m of them in sequence. So splits are sorted by their chains of large chunks. With u =
 ceil(L / C), some chunk holds u layers or more: either one holds more than u, or none does and some holds u.
 In both cases one box is made for each place of the first such chunk; the chunks before it hold less. A box
-that stays open is divided by the next such chunk, a round of p chunks or more after the one before, and by
-its absence: the rank of a large chunk works all its micro-batches on it, then turns to the chunk p later.
+that stays open is divided by the next such chunk, at least p chunks after the one before, or by its
+absence: the rank of a large chunk works all its micro-batches on it, then turns to the chunk p later.
 
 The weights are found by fictitious play (Robinson 1951, An iterative method of solving a game): the longest
 path of the average split joins the average of paths, and the split that is best against that average joins
-the average of splits. Every average on the way is a valid bound, the largest one counts. Parts of a box
+the average of splits. Every average on the way is a valid bound, so the largest one counts. Parts of a box
 begin with its averages, and rows with pipelines of one shape with those of the row before them.
 """
 
@@ -37,9 +37,9 @@ from meshwright.solver.search.rows import Rows
 
 _ROUNDS = 24  # longest paths that join the averages of a row before the next one is taken
 _MOST_ROUNDS = 480  # of one row
-_DIVIDED = 72  # paths in the average of a box that is divided,
-_INHERITED = 24  # and as many as its average counts for in the parts
-_STAGES = 3  # from the known bound to the target: the least is as high as the effort allows
+_DIVIDED = 72  # paths in the average of a box before it is divided
+_INHERITED = 24  # paths that this average counts for in the parts
+_STAGES = 3  # steps from the known bound to the target, so that the effort raises the least bound first
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
 _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
@@ -92,7 +92,7 @@ class Boxes:
     low: FloatArray
     high: FloatArray
     level: FloatArray  # (k,): layers of a large chunk
-    start: IntArray  # (k,): chunk from which on the next large one is sought; C where no more is asked
+    start: IntArray  # (k,): chunk from which the next large one is sought; C where none is
     layers: int
     period: int  # chunks from one large chunk of a chain to the next, at least
 
@@ -230,8 +230,8 @@ class _Game:
     boxes: Boxes
     paths: FloatArray  # (K, X + p)
     splits: FloatArray  # (K, C)
-    turns: IntArray  # (K,): of how many paths the average is
-    best: FloatArray  # (K, X + p): the average that bounded most
+    turns: IntArray  # (K,): number of paths in the average
+    best: FloatArray  # (K, X + p): the average with the highest bound
     parent: IntArray  # (K,): the box that this is a part of
     whole: BoolArray  # (K,): not divided yet
 
@@ -262,10 +262,10 @@ class _Row:
     """One row, and what bounds it so far in each box of its shape."""
 
     line: _Line
-    most: FloatArray  # (C,): layers of a chunk
+    most: FloatArray  # (C,): most layers of a chunk
     game: _Game
     passes: int
-    end_s: FloatArray  # (k,): no split of a box ends before; of the first k boxes
+    end_s: FloatArray  # (k,): no split ends before, for the first k boxes
     rounds: int = 0
 
     @property
@@ -297,7 +297,7 @@ class _Row:
         return self.rounds < _MOST_ROUNDS
 
     def _follow(self) -> None:
-        """Bound boxes that are new by those that they are parts of, and by the best averages."""
+        """Bound new boxes by the boxes that they are parts of, and by the best averages."""
         game = self.game
         while (known := len(self.end_s)) < len(game.boxes):
             late = np.flatnonzero(game.parent[known:] >= known)  # parts of boxes that are new themselves
@@ -328,7 +328,7 @@ class _Row:
         game.best[index[better]] = game.paths[index[better]]
 
     def _bounds_of(self, index: IntArray, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return what averages of paths bound boxes by, and the splits that are best against them."""
+        """Return the bounds of boxes by averages of paths, and the splits that are best against them."""
         boxes = self.game.boxes.take(index).within(self.most)
         each_s = self.line.of_layers_s(paths)
         best = boxes.best(each_s)

@@ -609,7 +609,7 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
-    """Return what every plan satisfies, and what it is for: by launcher, training and model."""
+    """Return the constraints on every plan, with what each is for: launcher, training or model."""
     every = (*_constraints_of_training(problem, able), *_constraints_of_the_model(problem, able))
     found = dict[str, str]()
     for where, texts in every:
@@ -617,7 +617,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     return found
 
 
-Constraints = Iterator[tuple[str, Sequence[str]]]  # what they are for, and their texts
+Constraints = Iterator[tuple[str, Sequence[str]]]  # what each group is for, and its texts
 
 
 def _constraints_of_training(problem: Problem, able: Capabilities) -> Constraints:
@@ -671,7 +671,7 @@ def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[st
 
 
 def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str, list[str]]]:
-    """Return what plans of such a model satisfy, by its facts; ``{num_experts}`` and the like are sizes.
+    """Return the constraints on plans of a model, by its facts; ``{num_experts}`` and the like are sizes.
 
     ``expert_width`` divides both sides of an expert's matrices.
     """

@@ -270,7 +270,7 @@ def require_refused_or_harmless(
 
 
 def is_refused_at(line: int, why: str, fault: InvalidProblemError) -> bool:
-    """Whether a line is refused, for this reason alone: no value that is not known is quoted or judged."""
+    """Return whether a line is refused for this reason alone: no unknown value is quoted or judged."""
     said = [one.sentence() for one in fault.errors if f"line {line}:" in one.sentence()]
     return bool(said) and all(f"line {line}: {why}" in one for one in said)
 
@@ -308,7 +308,7 @@ def read_written(launcher: str, files: Mapping[str, str]) -> LaunchFile:
 
 
 def written(file: str, text: str) -> str:
-    """Return the command that writes a document in which the shell replaces the unknown value alone."""
+    """Return the command that writes a document in which the shell replaces only the unknown value."""
     known = re.sub(r"([\\$`])", r"\\\1", text).replace(f"\\{UNKNOWN}", UNKNOWN)
     return f"cat > {file} <<EOT\n{known}\nEOT\n"
 

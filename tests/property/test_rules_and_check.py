@@ -61,7 +61,7 @@ WORK: tuple[Mapping[str, Any], ...] = (
 
 
 def near(problem: Problem, legal: Columns, random: Random) -> Columns:
-    """Legal rows with one or two values changed, as far as a row can have them."""
+    """Return legal rows with one or two values changed, as far as a row can have them."""
     rows = legal.take(np.array(random.choices(range(len(legal)), k=ROWS)))
     values = {name: getattr(rows, name).copy() for name in VARIABLE_OF}
     for at in range(ROWS):
@@ -71,7 +71,7 @@ def near(problem: Problem, legal: Columns, random: Random) -> Columns:
 
 
 def drawn(random: Random, name: str) -> int:
-    """A value that the variable may have somewhere."""
+    """Draw a value that the variable can have in some row."""
     if name == "recompute_layers":
         return random.choice((0, 1, 2, ALL_LAYERS))
     variable = VARIABLE_OF[name]
@@ -81,7 +81,7 @@ def drawn(random: Random, name: str) -> int:
 
 
 def settled(problem: Problem, rows: Columns) -> Columns:
-    """The rows without what no space holds: values that mean nothing next to the others."""
+    """Return the rows as a space holds them: values that mean nothing next to the others are reset."""
     chunks, layers = rows.pipeline_parallel_size * rows.virtual_pipeline_size, rows.recompute_layers
     every = (layers == 0) | (layers * chunks == problem.model.num_layers)
     layers = np.where(rows.recompute == FULL, np.where(every, ALL_LAYERS, layers), 0)
@@ -95,7 +95,7 @@ def settled(problem: Problem, rows: Columns) -> Columns:
 
 
 def configured(problem: Problem, rows: Columns, at: int) -> Configuration:
-    """A row with its launcher's split."""
+    """Return the configuration of a row, with its launcher's split."""
     plain = rows.configuration(at, (problem.model.num_layers,))
     return replace(plain, stage_layers=usual_split(problem, plain))
 
@@ -122,7 +122,7 @@ def judged(problem: Problem, seed: int) -> list[str]:
 
 
 def stated(launcher: str, model: ModelSpec = DENSE, **work: Any) -> Problem:  # noqa: ANN401
-    """A request on 16 GPUs that leaves open what it can."""
+    """Return a request on 16 GPUs that leaves open what it can."""
     found = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=16, allow=OPEN)
     return replace(found, launcher=launcher, workload=replace(found.workload, **work))
 

@@ -3,7 +3,7 @@
 Variables
   n[p] >= 0  stages of pattern p, in parts as well
   h[k]       stages between the ends with a deepest place of k or less, 0 <= h[k] <= k - 1
-  u[K] >= 0  layers of a kind that no stage holds, and stages that are missing: first, last and of p
+  u[K] >= 0  layers of a kind that no stage holds, and missing stages: the first, the last, and of all p
   c >= 0     forward passes that stages behind the slowest hide, for ``steps`` alone
 Constraints, by the numbers of ``model``
   (1) and (3) with u for what is missing; (2) and (4): the stages of a group take no more GPUs than it has

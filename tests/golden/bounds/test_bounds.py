@@ -66,7 +66,7 @@ SHARES = (0.95, 1.001, 1.02, 1.07, 1.15, 1.4)  # of a step: what is asked whethe
 
 
 def a_shape(random: Random, layers: int) -> Shape:
-    """Up to 4 ranks and 3 chunks each, any schedule and any recomputation that fits."""
+    """Draw up to 4 ranks of 3 chunks each, with any schedule and recomputation that fits."""
     pp = random.randint(1, min(4, layers))
     vpp = random.randint(1, min(3, layers // pp)) if pp > 1 else 1
     schedule = random.choice(schedules_of(pp, vpp) or ("none",))
@@ -83,7 +83,7 @@ def a_shape(random: Random, layers: int) -> Shape:
 
 
 def some_rows(seed: int) -> Rows:
-    """Rows of one problem, with layers of one kind or two, under a tight or a loose memory."""
+    """Draw rows of one problem, with one or two kinds of layers, in tight or ample memory."""
     random, rng = Random(seed), np.random.default_rng(seed)
     layers = random.randint(3, 10)
     kinds = [False] * layers if seed % 2 else [random.random() < 0.5 for _ in range(layers)]
@@ -103,7 +103,7 @@ def some_rows(seed: int) -> Rows:
 
 
 def numbers(values: Any) -> Any:  # noqa: ANN401 - JSON
-    """Values with nine digits."""
+    """Round values to nine digits."""
     if isinstance(values, dict):
         return {name: numbers(one) for name, one in values.items()}
     if isinstance(values, np.ndarray | np.generic):
@@ -176,7 +176,7 @@ def _against(rows: Rows, known_s: float) -> dict[str, Any]:
 
 
 def _of_single(rows: Rows) -> dict[str, Any]:
-    """Return what is asked about one row of one kind of layers at a time, against 1.15 of its own bound."""
+    """Return the answers for single rows with one kind of layers, against 1.15 of their own bounds."""
     found: dict[str, Any] = {"single": []}
     for at in range(len(rows)) if rows.is_uniform else ():
         row = rows.take([at])
@@ -196,7 +196,7 @@ def _of_single(rows: Rows) -> dict[str, Any]:
 
 
 def uniform_problems() -> Iterator[Problem]:
-    """Small models on one node, in ample and in tight memory."""
+    """Yield small models on one node, in ample and in tight memory."""
     sizes = {"hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
     experts = MoeSpec(num_experts=4, top_k=2, ffn_hidden_size=2048, num_dense_layers=1)
     cases: tuple[tuple[int, str, MoeSpec | None, dict[str, Any]], ...] = (
@@ -229,7 +229,7 @@ def uniform_problems() -> Iterator[Problem]:
 
 
 def mixed_problems() -> Iterator[Problem]:
-    """Small models on node groups of several speeds, sizes and memories."""
+    """Yield small models on node groups of several speeds, sizes and memories."""
     fast, slow = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
     small = a_group(speed=0.7, memory_gib=2.0, slug="small")
     pins = {"pin": {"micro_batch_size": 1, "zero_stage": 0}}

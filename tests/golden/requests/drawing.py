@@ -140,7 +140,7 @@ OFTEN = (
 
 
 def drawn() -> list[list[Any]]:
-    """Changes that run branches which none before them ran."""
+    """Return changes that run branches which no change before them ran."""
     kept, seen = list[list[Any]](), set[object]()
     rows = {row.path: row for row in FIELDS if row.type}
     paths = [*rows, *VALUES, *SECTIONS, *OFTEN * 4]
@@ -169,7 +169,7 @@ def drawn() -> list[list[Any]]:
 
 
 def change(random: Random, path: str, rows: dict[str, RequestField]) -> tuple[str, object]:
-    """A path with one of its values, and now and then one of another kind."""
+    """Draw a path with one of its values, now and then of another kind."""
     if path in SECTIONS and random.random() < 0.7:
         name, values = random.choice([*SECTIONS[path].items()])
         return f"{path}.{name}", random.choice(values)
@@ -192,12 +192,12 @@ def _of_type(row: RequestField) -> tuple[object, ...]:
 
 
 def sorts(refusal: object) -> set[str]:
-    """The sentences of a refusal without what they quote or count."""
+    """Return the sentences of a refusal without quotes and numbers."""
     return {re.sub(r"\"[^\"]*\"|'[^']*'|[\d.e+]+", "", one) for one in str(refusal).split(" | ")}
 
 
 def branches(base: str, changes: Changes) -> tuple[set[object], object]:
-    """The branches that changes run, and what becomes of them."""
+    """Return the branches that changes run, and the outcome."""
     measured = coverage.Coverage(
         branch=True, data_file=None, include=[str(ROOT / f"{one}*") for one in READERS]
     )

@@ -70,11 +70,11 @@ Changes = Mapping[str, Any]
 
 
 class PathError(Exception):
-    """A path leads into a value that has no such part."""
+    """Raised where a path leads into a value without such a part."""
 
 
 def request_with(base: str, changes: Changes) -> dict[str, Any]:
-    """A base with a value at each path; a path that ends in a number changes an entry of a list."""
+    """Return a base with a value at each path; a path that ends in a number changes an entry of a list."""
     request = copy.deepcopy(dict(BASES[base]))
     for path, value in changes.items():
         at: Any = request
@@ -91,7 +91,7 @@ def request_with(base: str, changes: Changes) -> dict[str, Any]:
 
 
 def read(base: str, changes: Changes) -> dict[str, Any] | str:
-    """Every value of the request as it is read, or the sentences that refuse it."""
+    """Return every value of the request as it is read, or the sentences that refuse it."""
     request = request_with(base, changes)
     own = request.pop("configuration", None)
     try:
@@ -121,7 +121,7 @@ def usual(base: str) -> Mapping[str, Any]:
 
 
 def outcome(base: str, changes: Changes) -> object:
-    """The sentences that refuse the changes, or what they change."""
+    """Return the sentences that refuse the changes, or what they change."""
     now, was = read(base, changes), usual(base)
     if isinstance(now, str):
         return now

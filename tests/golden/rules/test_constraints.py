@@ -48,7 +48,7 @@ SLIPS = (
 
 
 def number(random: Random, depth: int = 2) -> str:
-    """A sum of sizes, whole numbers and terms of node groups."""
+    """Draw a sum of sizes, whole numbers and terms of node groups."""
     if depth and random.random() < 0.4:
         sign = random.choice(("+", "-", "*", "//", "%"))
         text = f"{number(random, depth - 1)} {sign} {number(random, depth - 1)}"
@@ -57,7 +57,7 @@ def number(random: Random, depth: int = 2) -> str:
 
 
 def comparison(random: Random) -> str:
-    """Two or three numbers, or a variable and a word."""
+    """Draw a comparison of two or three numbers, or of a variable and a word."""
     if random.random() < 0.25:
         return f" {random.choice((*COMPARED, '==', '==', '!=', '!='))} ".join(random.choice(WORDS))
     if random.random() < 0.1:
@@ -69,7 +69,7 @@ def comparison(random: Random) -> str:
 
 
 def drawn(random: Random) -> str:
-    """One to three comparisons, in half of the draws with a slip."""
+    """Draw one to three comparisons, in half of the draws with a slip."""
     text = comparison(random)
     for _ in range(random.choice((0, 0, 1, 2))):
         other = random.choice((comparison(random), random.choice(LOGICAL)))

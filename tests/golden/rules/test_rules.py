@@ -164,7 +164,7 @@ def _of_sample(space: Space) -> list[Any]:
 
 
 def _limits(problem: Problem) -> list[list[str]]:
-    """The names of the request's own rules, and of those left without every second of them."""
+    """Return the names of the request's own rules, and of those left without every second of them."""
     names = [rule.name for rule in request_rules(problem)]
     return [names, [rule.name for rule in request_rules(without_limits(problem, names[::2]))]]
 

@@ -159,5 +159,5 @@ def test_defaults_are_those_of_the_newest_release_that_has_the_argument() -> Non
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_is_said_of_an_argument_is_a_text(program: str) -> None:
+def test_every_reason_for_an_argument_is_text(program: str) -> None:
     assert {type(flag.why) for flag in flags_of(program).values()} == {str}

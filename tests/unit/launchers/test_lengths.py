@@ -102,7 +102,7 @@ def test_megatron_packs_one_sequence_a_micro_batch() -> None:
         ),
     ],
 )
-def test_a_users_script_is_told_how_to_make_sequences(lengths: SequenceLengths | None, words: str) -> None:
+def test_an_export_states_how_a_script_makes_sequences(lengths: SequenceLengths | None, words: str) -> None:
     found = target(LLAMA_70B, Configuration(stage_layers=(80,)), seq_length=4096)
     work = replace(found.workload, lengths=lengths)
     said = sequences_in_the_script(replace(found, problem=replace(found.problem, workload=work)))

@@ -282,7 +282,7 @@ def test_nearest_values_stand_on_both_sides(
     assert near(value, total) == expected
 
 
-def test_prediction_behind_scaled_positions_is_refused_by_what_the_positions_are() -> None:
+def test_prediction_layers_with_scaled_positions_are_refused_with_the_kind_of_positions() -> None:
     yarn = RotaryScaling(kind="yarn", factor=4.0, original_max_position_embeddings=4096)
     model = replace(TINY, num_mtp_layers=1, rotary_base=10_000, rotary_scaling=yarn)
     with pytest.raises(RefusedExportError, match="1 with positions by YaRN"):

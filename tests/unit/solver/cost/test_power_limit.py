@@ -145,7 +145,7 @@ def test_any_limit_in_the_range_of_the_gpu_is_taken(limit_w: float) -> None:
     assert parse_problem(raw).power_limit_w == limit_w
 
 
-def test_limits_are_tried_on_a_gpu_of_ones_own_and_asked_for_where_it_states_no_power() -> None:
+def test_limits_are_tried_on_an_own_gpu_which_has_to_state_its_power() -> None:
     chip = {"name": "ours", "memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}}
     raw: dict[str, Any] = {
         "model": "llama-3.1-8b", "cluster": {"groups": [{"gpu": chip, "num_nodes": 1}]},
@@ -166,7 +166,7 @@ def test_limits_are_tried_on_a_gpu_of_ones_own_and_asked_for_where_it_states_no_
     assert watts == [0.0, 300.0, 350.0, 400.0, 450.0]  # from half of 600 W to the 492 W that are drawn
 
 
-def test_a_budget_is_enough_if_one_gpu_keeps_it_at_the_lowest_limit_that_is_tried() -> None:
+def test_a_budget_is_accepted_if_one_gpu_keeps_it_at_the_lowest_limit() -> None:
     # an H100 draws 574 W; 350 W is the lowest limit
     raw: dict[str, Any] = {
         "model": "llama-3.1-8b", "cluster": {"name": "dgx-h100", "num_nodes": 1},
