@@ -275,6 +275,7 @@ def _states(
     shards = list(_shards(problem, mesh))
     modes = _modes(problem, mesh["context_parallel_size"])
     offloads = OFFLOADS if "offload" in problem.options.allow else ("none",)
+    named = problem.workload.framework_options.get("offload_modules", "all") != "all"
     for held, sequence, mode, order, offload in product(
         shards, (False, True) if tp > 1 else (False,), modes, ORDERS, offloads
     ):
@@ -285,8 +286,8 @@ def _states(
         }  # fmt: skip
         known = zero in able.zero_stages and mode in able.context_parallel_modes
         known = known and order in able.rank_orders and offload in able.offload
-        # Megatron-Core moves the inputs of modules that are named, and this request names none.
-        known = known and not (able.offloads_modules and "activations" in offload)
+        # Megatron-Core moves the inputs of the modules that the request or its switch names.
+        known = known and (named or not able.offloads_modules or "activations" not in offload)
         if known and limits.allow(**states):
             yield states
 
