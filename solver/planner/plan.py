@@ -323,7 +323,8 @@ def _of_variants(
     if problem.options.pareto and answer.plans:
         from meshwright.solver.planner.pareto import front_of  # noqa: PLC0415 - asked for by few
 
-        answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
+        settled = [replace(one, problem=settle(one.problem)) for one in variants]
+        answer = replace(answer, pareto=front_of(problem, settled, watch), elapsed_s=watch.elapsed_s)
     answer = with_baseline(first, priced, answer)
     if answer.plans and packaged:
         answer = _with_packaged(problem, answer, answered, packaged, watch)

@@ -27,7 +27,7 @@ from meshwright.solver.planner.variants import (
     variants_of,
 )
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.problem import Problem, batch_sizes, on_gpus
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import Space, enumerate_space, same_rows
 from meshwright.solver.space.launcher_rules import overlap_warnings
@@ -134,12 +134,26 @@ def test_what_one_launcher_runs_on_fewer_gpus_is_searched_under_all() -> None:
     assert answer.objective is not None
     assert answer.objective.bound is not None
     for name in answer.plans[0].launchers:
-        own = answered(
-            replace(asked, launcher=name, options=replace(asked.options, num_gpus=(4,)))
-        ).objective
+        own = searched(on_gpus(replace(asked, launcher=name), (4,))).objective
         assert own is not None
         assert own.value is not None
         assert own.value <= answer.objective.bound * (1 + 1e-9), name
+
+
+def test_a_front_is_drawn_on_the_gpus_that_all_launchers_are_searched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as above: DeepSpeed can use 4 of the 8 GPUs, so that Megatron-LM's points of 4 belong to the front
+    two = ("megatron-lm", "deepspeed")
+    monkeypatch.setattr(variants, "launchers_of", lambda name: two if name == "any" else (name,))
+    pin = {"pipeline_parallel_size": 2, "num_microbatches": 24, "context_parallel_size": 1}
+    asked = replace(small(top_k=1, pin=pin, pareto=True), launcher="any")
+    asked = replace(asked, workload=replace(asked.workload, global_batch_size=48))
+    both = answered(asked).pareto
+    own = searched(on_gpus(replace(asked, launcher="megatron-lm"), (4,))).plans[0]
+    assert both is not None
+    steps = [at.plan.prediction.step_time_s for at in both.points if at.plan.config.num_gpus == 4]
+    assert min(steps) <= own.prediction.step_time_s * (1 + 1e-9)
 
 
 def test_a_plan_names_every_launcher_that_can_run_it() -> None:
