@@ -4,7 +4,7 @@ Numbers of nodes are tried from the smallest: a number is left behind when no le
 candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
 deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes
 with more GPUs than any legal configuration uses is searched as a cluster of that size: on as many as can
-be used.
+be used. Numbers of GPUs that were refuted on fewer nodes are not looked at again.
 """
 
 from __future__ import annotations
@@ -72,14 +72,16 @@ def fewest(
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    refuted, counts = 0, node_counts(problem)
+    refuted, counts, sizes = 0, node_counts(problem), dict[tuple[int, ...], int]()
     for count in counts:
         here = on_nodes(problem, count, max(watch.left_s, 0.01))
         cut, covered = watch.interrupted(), 0
         last = count == counts[-1] or cut
         with watch.cut():
-            here = _usable(problem, here, count, differing_on)
-            covered = 0 if last else _refuted(here, profile)
+            here, numbers = _usable(problem, here, count, differing_on)
+            if not last:
+                covered = sizes.get(numbers) or _refuted(here, profile)
+                sizes |= {numbers: covered} if numbers else {}
         watch.report("enumerating", explored=refuted, total=refuted + covered)
         if covered:
             refuted += covered
@@ -97,14 +99,18 @@ def fewest(
 
 def _usable(
     problem: Problem, here: Problem, count: int, differing_on: Callable[[int], tuple[int, ...]]
-) -> Problem:
-    """Return the problem on ``count`` nodes, as its own cluster if no legal row uses all their GPUs."""
+) -> tuple[Problem, tuple[int, ...]]:
+    """Return the problem on ``count`` nodes and the numbers of GPUs that legal rows use there; (): unknown.
+
+    It is a cluster of its own if no legal row uses all their GPUs.
+    """
     if problem.options.num_nodes:
-        return here
+        return here, ()
     alone, differing = _alone_on(here, count), differing_on(count)
     if differing:
-        return on_gpus(alone, differing)
-    return here if numbers_of_gpus(alone) == (alone.cluster.num_gpus,) else alone
+        return on_gpus(alone, differing), differing
+    numbers = numbers_of_gpus(alone)
+    return here if numbers == (alone.cluster.num_gpus,) else alone, numbers
 
 
 def _alone_on(problem: Problem, count: int) -> Problem:
