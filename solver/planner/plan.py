@@ -323,6 +323,8 @@ def _of_variants(
     if problem.options.pareto and answer.plans:
         from meshwright.solver.planner.pareto import front_of  # noqa: PLC0415 - asked for by few
 
+        if problem.options.gpus == "fewest":  # on the GPUs of its plans
+            settle = partial(on_gpus, numbers=tuple({plan.config.num_gpus for plan in answer.plans}))
         settled = [replace(one, problem=settle(one.problem)) for one in variants]
         answer = replace(answer, pareto=front_of(problem, settled, watch), elapsed_s=watch.elapsed_s)
     answer = with_baseline(first, priced, answer)

@@ -76,6 +76,14 @@ def test_open_numbers_of_gpus_are_a_third_axis() -> None:
     assert {point.plan.config.num_gpus for point in found.points} == {8, 16}
 
 
+def test_the_front_of_the_fewest_nodes_is_drawn_on_their_gpus() -> None:
+    # one of three nodes is enough; the front was drawn on all 24 GPUs, without the plan
+    problem = small(nodes=3, pareto=True, gpus="fewest")
+    found, best = front(problem), answered(problem).plans[0]
+    assert {point.plan.config.num_gpus for point in found.points} == {8}
+    assert found.points[0].plan.config == best.config
+
+
 def test_without_being_asked_for_there_is_no_front() -> None:
     assert answered(small()).pareto is None
 
