@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -62,17 +63,20 @@ def fewest(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
     differing_on: Callable[[int], tuple[int, ...]] = lambda _: (),
+    most_nodes: float = inf,
 ) -> Answer:
     """Return the answer on the fewest nodes; on the most of them if none has a plan.
 
     ``known``: configurations to begin with, as ``search``; those of other numbers of nodes are ignored.
     ``differing_on``: the numbers of GPUs to search on so many nodes; none: as many as can be used.
+    ``most_nodes``: another variant has a plan on so many: more are not tried, and none is not explained.
     A limit before the first plan leaves status ``unknown``. Errors as ``search``.
     """
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    refuted, counts, sizes = 0, node_counts(problem), dict[tuple[int, ...], int]()
+    refuted, sizes = 0, dict[tuple[int, ...], int]()
+    counts = [count for count in node_counts(problem) if count <= most_nodes]
     for count in counts:
         here = on_nodes(problem, count, max(watch.left_s, 0.01))
         cut, covered = watch.interrupted(), 0
@@ -86,9 +90,8 @@ def fewest(
         if covered:
             refuted += covered
             continue
-        answer = explained_search(
-            here, profile, explained=last, on_progress=on_progress, should_stop=should_stop, known=known
-        )
+        answer = explained_search(here, profile, explained=last and most_nodes == inf, known=known,
+                                  on_progress=on_progress, should_stop=should_stop)  # fmt: skip
         if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
             answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
         if last or answer.status != "infeasible":

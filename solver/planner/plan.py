@@ -31,6 +31,7 @@ from meshwright.solver.planner.variants import (
     Switched,
     Variant,
     best_score_s,
+    fewest_nodes,
     found_by,
     merged,
     packaged_variants,
@@ -384,6 +385,10 @@ def _answered(
             own = partial(
                 own, rivals=rivals_of(problem, [answered[key] for key in sorted(answered)], variant)
             )
+        elif done and variant.follows:
+            launcher = variant.problem.launcher
+            alike = [each for each in answered.values() if each.variant.problem.launcher == launcher]
+            own = partial(own, most_nodes=fewest_nodes(problem, alike))
         answer = _answer([replace(variant, problem=one), *others], own, watch)
         answered[at] = Answered(variant=variant, answer=answer, others=tuple(others))
     found = [answered[at] for at in sorted(answered)]

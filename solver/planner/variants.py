@@ -614,10 +614,18 @@ def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
     """
     if asked.options.gpus != "fewest":
         return list(answered)
+    nodes, fewest = [_nodes(asked, one) for one in answered], fewest_nodes(asked, answered)
+    return [one for one, count in zip(answered, nodes, strict=True) if count in (inf, fewest)]
+
+
+def fewest_nodes(asked: Problem, answered: Iterable[Answered]) -> float:
+    """Return the fewest nodes that have a plan; +inf if none is found."""
+    return min((_nodes(asked, one) for one in answered), default=inf)
+
+
+def _nodes(asked: Problem, one: Answered) -> float:
     each = asked.cluster.groups[0].gpus_per_node
-    nodes = [-(-one.answer.plans[0].config.num_gpus // each) if one.answer.plans else 0 for one in answered]
-    fewest = min((count for count in nodes if count), default=0)
-    return [one for one, count in zip(answered, nodes, strict=True) if count in (0, fewest)]
+    return -(-one.answer.plans[0].config.num_gpus // each) if one.answer.plans else inf
 
 
 def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:

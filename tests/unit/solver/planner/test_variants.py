@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -369,6 +370,26 @@ def test_the_fewest_nodes_are_those_of_the_launcher_that_needs_fewest() -> None:
     half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)  # 64 of 128 GPUs
     both = merged(asked, for_megatron_lm(an_answer(stepping(30.0)), an_answer(half)))
     assert [plan.config.num_gpus for plan in both.plans] == [64]
+
+
+def test_further_switches_are_sought_on_no_more_nodes_than_the_first_ones_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = list[float]()
+
+    def noted(*given: Any, most_nodes: float = inf, **how: Any) -> Answer:  # noqa: ANN401
+        most.append(most_nodes)
+        return fewest_nodes.fewest(*given, most_nodes=most_nodes, **how)
+
+    monkeypatch.setattr(planner, "fewest", noted)
+    pin = {"context_parallel_size": 1, "micro_batch_size": 1, "zero_stage": 1}
+    asked = a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=4), gpus="fewest", top_k=1,
+                      certify="none", pin=pin)  # fmt: skip
+    answer = ask(with_default_switches(asked), profile_of(asked))
+    assert answer.status == "optimal"
+    needed = answer.plans[0].config.num_gpus // 8
+    assert most[0] == inf
+    assert {needed} == {*most[1:]}
 
 
 def test_a_step_is_bounded_by_what_is_known_of_steps_on_as_many_gpus() -> None:
