@@ -417,7 +417,8 @@ def mesh_run(
 
 def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
     """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
-    backends = [fields.word(name, "no") for name in _COMPILED]
+    known = (*flags_of("accelerate")["dynamo_backend"].choices, "false")  # YAML's ``no``
+    backends = [fields.word(name, "no", allowed=known) for name in _COMPILED]
     backends += [said(given, name) or "no" for name in ("dynamo_backend", "torch_compile")]
     compiled = any(word.lower() not in ("no", "false") for word in backends)
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:

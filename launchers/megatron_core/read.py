@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from math import prod
 
-from meshwright.launchers.flags import flags_of
-from meshwright.launchers.megatron_core.names import flag_kinds, spelled
+from meshwright.launchers.flags import flags_of, plain_name
+from meshwright.launchers.megatron_core.names import flag_kinds, spelled, table
 from meshwright.launchers.reading.given import Given, Value, plain_names
 from meshwright.shell.values import unknown_fault, unknown_in
 from meshwright.solver.configuration import HIERARCHICAL
@@ -50,7 +50,7 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
     if (unknown := unknown_in(text)) is not None:
         given.faults.append(unknown_fault(called[:64], unknown, line))
         return
-    if text.lower() in _UNSET or (text == "[]" and flag_kinds()[flag] == "words"):
+    if _is_unset(flag, text):
         return
     for name, value in meanings()[key.replace("-", "_")].items():
         if value is True:
@@ -59,6 +59,13 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
             _take_switch(given, spelled(name), text, line, called=called, wanted=value != "not")
         else:
             given.take(spelled(name), Value(_texts(spelled(name), text), line), called=called)
+
+
+def _is_unset(flag: str, text: str) -> bool:
+    """Return whether a value leaves a flag at its default, as ``fp8: false`` does."""
+    kind, word = flag_kinds()[flag], text.lower()
+    off = word == "false" and kind == "word" and table()[plain_name(flag)].default is None
+    return off or word in _UNSET or (text == "[]" and kind == "words")
 
 
 def _texts(flag: str, text: str) -> tuple[str, ...]:

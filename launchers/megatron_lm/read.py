@@ -20,7 +20,7 @@ from meshwright.launchers.megatron_lm.read_run import (
     with_buckets,
     workload_of,
 )
-from meshwright.launchers.megatron_lm.refusals import refuse_contradictions
+from meshwright.launchers.megatron_lm.refusals import refuse_contradictions, refuse_words
 from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     World,
@@ -151,6 +151,7 @@ def launch_file(
         raise InvalidProblemError(_in_file(given, one) for one in fault.errors) from None
     if named is not None:
         _agree(given, named)
+    refuse_words(given)
     if launcher in ("megatron-lm", "flagscale"):
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))

@@ -138,9 +138,9 @@ def _take_4_bits(given: Given) -> None:
     if given.has("fp4-format"):
         if given.has("fp8-format"):
             given.fault("fp4-format", "contradicts --fp8-format: Megatron-LM takes one of them")
-        line, recipe = given.values["--fp4-format"].line, given.word("fp4-recipe", FP4_RECIPE)
+        line = given.values["--fp4-format"].line
         given.take("--fp8-format", Value(("e4m3",), line), called="--fp4-format")
-        given.take("--fp8-recipe", Value((recipe,), line), called="--fp4-recipe")
+        given.take("--fp8-recipe", Value((FP4_RECIPE,), line), called="--fp4-recipe")
 
 
 def _experts(given: Given) -> None:

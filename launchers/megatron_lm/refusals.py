@@ -45,16 +45,20 @@ def _lacking(given: Given, _: ModelSpec) -> None:
             given.fault(name, f"needs --{needed}")
 
 
-def _words(given: Given, _: ModelSpec) -> None:
-    """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
+def refuse_words(given: Given) -> None:
+    """Record a fault for each word that is not priced, or that Megatron-LM's parser stops at."""
     for flag, value in given.values.items():
-        allowed = table()[plain_name(flag)].words
+        row = table()[plain_name(flag)]
+        allowed = row.words or (row.choices if row.role == "priced" else ())
         known = {one.lower() for one in allowed or value.texts}
         for word in (one for one in value.texts if one.lower() not in known):  # forks write rmsnorm
             near = difflib.get_close_matches(word, allowed, n=1)
             message = f'"{shown(word)}" is not priced, or not known'
             nearest = near[0] if near else None
             given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
+
+
+def _implementation(given: Given, _: ModelSpec) -> None:
     if given.word("transformer-impl") == "local":
         given.note("--transformer-impl local is priced as Transformer Engine, which has faster kernels")
 
@@ -240,7 +244,7 @@ def _documents(given: Given, _: ModelSpec) -> None:
 
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _lacking,
-    _words,
+    _implementation,
     _activations,
     _experts,
     _recomputation,

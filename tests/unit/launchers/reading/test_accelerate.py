@@ -62,3 +62,16 @@ def test_the_address_may_stand_in_the_command_and_its_numbers_are_numbers() -> N
     assert read(text, SCRIPT.replace("--config", "--main-process-ip node0 --config")) == read()
     with pytest.raises(InvalidProblemError, match='_train_batch_size: line 1: "two" is not a whole'):
         read(script=SCRIPT.replace("size 2", "size two"))
+
+
+def test_a_compiler_that_torch_does_not_have_is_refused_with_the_nearest() -> None:
+    fsdp = (
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n"
+        "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\ndynamo_config:\n  dynamo_backend: "
+    )
+    script = SCRIPT.replace("size 2", "size 2 --gradient_accumulation_steps 4")
+    assert read(f"{fsdp}INDUCTOR\n", script).workload.framework_options == {}
+    for off in ("no", "'NO'"):
+        assert read(f"{fsdp}{off}\n", script).workload.framework_options["elementwise_fused"] is False
+    with pytest.raises(InvalidProblemError, match=r'line 9: "inductr" is unknown\. .*Nearest: inductor'):
+        read(f"{fsdp}inductr\n", script)

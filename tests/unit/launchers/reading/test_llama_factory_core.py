@@ -126,6 +126,20 @@ def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
             read(f"{text}per_device_train_batch_size: 2\n", Overrides(num_gpus=8), "a.yaml")
 
 
+def test_a_word_that_is_off_is_not_given_and_one_that_is_not_known_is_refused() -> None:
+    """``if config.fp8`` of Megatron-Core: false is off, and any other word would be a format."""
+    assert core("fp8: hybrid\n").workload.precision == "fp8"
+    assert core("fp8: false\n").workload.precision == "bf16"
+    for text, allowed in (
+        ("fp8: bf16\n", "e4m3, hybrid"),
+        ("exp_avg_sq_dtype: xxx\n", "fp32, fp16, bf16, fp8"),
+    ):
+        with pytest.raises(
+            InvalidProblemError, match=rf"line 11: .*is not priced, or not known\. Allowed: {allowed}"
+        ):
+            core(text)
+
+
 @pytest.mark.parametrize("name", ["fp32_residual_connection", "use_torch_fsdp2", "fp4_param_gather"])
 def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name: str) -> None:
     swift = (

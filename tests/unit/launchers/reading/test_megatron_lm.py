@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.launchers.megatron_core.names import flag_kinds
+from meshwright.launchers.flags import plain_name
+from meshwright.launchers.megatron_core.names import flag_kinds, table
 from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.megatron_lm.flags import sections
 from meshwright.launchers.reading.base import Include, LaunchFile, Overrides, Source
@@ -276,7 +277,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
     [
         (("--bf16", "--bf16 --fp16"), "--fp16: line 21: contradicts --bf16"),
         (("--bf16", "--bf16 --fp8-format hybrid --fp4-format e2m1"), "--fp4-format: line 21: contradicts"),
-        (("--bf16", "--bf16 --fp4-format e2m1 --fp4-recipe custom"), "--fp4-recipe: line 21: is not"),
+        (("--bf16", "--bf16 --fp4-format e2m1 --fp4-recipe custom"), 'fp4-recipe: line 21: "custom" is'),
         (("--bf16", "--use-checkpoint-args --bf16"), "--use-checkpoint-args: line 21: cannot be read"),
         (("--num-layers 32", "--num-layers 33"), "33 layers are not split evenly by 2 chunks"),
         (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is not a whole number'),
@@ -320,6 +321,22 @@ def test_what_cannot_be_read_is_said_with_line_and_flag(change: tuple[str, str],
     with pytest.raises(InvalidProblemError) as caught:
         read_launch_file(SCRIPT.replace(*change))
     assert says in str(caught.value)
+
+
+WORDED = [
+    name for name, kind in flag_kinds().items()
+    if kind == "word" and (row := table()[plain_name(name)]).choices and row.role == "priced"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [one for one in WORDED if one != "--experimental-attention-variant"])
+def test_a_word_that_is_none_of_an_arguments_choices_is_refused(name: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read_launch_file(SCRIPT.replace("--bf16", f"--bf16 {name} xxx"))
+    said = [one.sentence() for one in caught.value.errors if '"xxx" is not priced, or' in one.message]
+    assert len(said) == 1
+    assert said[0].startswith(f"{name}: line 21: ")
+    assert "Allowed: " in said[0]
 
 
 def test_a_flag_given_twice_is_noted_and_the_last_counts() -> None:
