@@ -267,5 +267,5 @@ def _shortfall(nearest: Shortfall) -> str:
     return (
         f"{words} → stage {nearest.stage} needs {need} of {limit} GiB "
         f"(weights, gradients and optimizer {figures.gib(static)} GiB)"
-        + "".join(f" and {figures.gib(lacks)} GiB more {what} a GPU" for what, lacks in outside.items())
+        + "".join(f" and lacks {figures.gib(lacks)} GiB of {what} a GPU" for what, lacks in outside.items())
     )

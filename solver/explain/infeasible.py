@@ -106,7 +106,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     shortfall, offloaded = _shortfall(rows), _lacking_hosts(problem, profile, space)
     found = [one for one in (shortfall, offloaded) if one is not None]
     reasons = [_memory_reason(problem, rows, shortfall, also=offloaded is not None)] if shortfall else []
-    reasons += _host_reasons(offloaded) if offloaded else []
+    reasons += [_host_reason(offloaded)] if offloaded else []
     reasons += _request_reasons(space, conflicts)
     changes = chain(
         _risk_changes(problem, profile, shortfall),
@@ -212,13 +212,13 @@ def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfal
     return replace(short, lacks_outside={what: ceil(each[0]) for what, each in named if each[0]})
 
 
-def _host_reasons(short: Shortfall) -> Iterator[str]:
-    for what, lacks in short.lacks_outside.items():
-        yield (
-            f"{what}: with {short.config.offload} offloaded, stage {short.stage} needs "
-            f"{short.needed_bytes / GIB:.1f} of {short.limit_bytes / GIB:.1f} GiB on each GPU, and "
-            f"{lacks / GIB:.1f} GiB more {what} than may be filled for each GPU"
-        )
+def _host_reason(short: Shortfall) -> str:
+    lacks = (f"{lacks / GIB:.1f} GiB of {what}" for what, lacks in short.lacks_outside.items())
+    return (
+        f"{' and '.join(short.lacks_outside)}: with {short.config.offload} offloaded, each GPU lacks "
+        f"{' and '.join(lacks)}; stage {short.stage} needs {short.needed_bytes / GIB:.1f} of "
+        f"{short.limit_bytes / GIB:.1f} GiB on each GPU"
+    )
 
 
 def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:

@@ -309,6 +309,8 @@ def test_a_measured_page_has_every_run_with_its_errors(tmp_path: Path) -> None:
     assert "| 990.0 ms | 1200.0 ms | 1000.0 ms | -1.0 % | +20.0 % | 30.0 GiB | +10.0 % |" in text
     assert "| 990.0 ms | 1200.0 ms | out of memory | – | – | – | – |" in text
     assert "Megatron-Core: not run (ModuleNotFoundError: No module named 'megatron')." in text
-    assert words.startswith("1 of 2 runs measured; step times from the profile 1.0 % off (median 1.0)")
+    assert words.startswith(
+        "1 of 2 runs measured; mean error of the step: 1.0 % from the profile (median 1.0)"
+    )
     assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("train-01,dense,")
     assert json.loads((tmp_path / "journal.jsonl").read_text().splitlines()[0])["item"] == "machine"

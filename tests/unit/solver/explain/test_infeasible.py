@@ -129,7 +129,7 @@ def test_hosts_that_are_too_small_for_what_is_offloaded_are_named_with_what_they
         one for one in explained(on_hosts(64.0, "offload")).reasons if one.startswith("host memory: ")
     )
     assert "with optimizer+parameters offloaded" in host
-    more = float(host.partition(" GiB more host memory than may be filled")[0].rpartition(" ")[2])
+    more = float(host.partition(" GiB of host memory")[0].rpartition(" ")[2])
     assert more > 123e9 / GIB - 0.9 * 64
     # of 64 GiB 57.6 may be filled; of more than 80 all but 8
     assert fits(on_hosts(57.6 + more + 8.1, "offload"))
