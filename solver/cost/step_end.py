@@ -267,8 +267,8 @@ def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
 # ``clip_grads_with_norm_``), and reads the updated fp32 copy again to cast it for the
 # GPU (``stage_1_and_2.py step``; torch casts on the CPU in a copy to the GPU, ``native/cuda/Copy.cu``).
 _SCALED_BYTES, _READ_TO_CAST = 8.0, 4.0
-# Under ZeRO-3 torch casts into unpinned memory: a copy from there is 4 to 5 times as slow on nodes of 8
-# GPUs (DeepSpeed pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
+# Under DeepSpeed's ZeRO-3 torch casts into unpinned memory: a copy from there is 4 to 5 times as slow on
+# nodes of 8 GPUs (pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
 # _reassign_or_swap_out_partitioned_parameters``).
 _UNPINNED = 4.5
 
@@ -291,7 +291,8 @@ def _offloaded_s(
     passes = _SCALED_BYTES * facts.offloads_gradients + np.where(ctx.offloads_weights, 0.0, _READ_TO_CAST)
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
     there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
-    slower = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, _UNPINNED, 1.0)
+    unpinned = facts.offloads_gradients & (ctx.columns.zero_stage == SHARD_WEIGHTS)
+    slower = np.where(unpinned, _UNPINNED, 1.0)
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES * slower)
     seconds = (np.where(there, 0.0, gradient) + back) / host.link_bytes_per_s + (
         ctx.optimizer.moved_bytes + passes

@@ -142,6 +142,17 @@ def test_the_update_reads_and_writes_16_bytes_of_each_weight_on_drives() -> None
     assert drives == pytest.approx(expected)
 
 
+def test_only_deepspeed_copies_weights_of_zero_3_back_from_memory_that_is_not_pinned() -> None:
+    # launcher none has Megatron-Core's facts: gradients of its own size, weights of 2 bytes, 30 + 4 bytes
+    problem = replace(on_drives(), launcher="none")
+    profile = default_profile(problem.cluster, "none")
+    row = Columns.of([a_run("optimizer")])
+    found = float(price(problem, row, profile).tail_breakdown_s["optimizer"][0, 0])
+    each, there = host(), profile.framework.gradient_bytes + 2
+    expected = LAYER / DP * (there / each.link_bytes_per_s + 34 / each.memory_bytes_per_s)
+    assert found == pytest.approx(expected)
+
+
 def test_each_pass_reads_the_rank_s_own_shard() -> None:
     # of 805 million weights 101 MB over the link of each rank, and read ahead from its drive
     host_s, drive_s = (
