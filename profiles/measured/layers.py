@@ -106,7 +106,7 @@ class MeasuredLayers:
                 forward_s=passes["forward"],
                 backward_s=passes["backward"] + added * passes.get("accumulate", 0.0),
                 optimizer_s=passes.get("optimizer"),
-                issuing_s=_both_passes(issuing[(part, tp, micro_batch)]),
+                issuing_s=_both_passes(issuing[(part, tp, micro_batch)], added),
             )
             for (part, tp, micro_batch), passes in sorted(found.items())
             if {"forward", "backward"} <= passes.keys()
@@ -157,11 +157,11 @@ class MeasuredLayers:
         return tuple(one for one in self.ratios if (one.part, one.tensor_parallel_size) == shard)
 
 
-def _both_passes(seconds: Mapping[str, float]) -> float | None:
-    """Sum the seconds of both passes and of gradient accumulation; None without both passes."""
+def _both_passes(seconds: Mapping[str, float], added: float) -> float | None:
+    """Sum the seconds of both passes and of a share of accumulation; None without both passes."""
     if not {"forward", "backward"} <= seconds.keys():
         return None
-    return seconds["forward"] + seconds["backward"] + seconds.get("accumulate", 0.0)
+    return seconds["forward"] + seconds["backward"] + added * seconds.get("accumulate", 0.0)
 
 
 def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:

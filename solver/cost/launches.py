@@ -16,6 +16,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.parameters import Part
 
 # Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
 # attention, its projection, its sum with the residual; norm, two products, activation and sum of the MLP,
@@ -57,7 +58,7 @@ _PIECES = 10.0
 _PRODUCTS, _CASTS, _BIASES = 2.0, 4.0, 6.0
 # Share of launches that is left where whole layers, or whole iterations, are captured, and operators that
 # start the graph of a part: copies into its static inputs, the replay.
-_LAYER_LEFT: Mapping[LayerKind, float] = {"dense": 0.15, "moe": 0.25}
+_LAYER_LEFT: Mapping[Part, float] = {"dense": 0.15, "moe": 0.25}
 _ITERATION_LEFT = 0.03
 _REPLAY = 1.0
 # A blocking launch returns when its kernel has ended: each kernel waits for a launch and a synchronisation.
@@ -94,11 +95,24 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
         counted = each * constants.floor_moe * operators
         floor_s = (further if facts.layer_launch_s else counted) + _looped_s(ctx, moe)
     floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
-    if facts.synchronous_transfers:
-        waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
-        slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))
-        floor_s = floor_s * np.where(waits, slower, 1.0)
-    return np.asarray(floor_s * ctx.operators.host)
+    return np.asarray(floor_s * _slower(ctx) * ctx.operators.host)
+
+
+def _slower(ctx: Context) -> FloatArray | float:
+    if not ctx.facts.synchronous_transfers:
+        return 1.0
+    waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
+    slower = ctx.constants.floor_across * (1.0 + ctx.constants.floor_tensor * (ctx.t - 1.0))
+    return np.where(waits, slower, 1.0)
+
+
+def issuing_left(ctx: Context, part: Part) -> FloatArray | float:
+    """Return how long issuing a part takes, over issuing its kernels one by one without a wait."""
+    left: FloatArray | float = launches_left(ctx.facts, part)
+    if part == "moe" and ctx.model.moe is not None:
+        operators = _expert_layer(ctx, ctx.model.moe)
+        left = _left(ctx.facts, operators) / sum(operators.values(), np.zeros(1))
+    return left * _slower(ctx)
 
 
 def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float]:
@@ -150,18 +164,30 @@ def _looped_s(ctx: Context, moe: MoeSpec) -> FloatArray | float:
     return kernels * ctx.operators.launch_s * np.maximum(moe.num_experts / ctx.e, 1.0)
 
 
-def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
-    """Return the share of a layer's launches that CUDA graphs leave; of captured parts, a dense layer's."""
+def launches_left(facts: FrameworkFacts, part: Part) -> float:
+    """Return the share of a part's launches that CUDA graphs leave; of captured pieces, a dense layer's."""
     scope = facts.cuda_graph
-    if scope == "none":
-        return 1.0
     if scope == "full_iteration":
         return _ITERATION_LEFT
+    if scope == "none" or part not in _LAYER_LEFT:
+        return 1.0
     if scope == "layer":
-        return _LAYER_LEFT["dense" if facts.moe_capacity_factor else kind]
+        return _LAYER_LEFT["dense" if facts.moe_capacity_factor else part]
     captured = {"attn": _ATTENTION, "mlp": _MLP}
-    of_dense = [captured[part] - _REPLAY for part in scope.split("+") if part in captured]
+    of_dense = [captured[piece] - _REPLAY for piece in scope.split("+") if piece in captured]
     return 1.0 - sum(of_dense) / DENSE
+
+
+def issued(ctx: Context, busy: PassSeconds, both_s: FloatArray) -> PassSeconds:
+    """Return passes of a part that together take no less than issuing both; blocking launches come on top.
+
+    The host runs ahead of the GPU: a delay in one pass is made up for in the other, so only the sum of the
+    two is bounded. Measured ``busy`` seconds include the GPU's waits for its host.
+    """
+    own_s = busy.forward + busy.backward
+    more_s = _BLOCKED * both_s if ctx.facts.launch_blocking else np.maximum(both_s - own_s, 0.0)
+    longer = 1.0 + more_s / own_s
+    return PassSeconds(forward=busy.forward * longer, backward=busy.backward * longer)
 
 
 def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
@@ -174,7 +200,7 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
         return busy + PassSeconds(forward=waited, backward=waited * again)
-    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else smooth_maximum
+    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else _smooth_maximum
     return PassSeconds(
         forward=joined(busy.forward, floor_s), backward=joined(busy.backward, floor_s * again)
     )
@@ -185,7 +211,7 @@ def _waits_for_sizes(facts: FrameworkFacts) -> bool:
     return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 
-def smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
+def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
     """Return ``(x^8 + floor^8)^(1/8)`` without overflow."""
     low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
     ratio = (low / high) ** 2

@@ -57,7 +57,7 @@ from meshwright.solver.cost.context import (
     paired_passes,
     total,
 )
-from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
+from meshwright.solver.cost.launches import issued, launched, launches_left, layer_floor_s
 from meshwright.solver.cost.memory import (
     layer_activation_bytes,
     memory_prices,
@@ -98,7 +98,7 @@ from meshwright.solver.cost.step_end import (
 from meshwright.solver.cost.timed_layers import (
     beyond_price,
     is_issued,
-    issued,
+    issuing_s,
     shared_out,
     timed_together,
 )
@@ -147,6 +147,9 @@ CAUSES = (
 )  # fmt: skip
 
 
+Launching = Callable[[PassSeconds], PassSeconds]  # makes passes as long as their launches take
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrice:
     """Time of one part: passes, replay and causes, shape (n,) each."""
@@ -184,7 +187,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
-    passes = _passes(ctx, kind, busy, timed_together(ctx, compute, tensor))
+    launching = _launching(ctx, kind, layer_floor_s(ctx, kind))
+    passes = _passes(ctx, kind, launching, busy, timed_together(ctx, compute, tensor))
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
     gathers = weight_gathers(ctx, weights, trained, passes)
@@ -203,7 +207,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.workload.lengths is not None:
         causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
-    replay = passes.forward - _unreplayed_s(ctx, kind, busy, tensor)
+    replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
     again_s = replayed_gathers(ctx, weights, replay)
     again_s = again_s + replayed_shard_gathers(ctx, weights, replay, matrices=each)
     return PartPrice(
@@ -219,7 +223,7 @@ def _matrices(ctx: Context, kind: LayerKind) -> float:
 
 
 def _unreplayed_s(
-    ctx: Context, kind: LayerKind, busy: PassSeconds, tensor: PassSeconds
+    ctx: Context, kind: LayerKind, launching: Launching, busy: PassSeconds, tensor: PassSeconds
 ) -> FloatArray | float:
     """Return the part of a forward pass that recomputing skips: the last product and its collective.
 
@@ -232,7 +236,6 @@ def _unreplayed_s(
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
     last = np.where(ctx.sequence_parallel, 0.5, 1.0) / ctx.model.num_blocks
     spared = spared + tensor.forward * last * unread[0].count
-    launching = _launching(ctx, kind)
     return launching(busy).forward - launching(replace(busy, forward=busy.forward - spared)).forward
 
 
@@ -254,21 +257,25 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
     )
 
 
-def _passes(ctx: Context, kind: LayerKind, busy: PassSeconds, timed: PassSeconds) -> PassSeconds:
-    """Return the passes of a layer with its launches; ``timed`` is the part that measured times cover."""
-    launching = _launching(ctx, kind)
+def _passes(
+    ctx: Context, part: Part, launching: Launching, busy: PassSeconds, timed: PassSeconds
+) -> PassSeconds:
+    """Return the passes of a part with its launches; ``timed`` is what measured times cover of it."""
     if ctx.layers is None:
         return launching(busy)
-    if is_issued(ctx, kind):
-        return launching(busy + beyond_price(ctx, kind, timed))
-    return launching(busy) + beyond_price(ctx, kind, launching(timed))
+    if is_issued(ctx, part):
+        return launching(busy + beyond_price(ctx, part, timed))
+    return launching(busy) + beyond_price(ctx, part, launching(timed))
 
 
-def _launching(ctx: Context, kind: LayerKind) -> Callable[[PassSeconds], PassSeconds]:
+def _launching(ctx: Context, part: Part, floor_s: FloatArray | float) -> Launching:
     """Return the function that makes passes as long as their launches take, measured or counted."""
-    if is_issued(ctx, kind):
-        return partial(issued, ctx, kind)
-    return partial(launched, ctx, kind, floor_s=layer_floor_s(ctx, kind))
+    if is_issued(ctx, part):
+        return partial(issued, ctx, both_s=issuing_s(ctx, part))
+    if not np.any(floor_s):
+        return lambda busy: busy
+    kind: LayerKind = "moe" if part == "moe" else "dense"
+    return partial(launched, ctx, kind, floor_s=floor_s + np.zeros_like(ctx.t))
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
@@ -288,20 +295,22 @@ def _end_price(
     own: Weights,
     layers: list[PartPrice],
     part: Part,
-    floor_s: FloatArray | float = 0.0,
+    further: Sequence[tuple[PassSeconds, PassSeconds]] = (),
+    floor_s: float = 0.0,
 ) -> PartPrice:
     """Price the embedding or the head, with multi-token-prediction layers if it has them.
 
-    ``own`` are the weights that are not those layers', ``floor_s`` what launching a forward pass takes.
+    ``own`` are the weights that are not those layers', ``further`` the computing and the collectives of
+    their predictions, ``floor_s`` what launching a forward pass takes.
     """
     zero = np.zeros_like(ctx.t)
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
+    timed = timed_together(ctx, compute, tensor)
+    compute = total(compute, *(one for one, _ in further))
+    tensor = total(tensor, *(one for _, one in further))
     busy = compute + tensor
-    if is_issued(ctx, part):
-        passes = issued(ctx, part, busy)
-    else:
-        passes = launched(ctx, "dense", busy, zero + floor_s) if np.any(floor_s) else busy
+    passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, timed)
     gathers = weight_gathers(ctx, own, trained, passes, again=False)
     gathers = gathers + shard_gathers(ctx, own, trained, passes)
     causes = dict.fromkeys(_causes(ctx), zero)
@@ -316,14 +325,6 @@ def _end_price(
     if ctx.layers is not None:
         causes = shared_out(causes, passes.forward + passes.backward)
     return PartPrice(passes=passes, replay=zero, causes=causes)
-
-
-def _beyond_end(
-    ctx: Context, part: Part, compute: PassSeconds, tensor: PassSeconds, own: Weights
-) -> PassSeconds:
-    """Return the seconds of an end beyond its price; measured times include gradient accumulation."""
-    added = accumulation(ctx, trained_weights(ctx, own, part).dense)
-    return beyond_price(ctx, part, timed_together(ctx, compute + added, tensor))
 
 
 def head_gemms(ctx: Context) -> list[Gemm]:
@@ -363,9 +364,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
 def head_floor_s(ctx: Context) -> float:
     """Return seconds of launching the head's forward pass: norm, product and loss, in no layer's graph."""
     facts = ctx.facts
-    share = _HEAD_LAUNCHES * (_FUSED_LOSS if facts.loss_fused else 1.0)
-    if facts.cuda_graph == "full_iteration":
-        share *= launches_left(facts, "dense")
+    share = _HEAD_LAUNCHES * (_FUSED_LOSS if facts.loss_fused else 1.0) * launches_left(facts, "head")
     return (facts.layer_launch_s or ctx.constants.floor_s) * ctx.operators.host * share
 
 
@@ -410,14 +409,11 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
     """Price the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
-    one, pair, own = compute, tensor, output_weights(ctx)
-    compute = compute + _beyond_end(ctx, "head", compute, tensor, own)
-    for _ in range(depth):
-        compute = compute + one + _projection_seconds(ctx)
-        tensor = tensor + pair
+    further = [(compute + _projection_seconds(ctx), tensor)] * depth
     return _end_price(
-        ctx, compute, tensor, own=own, layers=[layer] * depth, floor_s=head_floor_s(ctx), part="head"
-    )
+        ctx, compute, tensor, own=output_weights(ctx), layers=[layer] * depth, part="head",
+        further=further, floor_s=head_floor_s(ctx),
+    )  # fmt: skip
 
 
 def _projection_seconds(ctx: Context) -> PassSeconds:
@@ -502,9 +498,7 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
-    table = embedding_weights(ctx)
-    compute = compute + _beyond_end(ctx, "embedding", compute, tensor, table)
+    compute, tensor, table = embedding_seconds(ctx), vocabulary_parallel(ctx), embedding_weights(ctx)
     first = _end_price(ctx, compute, tensor, own=table, layers=_tower_prices(ctx), part="embedding")
     layers = {one: _layer_price(ctx.of(one), one.kind) for one in layout.kinds}
     further, own = ctx.model.mtp_shape, ctx.of_prediction  # of layers that predict further tokens

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds
-from meshwright.solver.cost.launches import smooth_maximum
+from meshwright.solver.cost.launches import issuing_left
 
 if TYPE_CHECKING:
     from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers
@@ -65,20 +65,14 @@ def is_issued(ctx: Context, part: Part) -> bool:
     return layers is not None and layers.with_issuing
 
 
-def issued(ctx: Context, part: Part, busy: PassSeconds) -> PassSeconds:
-    """Return the passes of a measured layer, which together take no less than issuing both.
-
-    The host runs ahead of the GPU: a delay in one pass is made up for in the other, so only the sum of the
-    two is bounded.
-    """
-    own_s = np.zeros_like(ctx.t)
+def issuing_s(ctx: Context, part: Part) -> FloatArray:
+    """Return the measured seconds that a host takes to issue both passes of a part, (n,)."""
+    seconds = np.zeros_like(ctx.t)
     if (layers := _layers(ctx, part)) is not None:
         nearest = _nearest(ctx, layers, part)
         for tp in np.unique(nearest):
-            own_s[nearest == tp] = layers.issuing_s(part, int(tp))
-    both_s = busy.forward + busy.backward
-    longer = smooth_maximum(both_s, own_s) / both_s
-    return PassSeconds(forward=busy.forward * longer, backward=busy.backward * longer)
+            seconds[nearest == tp] = layers.issuing_s(part, int(tp))
+    return np.asarray(seconds * issuing_left(ctx, part))
 
 
 def shared_out(causes: Mapping[str, FloatArray], total_s: FloatArray) -> dict[str, FloatArray]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from meshwright.profiles.library import find_model, model_names
 from meshwright.profiles.measure.collectives import Ranks, ranks_from
 from meshwright.profiles.measure.session import open_notebook
 from meshwright.profiles.measure.shard import Shard, ShardGemm
-from meshwright.profiles.measure.timing import timing_of
+from meshwright.profiles.measure.timing import Effort, timed_running, timing_of
 from meshwright.profiles.measured.profile import Skipped
 from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.profiles.model import ModelSpec
@@ -116,6 +117,46 @@ def test_percentiles_of_eleven_repeats_are_the_second_sixth_and_tenth() -> None:
     timing = timing_of([float(value) for value in range(10, -1, -1)], [3.0, 1.0, 2.0])
     assert (timing.p10_s, timing.median_s, timing.p90_s) == (1.0, 5.0, 9.0)
     assert (timing.repeats, timing.host_s) == (11, 2.0)
+
+
+class Clock:
+    """Seconds that pass only while steps run; a device of which both marks and issuing read them."""
+
+    kind = "cuda"
+    now_s = 0.0
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def seconds_between(self, first: float, second: float) -> float:
+        return second - first
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_steps_are_timed_in_the_second_half_of_rounds_once_clocks_have_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, rounds = Clock(), list[int]()
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock.now_s)
+
+    def forward() -> None:  # 10 ms a round after 3 of 1 ms to time issuing, 20 ms from the sixth one on
+        rounds.append(len(rounds))
+        clock.now_s += 1e-3 if len(rounds) <= 3 else 10e-3 if len(rounds) <= 8 else 20e-3
+
+    def backward() -> None:
+        clock.now_s += 5e-3
+
+    effort = Effort(
+        warmups=0, min_repeats=3, max_repeats=3, steady_spread=0.0, budget_s=9.0, running_s=0.19
+    )
+    first, second = timed_running([forward, backward], clock, effort)  # type: ignore[arg-type]
+    # 5 rounds of 15 ms and 5 of 25 ms are 200 ms; the last five are all alike
+    assert first.repeats == 5
+    assert [first.p10_s, first.p90_s] == pytest.approx([20e-3, 20e-3])
+    assert [first.host_s, second.host_s] == pytest.approx([1e-3, 5e-3])
 
 
 # What one rank holds of a layer: the catalog's models, cut.

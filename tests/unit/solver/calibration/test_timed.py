@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.profiles.collectives.collectives import Group, all_reduce_s
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.profile import MeasuredProfile, Measurement, Timing
 from meshwright.profiles.profile import Profile
 from meshwright.solver.calibration.timed import with_measured
@@ -148,9 +149,9 @@ def test_a_layer_that_a_host_issues_in_time_takes_what_the_gpu_takes() -> None:
 
 
 def test_a_host_that_is_late_in_one_pass_makes_up_for_it_in_the_other() -> None:
-    # 10 + 22 ms on the GPU; a host with 12 ms for each pass is late forward, yet 24 ms hide under 32:
-    # (32^8 + 24^8)^(1/8) = 32.39. With 50 ms for each it is all that counts: 100 ms
-    for host_s, both_s in ((12e-3, 32.39e-3), (50e-3, 100e-3)):
+    # 10 + 22 ms on the GPU; a host with 12 ms for each pass is late forward, yet 24 ms hide under 32. With
+    # 16 ms for each the timed 32 ms hold what the GPU waited for it. With 50 ms it is all that counts
+    for host_s, both_s in ((12e-3, 32e-3), (16e-3, 32e-3), (50e-3, 100e-3)):
         measured = a_measured(*issued(layer(10e-3), host_s))
         prices = price(
             PROBLEM, Columns.of([a_layout()]), with_measured(PROBLEM, a_profile(PROBLEM), measured)
@@ -165,6 +166,42 @@ def test_fewer_tokens_do_not_take_longer_to_issue() -> None:
     short = replace(PROBLEM, workload=replace(PROBLEM.workload, seq_length=256))
     prices = price(short, Columns.of([a_layout()]), fitted)
     assert prices.forward_s[0, 0] + prices.backward_s[0, 0] == pytest.approx(2e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "both_s"),
+    [
+        # a graph of the layer leaves 0.15 of its launches: 15 of 100 ms, which hide under 32
+        ({"cuda_graph": "layer"}, 32e-3),
+        # blocking launches come on top: four times the host's 100 ms
+        ({"launch_blocking": True}, 432e-3),
+    ],
+)
+def test_graphs_and_blocking_launches_count_where_issuing_was_timed(
+    options: dict[str, str | int | float | bool], both_s: float
+) -> None:
+    problem = replace(PROBLEM, workload=replace(PROBLEM.workload, framework_options=options))
+    measured = a_measured(*issued(layer(10e-3), 50e-3))
+    prices = price(problem, Columns.of([a_layout()]), with_measured(problem, a_profile(problem), measured))
+    assert prices.forward_s[0, 0] + prices.backward_s[0, 0] == pytest.approx(both_s, rel=1e-6)
+
+
+def test_a_host_issues_additions_to_gradient_sums_only_where_the_framework_adds() -> None:
+    adding = one("layer", "dense_layer", "accumulate", 4e-3, tensor_parallel_size=1, micro_batch_size=1)
+    measured = a_measured(*issued([*layer(10e-3), adding], 3e-3))
+    for accumulation_bytes, host_s in ((0.0, 6e-3), (10.0, 9e-3)):
+        layers = MeasuredLayers.of(measured, accumulation_bytes=accumulation_bytes)
+        assert layers is not None
+        assert layers.issuing_s("dense", 1) == pytest.approx(host_s)
+
+
+def test_a_head_that_was_timed_with_its_host_takes_what_was_timed_however_short() -> None:
+    # 20 us forward and 40 us backward, less than the catalog's launches of a head
+    timings = [one("layer", "head", "forward", 20e-6), one("layer", "head", "backward", 40e-6)]
+    base = a_profile(PROBLEM)
+    prices = price(PROBLEM, Columns.of([a_layout()]), with_measured(PROBLEM, base, a_measured(*timings)))
+    assert prices.forward_s[0, -1] == pytest.approx(20e-6)
+    assert prices.backward_s[0, -1] == pytest.approx(40e-6)
 
 
 def test_a_timed_head_holds_the_additions_to_its_gradient_sums_once() -> None:
