@@ -32,8 +32,8 @@ MEASURED_GROUPS: tuple[MeasuredGroup, ...] = ("collectives", "gemm", "attention"
 class Timing:
     """Seconds of one operation over its repeats.
 
-    On CUDA the seconds lie between two events on the stream: of single operations with the second-level
-    cache flushed before, of layers while they run round and round. On a CPU they are wall-clock time.
+    On CUDA the seconds lie between two events on the stream: of single operations after the second-level
+    cache was flushed, of layers while they run back to back. On a CPU they are wall-clock time.
     """
 
     median_s: float

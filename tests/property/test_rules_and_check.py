@@ -128,13 +128,13 @@ def stated(launcher: str, model: ModelSpec = DENSE, **work: Any) -> Problem:  # 
 
 
 @pytest.mark.parametrize("launcher", launcher_names())
-def test_both_refuse_the_same_configurations_of_a_launcher(launcher: str) -> None:
+def test_rules_and_check_refuse_the_same_configurations_of_a_launcher(launcher: str) -> None:
     for seed, model in enumerate((DENSE, EXPERTS)):
         assert judged(stated(launcher, model), seed) == []
 
 
 @pytest.mark.parametrize("launcher", ["none", "deepspeed", "megatron-lm"])
-def test_both_refuse_the_same_configurations_with_an_option(launcher: str) -> None:
+def test_rules_and_check_refuse_the_same_configurations_with_an_option(launcher: str) -> None:
     for seed, options in enumerate(OPTIONS):
         model = EXPERTS if "moe_dispatcher" in options else DENSE
         assert judged(stated(launcher, model, framework_options=options), seed) == [], options
@@ -143,7 +143,7 @@ def test_both_refuse_the_same_configurations_with_an_option(launcher: str) -> No
 
 
 @pytest.mark.parametrize("launcher", ["none", "megatron-lm", "megatron-bridge"])
-def test_both_refuse_the_same_configurations_in_four_and_eight_bits(launcher: str) -> None:
+def test_rules_and_check_refuse_the_same_configurations_in_four_and_eight_bits(launcher: str) -> None:
     for precision, options in (
         ("nvfp4", {}), ("mxfp8", {}), ("mxfp8", {"low_precision_weights": True})
     ):  # fmt: skip
@@ -157,7 +157,7 @@ def test_both_refuse_the_same_configurations_in_four_and_eight_bits(launcher: st
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_both_refuse_the_same_configurations_of_models_of_the_catalog(part: int) -> None:
+def test_rules_and_check_refuse_the_same_configurations_of_models_of_the_catalog(part: int) -> None:
     launchers = launcher_names()
     for seed, name in enumerate(model_names()[part::16]):
         request = {
@@ -170,12 +170,12 @@ def test_both_refuse_the_same_configurations_of_models_of_the_catalog(part: int)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_both_refuse_the_same_configurations_of_the_examples(path: Path) -> None:
+def test_rules_and_check_refuse_the_same_configurations_of_the_examples(path: Path) -> None:
     assert judged(parse_problem(json.loads(path.read_text(encoding="utf-8"))), 0) == []
 
 
 @pytest.mark.parametrize("seed", range(draws(40)))
-def test_both_refuse_the_same_configurations_of_a_drawn_request(seed: int) -> None:
+def test_rules_and_check_refuse_the_same_configurations_of_a_drawn_request(seed: int) -> None:
     request = a_combined_request(seed)
     if len(request["cluster"].get("groups", ())) == 1:
         assert judged(parse_problem(request), seed) == []
