@@ -62,6 +62,7 @@ _SMALLEST = "adamw-8bit"
 CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
 _OPEN = "some changes could not be searched whole: whether they have a plan is not known"
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
+_MOST_TIMES_NODES = 64  # times as many nodes that are still tried
 _DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
 _SHORTEST = 1024  # tokens of a sequence that is still offered
 
@@ -214,14 +215,13 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> ProblemChange:
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Try more nodes: the fewest that were found to fit, then more of them.
 
-    Between the fewest with memory for the states and 16 times as many, where what fits is halved: round
+    Up to 16 times as many, and up to 64 times if none of these fit, where what fits is halved: round
     numbers, which split well. They need not fit from one number on, so that fewer may do as well.
     """
     now, spare = problem.cluster.num_nodes, problem.options.reserve_nodes
     one_each = sum(group.gpus_per_node for group in problem.cluster.groups)  # where a share is rounded up
-    most = min(NODE_FACTORS[-1] * now, now * (MAX_GPUS - one_each) // problem.cluster.num_gpus)
-    rounded = {_round(count, spare) for count in range(now + 1, most + 1)}
-    counts = sorted(count for count in rounded if count <= most)
+    most = now * (MAX_GPUS - one_each) // problem.cluster.num_gpus
+    near, far = (min(times * now, most) for times in (NODE_FACTORS[-1], _MOST_TIMES_NODES))
 
     def fits(count: int) -> bool:
         """Return whether so many nodes have room for their lightest configurations."""
@@ -229,9 +229,15 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]
         change = on_nodes(problem, profile, count)
         return have_room(change.problem, change.profile) and not _is_refuted(change.problem, change.profile)
 
-    found = counts[bisect_left(counts, True, key=fits) :][:1]
+    def fewest(low: int, high: int) -> list[int]:
+        """Return the fewest nodes above ``low`` that were found to fit, if any do."""
+        rounded = {_round(count, spare) for count in range(low + 1, high + 1)}
+        counts = sorted(count for count in rounded if count <= high)
+        return counts[bisect_left(counts, True, key=fits) :][:1]
+
+    found = fewest(now, near) or fewest(near, far)
     more = (ceil(now * factor) for factor in NODE_FACTORS)
-    for count in (*found, *(one for one in more if max(found, default=now) < one <= most)):
+    for count in (*found, *(one for one in more if max(found, default=now) < one <= near)):
         yield on_nodes(problem, profile, count)
 
 
@@ -391,7 +397,6 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
 
 
 _TRIES = 8  # numbers of nodes that are searched
-_MOST_TIMES_NODES = 64  # times as many nodes that are still tried
 _SEARCH_S = 10.0  # for each of them
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Infeasibility, remedy_of
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
@@ -142,6 +143,26 @@ def test_hosts_that_are_too_small_for_what_is_offloaded_are_named_with_what_they
     assert near.lacks_outside == {"host memory": pytest.approx(more * GIB, abs=0.05 * GIB)}
     assert near.needed_bytes <= near.limit_bytes
     assert near.lacks_bytes < without.lacks_bytes == without.needed_bytes - without.limit_bytes
+
+
+def test_nodes_are_offered_where_sixteen_times_as_many_hold_too_little() -> None:
+    raw = {
+        "model": "llama-3.1-405b", "cluster": {"name": "dgx-a100-40gb", "num_nodes": 1},
+        "workload": {"global_batch_size": 64, "seq_length": 4096},
+        "launcher": "megatron-lm", "search": {"allow": ["offload"]},
+    }  # fmt: skip
+    problem = parse_problem(raw)
+    found = ask(problem, default_profile(problem.cluster, problem.priced_as)).infeasible
+    assert found is not None
+    (more,) = (one for one in found.remedies if one.kind == "nodes")
+    nodes = int(more.change.removesuffix(" nodes"))
+    assert 16 < nodes <= 64
+    on_more, on_16 = (
+        parse_problem({**raw, "cluster": {"name": "dgx-a100-40gb", "num_nodes": count}})
+        for count in (nodes, 16)
+    )
+    assert fits(on_more)
+    assert not fits(on_16)
 
 
 def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
