@@ -63,7 +63,7 @@ def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
         return f"{ended_by}: {missing}"
     if left_out:
         return f"{left_out[0]}: {missing}"
-    layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"
+    layout = "layout of its own launcher, precision, optimizer and switches" if of_its_own else "layout"
     return (
         f"every point is proved under our model, over the switches that were searched: no {layout} that "
         "stays within its budget_bytes on as many GPUs is faster"

@@ -286,8 +286,9 @@ def _states(
         }  # fmt: skip
         known = zero in able.zero_stages and mode in able.context_parallel_modes
         known = known and order in able.rank_orders and offload in able.offload
-        # Megatron-Core moves the inputs of the modules that the request or its switch names.
-        known = known and (named or not able.offloads_modules or "activations" not in offload)
+        # Megatron-Core moves the inputs of the modules that a switch names; where nothing is moved, what
+        # is named changes nothing: that is the way to run without the switch.
+        known = known and (not able.offloads_modules or named == ("activations" in offload))
         if known and limits.allow(**states):
             yield states
 
