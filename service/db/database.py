@@ -305,12 +305,21 @@ def _has_no_room(file: Path) -> bool:
     """Return whether no file of the same folder can become ``ROOM_BYTES`` longer than ``file``."""
     try:
         with TemporaryFile(dir=file.parent) as probe:
-            parts = (path for path in file.parent.iterdir() if path.name.startswith(file.name))
-            probe.seek(max(path.stat().st_size for path in parts))  # its journal may be longer
+            probe.seek(
+                max(_size_bytes(file.with_name(file.name + end)) for end in ("", "-wal", "-journal"))
+            )
             probe.write(bytes(ROOM_BYTES))
     except OSError as refusal:
         return refusal.errno in _NO_ROOM
     return False
+
+
+def _size_bytes(file: Path) -> int:
+    """Return the length of a file; 0 of one that is not there, as SQLite deletes its journals."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_busy(fault: Exception) -> bool:

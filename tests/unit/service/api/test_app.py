@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from meshwright.service.api.app import create_app
 from meshwright.service.db import migrations
@@ -197,6 +198,14 @@ def test_a_full_disk_is_named_in_the_error(client: TestClient) -> None:
     event.remove(served._engine, "connect", full)
     served.close()
     assert client.post("/v1/jobs?fresh=true", json=BODY).status_code == 202
+
+
+def test_a_database_with_files_that_are_gone_is_not_full(tmp_path: Path) -> None:
+    """SQLite reports an I/O error for that as for a used-up quota."""
+    cause = sqlite3.OperationalError("disk I/O error")
+    cause.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    gone = Database(f"sqlite:///{tmp_path / 'jobs.db'}")
+    assert not gone.is_full(OperationalError("INSERT", None, cause))
 
 
 def test_a_database_that_another_process_writes_to_is_ready(
