@@ -14,7 +14,6 @@ from meshwright.profiles.capabilities import (
     launcher_capabilities,
     launcher_names,
     launchers_of,
-    launchers_placing_stages,
 )
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -25,7 +24,7 @@ from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
 from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.service.requests.fields import MAX_IMAGES
-from meshwright.service.requests.parts import run_limits
+from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
@@ -63,10 +62,8 @@ def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
     for name, term in ((name, term_of(name)) for name in sorted(names_of((text,)))):
         if term is None:
             continue
-        if why := problem.unplaced:
-            placing = [] if problem.cluster.is_homogeneous else _PLACING
-            allowed, nearest = ", ".join(placing) or None, next(iter(placing), None)
-            yield FieldError(pointer=at, message=f"{name}: {why}", allowed=allowed, nearest=nearest)
+        if fault := unplaced(problem, at, f"{name}: "):
+            yield fault
         elif term[1] not in groups:
             near = get_close_matches(term[1], groups, n=1, cutoff=0.0)
             message = f"{name}: {shown(term[1])} is not a node group of this cluster"
@@ -76,9 +73,6 @@ def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
 
 LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
-
-
-_PLACING = [f"launcher {name}" for name in launchers_placing_stages()]
 
 
 def check_launcher(name: str, *, at: str = "/launcher") -> None:

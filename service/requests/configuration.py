@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any
 
 from meshwright.launchers.rules import near_divisors
-from meshwright.profiles.capabilities import launcher_capabilities, launchers_placing_stages
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import FrameworkFacts
-from meshwright.service.requests.parts import as_written, written_out
+from meshwright.service.requests.parts import as_written, unplaced, written_out
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
     MAX_SIZE,
@@ -46,10 +46,8 @@ Where = tuple[str | int, ...]
 
 def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
     """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional."""
-    if why := problem.unplaced:
-        at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
-        allowed = f"the launchers {', '.join(launchers_placing_stages())} on unlike nodes"
-        raise InvalidProblemError.of(at, why, allowed=allowed)
+    if fault := unplaced(problem, pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")):
+        raise InvalidProblemError([fault])
     parts = _classes(raw)
     if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
         at = pointer(*_AT, "replicas")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_placing_stages
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -299,6 +299,16 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
         raise InvalidProblemError.of(at, f"{ends} is empty", nearest=f"{given.max} to {given.min}")
     values = range(given.min, given.max + 1) if isinstance(given, NodeRange) else given
     return tuple(sorted(set(values)))
+
+
+def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:
+    """Return the fault of a request that places stages where they cannot be; None where they can."""
+    if not problem.unplaced:
+        return None
+    able = [f"launcher {name}" for name in launchers_placing_stages()]
+    message, alike = f"{what}{problem.unplaced}", problem.cluster.is_homogeneous
+    allowed = f"unlike node groups, under {' or '.join(able)}" if alike else ", ".join(able)
+    return FieldError(pointer=at, message=message, allowed=allowed, nearest=None if alike else able[0])
 
 
 def run_limits(problem: Problem) -> Iterator[FieldError]:

@@ -111,10 +111,11 @@ def test_what_cannot_be_placed_is_refused_with_its_place(
 
 def test_stages_are_placed_by_launchers_that_can_on_unlike_groups_only() -> None:
     refused = fault({"stage_groups": ON}, launcher="megatron-lm")
-    assert (refused.allowed or "").startswith("the launchers flagscale, none")
+    assert (refused.allowed, refused.nearest) == ("launcher flagscale, launcher none", "launcher flagscale")
     alike = fault({"stage_groups": ON}, cluster={"groups": GROUPS[:1]})
     assert alike.pointer == "/configuration/stage_groups"
     assert "here all nodes are" in alike.message
+    assert alike.allowed == "unlike node groups, under launcher flagscale or launcher none"
 
 
 def test_a_placed_baseline_stands_beside_the_plans_and_survives_the_canonical_request() -> None:
