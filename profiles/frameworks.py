@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache
+from math import nan
 from typing import Any
 
 import yaml
@@ -88,7 +89,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "secondary_shard_size": (1.0, 1024.0),
     "cpu_update_interval": (1.0, 1000.0),
     "selected_gradient_share": (0.01, 1.0),
-    "power_limit_w": (0.0, 1e5),
+    "power_limit_w": (0.0, 1e9),  # each GPU has a range of its own
 }
 _WHOLE = {"secondary_shard_size": "ranks", "cpu_update_interval": "steps"}  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
@@ -349,10 +350,12 @@ def _joined(pointer: str, value: object, name: str) -> str:
 
 def _number(pointer: str, value: object, name: str) -> float:
     least, most = OPTION_NUMBERS[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else nan
+    if not least <= number <= most:
         message = f"{str(value)[:40]} is not a number in range"
-        raise InvalidProblemError.of(pointer, message, allowed=allowed_values(name))
-    return float(value)
+        nearest = f"{most:g}" if number > most else f"{least:g}" if number < least else None
+        raise InvalidProblemError.of(pointer, message, allowed=allowed_values(name), nearest=nearest)
+    return float(number)
 
 
 def _groups(pointer: str, value: object) -> str:

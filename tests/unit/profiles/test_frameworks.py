@@ -66,6 +66,13 @@ def test_an_unknown_value_names_the_known_ones() -> None:
         with_options(framework_facts("megatron-core"), {"gradient_dtype": "fp64"})
 
 
+@pytest.mark.parametrize(("value", "nearest"), [(-1, "0"), (65.0, "64"), (True, None), ("x", None)])
+def test_a_number_out_of_range_names_the_nearest(value: float | str, nearest: str | None) -> None:
+    with pytest.raises(InvalidProblemError, match="0 to 64") as caught:
+        with_options(framework_facts("megatron-core"), {"moe_capacity_factor": value})
+    assert caught.value.errors[0].nearest == nearest
+
+
 def test_a_switch_takes_only_true_and_false() -> None:
     with pytest.raises(InvalidProblemError, match="true or false"):
         with_options(framework_facts("megatron-core"), {"loss_fused": 3})
