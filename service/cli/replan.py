@@ -158,8 +158,7 @@ def _of_option(fault: FieldError) -> FieldError:
     for name, (field, _, _) in _OPTIONS.items():
         if path[: len(field)] == field:
             return replace(fault, pointer=" ".join([f"--{name.replace('_', '-')}", *path[len(field) :]]))
-    rest = () if path[0] == "checkpoint" else path[1:]  # what else it has is read off the folder
-    return replace(fault, pointer=" ".join([f"--{path[0].replace('_', '-')}", *rest]))
+    return replace(fault, pointer=f"--{path[0].replace('_', '-')}")  # a checkpoint is read off its folder
 
 
 def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
