@@ -26,6 +26,7 @@ from meshwright.launchers.megatron_core.read import (
 )
 from meshwright.launchers.megatron_lm.flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
 from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.megatron_lm.read_forks import take_4_bits
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import (
     Command,
@@ -158,8 +159,9 @@ def _take(given: Given, held: Mapping[str, str], line: int, values: ConfigValues
             if held.get(name, "null").lower() not in _UNSET:
                 take(given, name, held[name], line, called=f"{_KEY}.{name}")
     if held.get("fp4", "").lower() not in _UNSET:
-        given.take("--fp8-format", Value((held["fp4"],), line), called=_KEY)
-        given.take("--fp8-recipe", Value((held.get("fp4_recipe", FP4_RECIPE),), line), called=_KEY)
+        given.take("--fp4-format", Value((held["fp4"],), line), called=_KEY)
+        given.take("--fp4-recipe", Value((held.get("fp4_recipe", FP4_RECIPE),), line), called=_KEY)
+        take_4_bits(given)
     low = held.get("grad_reduce_in_fp32", "true").lower() in _FALSE
     if low and not fp16:
         given.take("--grad-reduce-in-bf16", Value((), line), called=_KEY)

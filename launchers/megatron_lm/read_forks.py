@@ -48,7 +48,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
         given.fault_of("--batch-size", first, why, allowed="one of them")
     _respell(given)
     _agree_on_padding(given)
-    _take_4_bits(given)
+    take_4_bits(given)
     _experts(given)
     if with_deepspeed:
         _take_stage(given, include, filled or {})
@@ -133,7 +133,7 @@ _OF_TOKENS = re.compile("idxmap|mmap", re.IGNORECASE)
 _NONE = ("0",)  # --pipe-parallel-size 0
 
 
-def _take_4_bits(given: Given) -> None:
+def take_4_bits(given: Given) -> None:
     """Take the format and the recipe of 4 bits, which replace those of 8."""
     if given.has("fp4-format"):
         if given.has("fp8-format"):

@@ -158,11 +158,20 @@ def test_no_plan_of_several_rows_simulates_below_the_bound_of_all_of_them(
     assert bound_s <= min(known_s, least_s) * ROUNDING
 
 
+def with_memory(problem: Problem, memory_gib: float) -> Problem:
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=int(memory_gib * GIB)))
+        for group in problem.cluster.groups
+    )
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(problem=mixed_problems(), data=st.data())
+@given(problem=mixed_problems(), memory_gib=st.sampled_from([1.0, 2.0, 3.0]), data=st.data())
 def test_no_row_fits_of_which_the_smallest_micro_batch_does_not(
-    problem: Problem, data: st.DataObject
+    problem: Problem, memory_gib: float, data: st.DataObject
 ) -> None:
+    problem = with_memory(problem, memory_gib)
     profile = default_profile(problem.cluster, "none")
     legal = LegalRows.of(NodeGroups.of(problem, profile))
     smallest, alike = legal.smallest()
@@ -180,11 +189,7 @@ def test_no_row_fits_of_which_the_smallest_micro_batch_does_not(
 def test_rows_refuted_by_their_smallest_micro_batch_change_no_answer(
     problem: Problem, memory_gib: float
 ) -> None:
-    groups = tuple(
-        replace(group, gpu=replace(group.gpu, memory_bytes=int(memory_gib * GIB)))
-        for group in problem.cluster.groups
-    )
-    problem = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    problem = with_memory(problem, memory_gib)
     profile = default_profile(problem.cluster, "none")
     whole = search_mixed(problem, profile, Watch(time_limit_s=60.0))
     with pytest.MonkeyPatch.context() as patch:
