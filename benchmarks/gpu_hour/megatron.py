@@ -79,11 +79,10 @@ def _trained(hour: Hour, family: Family, draw: Draw) -> dict[str, Any]:
     Raises:
         ImportError: a part of Megatron-Core cannot be imported here.
     """
-    device, torch = hour.device, hour.device.torch
+    device = hour.device
     _joined(hour)
     step = _Step(hour, family, draw)
-    if device.kind == "cuda":
-        torch.cuda.reset_peak_memory_stats(device.index)
+    device.forget_peak()
     began_s = time.perf_counter()
     for _ in range(WARM_STEPS):
         step.run()
@@ -96,10 +95,9 @@ def _trained(hour: Hour, family: Family, draw: Draw) -> dict[str, Any]:
         step.run()
     device.synchronize()
     seconds = (time.perf_counter() - began_s) / steps
-    peak = None if device.kind == "cpu" else int(torch.cuda.max_memory_allocated(device.index))
     return {
-        "draw": draw.to_json(), "step_time_s": seconds, "steps": steps, "peak_memory_bytes": peak,
-        "state": device_state(device),
+        "draw": draw.to_json(), "step_time_s": seconds, "steps": steps,
+        "peak_memory_bytes": device.peak_bytes(), "state": device_state(device),
     }  # fmt: skip
 
 

@@ -137,8 +137,7 @@ def _optimizers(name: str, copies: Sequence[Tensor], ends: int, device: Device) 
 def train(family: Family, draw: Draw, device: Device, *, budget_s: float, most_steps: int = 10) -> Trained:
     """Train one draw: two steps to warm up, then as many as the budget allows, at least two."""
     trainer = Trainer(family, draw, device)
-    if device.kind == "cuda":
-        device.torch.cuda.reset_peak_memory_stats(device.index)
+    device.forget_peak()
     began_s = time.perf_counter()
     first = last = 0.0
     for _ in range(WARM_STEPS):
@@ -152,8 +151,8 @@ def train(family: Family, draw: Draw, device: Device, *, budget_s: float, most_s
         step_time_s=seconds / steps,
         median_step_s=median(marks),
         steps=steps,
-        peak_memory_bytes=_peak_bytes(device, "max_memory_allocated"),
-        reserved_memory_bytes=_peak_bytes(device, "max_memory_reserved"),
+        peak_memory_bytes=device.peak_bytes(),
+        reserved_memory_bytes=device.peak_bytes(reserved=True),
         first_loss=first,
         last_loss=last,
     )
@@ -170,14 +169,6 @@ def _timed_steps(trainer: Trainer, steps: int, device: Device) -> tuple[float, l
     device.synchronize()
     seconds = time.perf_counter() - began_s
     return seconds, [device.seconds_between(*pair) for pair in pairwise(events)]
-
-
-def _peak_bytes(device: Device, name: str) -> int | None:
-    """Bytes of the allocator at its peak, without the buffer that flushes caches between timings."""
-    if device.kind == "cpu":
-        return None
-    flush_bytes = 0 if device.flush is None else int(device.flush.nbytes)
-    return int(getattr(device.torch.cuda, name)(device.index)) - flush_bytes
 
 
 # --------------------------------------------------------------------------------------------------

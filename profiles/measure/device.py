@@ -114,6 +114,19 @@ class Device:
         if self.kind == "cuda":
             self.torch.cuda.empty_cache()
 
+    def forget_peak(self) -> None:
+        """Begin a new peak of the allocator's memory."""
+        if self.kind == "cuda":
+            self.torch.cuda.reset_peak_memory_stats(self.index)
+
+    def peak_bytes(self, *, reserved: bool = False) -> int | None:
+        """Return the bytes at the allocator's peak, without the buffer that flushes; None on a CPU."""
+        if self.kind == "cpu":
+            return None
+        cuda, flush_bytes = self.torch.cuda, 0 if self.flush is None else int(self.flush.nbytes)
+        most = cuda.max_memory_reserved if reserved else cuda.max_memory_allocated
+        return int(most(self.index)) - flush_bytes
+
     def mark(self) -> Mark:
         """Return a point in the work issued so far: an event on the stream, or the time on a CPU."""
         if self.kind == "cpu":

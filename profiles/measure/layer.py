@@ -462,16 +462,11 @@ def _kept_bytes(layer: Layer, x: Tensor) -> int:
 
 
 def _peak_bytes(layer: Layer, inputs: tuple[Tensor, ...]) -> int | None:
-    """Return bytes that the allocator held at the peak of a forward and backward pass; None on a CPU.
-
-    The buffer that flushes the cache between repeats is not counted.
-    """
+    """Return bytes that the allocator held at the peak of a forward and backward pass; None on a CPU."""
     device = layer.device
     if device.kind == "cpu":
         return None
-    cuda = device.torch.cuda
-    cuda.reset_peak_memory_stats(device.index)
+    device.forget_peak()
     output = layer.forward(inputs[0])
     device.torch.autograd.grad(output, inputs, device.torch.randn_like(output))
-    flush_bytes = 0 if device.flush is None else int(device.flush.nbytes)
-    return int(cuda.max_memory_allocated(device.index)) - flush_bytes
+    return device.peak_bytes()
