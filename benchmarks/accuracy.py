@@ -80,7 +80,6 @@ from meshwright.solver.accuracy import Report, RunPrediction, Scored, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.choose import Choice
 from meshwright.solver.calibration.observations import Observation, ProfileOf
-from meshwright.solver.cost.memory import memory_limit_bytes
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 DOCS = Path(__file__).parent.parent / "docs" / "accuracy.md"
@@ -588,7 +587,7 @@ def _filled(row: RunPrediction) -> str:
     """What was predicted of a run's peak beside what its GPU has."""
     if row.run.shape is None or row.prediction is None:
         return ""
-    limit = memory_limit_bytes(row.run.shape.problem)
+    limit = row.run.shape.problem.memory_limit_bytes
     return f" ({row.prediction.peak_memory_bytes / GIB:.1f} of {limit / GIB:.1f} GiB)"
 
 

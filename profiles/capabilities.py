@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from math import lcm
 from typing import Any, get_args
@@ -331,6 +331,7 @@ def first_launcher(model: ModelSpec) -> str:
     return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
 
 
+@lru_cache(maxsize=64)
 def model_facts(model: ModelSpec) -> frozenset[str]:
     """Return the facts in which a model differs from a plain Llama (RoPE, RMSNorm, SwiGLU, untied head).
 

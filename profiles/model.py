@@ -282,6 +282,11 @@ class ModelSpec:
         return _paired(self) if self.mixer and self.mixer.with_attention else None
 
     @cached_property
+    def own_mixer(self) -> MixerSpec | None:
+        """Return the mixer that all layers have, as ``shaped`` views them; None: they attend."""
+        return self.mixer if self.mixes else None
+
+    @cached_property
     def mixes_tokens(self) -> bool:
         """Return whether a layer has attention or a mixer, as ``shaped`` views it."""
         return not self.layer_pattern or any(_PARTS[letter] == "mixing" for letter in self.layer_pattern)

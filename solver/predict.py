@@ -7,7 +7,6 @@ schedule, the rest from the prices. Causes are those of the rank that ends last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
 
 import numpy as np
@@ -15,11 +14,9 @@ import numpy as np
 from meshwright.profiles.profile import Profile, default_profile, framework_of
 from meshwright.solver.answer import Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.evaluation import Evaluation, Pipeline, evaluate
-from meshwright.solver.cost.memory import memory_limit_bytes as limit_of
+from meshwright.solver.cost.evaluation import Evaluation, evaluate
 from meshwright.solver.cost.memory import out_of_memory_probability
-from meshwright.solver.cost.stages import LayerLayout, step_of_end_s
-from meshwright.solver.cost.timed_layers import log_sigma_of_timed
+from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
@@ -44,21 +41,20 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     memory of the stages of all classes, the heaviest by its own GPU's limit.
     """
     config = evaluation.config
-    finished = [_Finished.of(one) for one in evaluation.classes]
-    slowest = max(finished, key=lambda one: one.step_s)
-    causes = dict(slowest.causes_s)
+    ended = [(one, one.causes_s()) for one in evaluation.classes]
+    slowest, causes = max(ended, key=lambda one: sum(one[1].values()))
+    band = exp(Z_80_PERCENT * slowest.log_time_sigma(causes))
     causes["data_parallel"] += evaluation.exchange_s
     stages = _stage_predictions(evaluation)
-    fills = [one.peak_memory_bytes / limit_of(stage.on.problem)
+    fills = [one.peak_memory_bytes / stage.on.problem.memory_limit_bytes
              for one, stage in zip(stages, evaluation.stages, strict=True)]  # fmt: skip
     at = int(np.argmax(fills))
     heaviest, on = stages[at], evaluation.stages[at].on
-    limit = limit_of(on.problem)
+    limit = on.problem.memory_limit_bytes
     step, tokens = sum(causes.values()), problem.tokens_of(config)
     rate, flops = tokens / step / config.num_gpus, problem.model_flops_per_token
     again = max(_recomputed_flops_per_token(problem, one.config) for one in evaluation.classes)
     peak_flops = _mean_peak_flops(evaluation)
-    band = exp(Z_80_PERCENT * slowest.log_time_sigma)
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,
@@ -80,33 +76,6 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finished:
-    """A pipeline's step by cause, with the spread of its logarithm."""
-
-    step_s: float
-    causes_s: dict[str, float]  # they sum up to the step
-    log_time_sigma: float
-
-    @classmethod
-    def of(cls, pipeline: Pipeline) -> _Finished:
-        """Simulate the schedule; causes are those of the stage that ends last."""
-        finish, stages = pipeline.finish_s(), pipeline.stages
-        at = int(np.argmax([end + stage.tail_s for end, stage in zip(finish, stages, strict=True)]))
-        stage, m, scale = stages[at], pipeline.config.num_microbatches, pipeline.straggler
-        causes = {name: scale * value for name, value in stage.causes_s(m).items()}
-        causes["bubble"] = max(scale * (finish[at] - m * stage.time_s), 0.0)
-        step = step_of_end_s(finish[at] + stage.tail_s, scale, pipeline.fixed_s)
-        causes["rest"] = step - sum(causes.values())
-        sigma = max(float(one.on.log_time_sigma[one.row]) for one in stages)
-        timed = all(one.on.is_timed[one.row] for one in stages)
-        return cls(
-            step_s=sum(causes.values()),
-            causes_s=causes,
-            log_time_sigma=log_sigma_of_timed(sigma, causes) if timed else sigma,
-        )
-
-
 def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
     layers = [
         sum(pipeline.config.layers_of_rank(rank))
@@ -123,7 +92,7 @@ def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
                 memory_bytes=terms,
                 peak_memory_bytes=sum(terms.values()),
                 compute_s=stage.time_s,
-                memory_limit_bytes=limit_of(stage.on.problem) if stage.on.name else None,
+                memory_limit_bytes=stage.on.problem.memory_limit_bytes if stage.on.name else None,
             )
         )
     return tuple(found)

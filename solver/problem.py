@@ -137,7 +137,7 @@ class Workload:
     image_tokens: SequenceLengths | None = None  # of the language model that an image becomes
     frozen: tuple[FrozenPart, ...] = ()  # parts that are not trained
 
-    @property
+    @cached_property
     def language_frozen(self) -> bool:
         """Return whether the language model's own weights are frozen, with adapters next to them or not."""
         return self.lora_rank > 0 or "language" in self.frozen
@@ -244,6 +244,11 @@ class Problem:
     def power_limit_w(self) -> float:
         """Return the watts that each GPU may draw; 0: as many as its type."""
         return float(self.workload.framework_options.get("power_limit_w", 0.0))
+
+    @cached_property
+    def memory_limit_bytes(self) -> int:
+        """Return the memory of the smallest GPU of the cluster, as its driver reports it."""
+        return min(group.gpu.memory_bytes for group in self.cluster.groups)
 
     @cached_property
     def priced_as(self) -> str:

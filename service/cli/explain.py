@@ -94,13 +94,13 @@ def run_explain(
     problem = recommended(own.problem)
     profile = profile_for(problem, calibration)
     line = ProgressLine()
-    with cancellable() as cancellation:
-        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    with cancellable() as should_stop:
+        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
     line.clear()
     console = screen()
     if not answer.plans:
         console.print(render_answer(answer, problem, width=console.width))
-        return code_of(answer, cancelled=cancellation.wanted)
+        return code_of(answer, cancelled=should_stop())
     keep(answer_document(answer, problem), problem)
     result = PlanResult(problem=problem, answer=answer, profile=profile)
     found = compared_with_best(result, own.problem, own.configuration)
@@ -142,6 +142,6 @@ def _uses_of_groups(plan: Plan, kept: KeptAnswer) -> list[GroupUse]:
     problem, profile = settled_for(plan, kept.problem, profile_for(kept.problem, None))
     seen, best = predict_all(problem, profile, [plan.config, kept.answer.plans[0].config])
     uses = group_uses(problem, profile, replace(plan, prediction=seen))
-    with cancellable() as cancellation:
-        watch = Watch(time_limit_s=SEARCH_S * (len(uses) + 1), should_stop=cancellation.should_stop)
+    with cancellable() as should_stop:
+        watch = Watch(time_limit_s=SEARCH_S * (len(uses) + 1), should_stop=should_stop)
         return with_one_more_node(problem, profile, best.step_time_s, uses, watch)

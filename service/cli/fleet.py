@@ -78,18 +78,18 @@ def fleet(
         request = planned_again(request, read_state(read_problem_file(running), request))
     if out is not None:
         check_folder(out, force=force, plan_id="", option="--out")
-    with cancellable() as cancellation:
-        limits = Limits(effort=effort, seed=seed, ended=cancellation.should_stop)
+    with cancellable() as should_stop:
+        limits = Limits(effort=effort, seed=seed, ended=should_stop)
         line = _SearchLine(request)
         durations = PlannedDurations(
             jobs=request.problems, groups=request.cluster.group_named,
             profile_of=lambda problem: profile_for(problem, profile),
-            should_stop=cancellation.should_stop, on_search=line.show,
+            should_stop=should_stop, on_search=line.show,
         )  # fmt: skip
         found = answered(request, durations, limits, skip_impossible=skip_impossible)
         line.clear()
     _show(found, out=out, force=force, json_output=json_output)
-    raise typer.Exit(CANCELLED if cancellation.wanted else FOUND)
+    raise typer.Exit(CANCELLED if should_stop() else FOUND)
 
 
 def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: bool) -> None:

@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 from types import FrameType
 
 from meshwright.service.report.formatting import count, seconds
-from meshwright.solver.problem import Progress
+from meshwright.solver.problem import Progress, ShouldStop
 
 PIPE_EVERY_S = 5.0
 _BAR = 12  # characters
@@ -73,30 +74,19 @@ def progress_words(progress: Progress) -> str:
     return " · ".join([*words, seconds(progress.elapsed_s)])
 
 
-class Cancellation:
-    """Whether the user wants the search to stop."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-    def should_stop(self) -> bool:
-        """Return whether the user wants to stop; the search asks."""
-        return self.wanted
-
-
 @contextmanager
-def cancellable() -> Iterator[Cancellation]:
-    """The first Ctrl-C asks the search to stop and keep what it has; the second one interrupts."""
-    cancellation = Cancellation()
+def cancellable() -> Iterator[ShouldStop]:
+    """Yield whether the search shall stop: Ctrl-C asks it to keep what it has; a second one interrupts."""
+    wanted = Event()
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:
-        if cancellation.wanted:
+        if wanted.is_set():
             raise KeyboardInterrupt
-        cancellation.wanted = True
+        wanted.set()
         os.write(_STDERR, _STOPPING)  # a handler may interrupt a write of sys.stderr itself
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield cancellation
+        yield wanted.is_set
     finally:
         signal.signal(signal.SIGINT, before)

@@ -14,7 +14,7 @@ from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.problem_options import (
     Request,
 )
-from meshwright.service.cli.progress import Cancellation, ProgressLine, cancellable
+from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import keep, verdicts_of
 from meshwright.service.cli.terminal import (
     CANCELLED,
@@ -39,7 +39,7 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, ShouldStop
 from meshwright.solver.search.certify.judge import certified_later, kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
@@ -75,9 +75,9 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    with cancellable() as cancellation, certified_later() if form == "table" else nullcontext() as later:
+    with cancellable() as should_stop, certified_later() if form == "table" else nullcontext() as later:
         line = ProgressLine()
-        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
         line.clear()
         worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
@@ -106,7 +106,7 @@ def run_plan(
     if owed:  # after the files: whoever reads a pipe may have gone, as head does
         console = screen()
         console.print(wrapped(certificate_words(answer), console.width, indent=2))
-    return code_of(answer, cancelled=cancellation.wanted)
+    return code_of(answer, cancelled=should_stop())
 
 
 def _document(
@@ -200,8 +200,8 @@ def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | Non
     if sweep is None:
         raise InvalidProblemError.of("/sweep", "is required")
     options = sweep.problems[0].options
-    with cancellable() as cancellation, kept_child():
-        points = _solved(sweep, calibration, cancellation)
+    with cancellable() as should_stop, kept_child():
+        points = _solved(sweep, calibration, should_stop)
         whole = join(points, objective=options.objective, top_k=options.top_k)
     answer = {**whole.answer, "plans": whole.plans}
     if form == "json":
@@ -211,25 +211,25 @@ def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | Non
     else:
         console = screen()
         console.print(render_points(answer, width=console.width))
-    if whole.problem and not cancellation.should_stop():
+    if whole.problem and not should_stop():
         say_error(whole.problem["detail"])
-    return _CODES.get(whole.state, CANCELLED if cancellation.should_stop() else NO_PLAN)
+    return _CODES.get(whole.state, CANCELLED if should_stop() else NO_PLAN)
 
 
 def _solved(
-    sweep: Sweep, calibration: Sequence[Path] | None, cancellation: Cancellation
+    sweep: Sweep, calibration: Sequence[Path] | None, should_stop: ShouldStop
 ) -> Iterator[SolvedPoint]:
     """The points one after the other; Ctrl-C ends the one at hand, and those after it are not begun."""
     from meshwright.service.jobs.joining import SolvedPoint  # noqa: PLC0415 - only for a sweep
 
     line = ProgressLine()
     for point, problem in zip(sweep.points, sweep.problems, strict=True):
-        if cancellation.should_stop():
+        if should_stop():
             yield SolvedPoint(values=point.values, state="cancelled")
             continue
-        body = _answer(problem, calibration, line, cancellation)
+        body = _answer(problem, calibration, line, should_stop)
         plans = body.pop("plans")
-        unknown: EndState = "cancelled" if cancellation.should_stop() else "failed"
+        unknown: EndState = "cancelled" if should_stop() else "failed"
         state = _STATES.get(body["status"], unknown)
         why = NO_PLAN_FOUND if state == "failed" else None
         yield SolvedPoint(values=point.values, state=state, answer=body, plans=plans, problem=why)
@@ -237,11 +237,11 @@ def _solved(
 
 
 def _answer(
-    problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, cancellation: Cancellation
+    problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, should_stop: ShouldStop
 ) -> dict[str, Any]:
     """The answer to one point, kept so that its plans are found by their ids."""
     profile = profile_for(problem, calibration)
-    answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
     if answer.plans:
         say_warnings(keep(answer_document(answer, problem), problem))
     return answer.to_json()

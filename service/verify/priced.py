@@ -20,7 +20,6 @@ from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
 from meshwright.solver.cost.pipelines import LaidOut
 from meshwright.solver.cost.price import price_memory
-from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment, layers_held
 from meshwright.solver.predict import predict
 
@@ -183,7 +182,7 @@ def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
     model = ctx.model
     if not model.mixes_tokens:
         return 0.0
-    if mixer := mixer_of(model):
+    if mixer := model.own_mixer:
         return 2.0 * _first(ctx.tokens) * mixer.scan_products() / config.tensor_parallel_size
     heads = model.num_attention_heads / config.tensor_parallel_size
     core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)

@@ -47,7 +47,6 @@ from meshwright.solver.calibration.observations import (
     roughness_of,
 )
 from meshwright.solver.configuration import Configuration, FloatArray
-from meshwright.solver.cost.memory import memory_limit_bytes
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import between
 from meshwright.solver.predict import Z_80_PERCENT, predict
@@ -451,7 +450,7 @@ def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
     if blind is None or one.peak_memory_bytes is not None:
         return None
     expected = blind.peak_memory_bytes
-    limit = memory_limit_bytes(one.problem)
+    limit = one.problem.memory_limit_bytes
     if expected >= _LEAST_FILLED * limit:
         return None
     return (
@@ -473,7 +472,7 @@ def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
     judged = replace(one, configuration=judged_as)
     if one.peak_memory_bytes is not None:
         return judged
-    limit = memory_limit_bytes(one.problem)
+    limit = one.problem.memory_limit_bytes
     if not _LEAST_FILLED * limit <= blind.peak_memory_bytes < limit:
         return None
     return replace(judged, peak_memory_bytes=float(limit), memory_kind="exhausted", memory_rank="worst")

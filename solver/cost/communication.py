@@ -29,7 +29,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
-from meshwright.solver.cost.scan import exchanged_widths, mixer_of, passed_states
+from meshwright.solver.cost.scan import exchanged_widths, passed_states
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
@@ -68,7 +68,7 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
     Ranks that split the channels of a selective scan also add up its time steps' latent, B and C.
     """
     found = _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
-    mixer = mixer_of(ctx.model)
+    mixer = ctx.model.own_mixer
     if mixer is None or not mixer.selected:
         return found
     summed = all_reduce_s(ctx.tokens * mixer.selected * _ACTIVATION_BYTES, ctx.tensor_group) * (ctx.t > 1)
@@ -120,7 +120,7 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     """
     if not ctx.model.mixes_tokens:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
-    mixer = mixer_of(ctx.model)
+    mixer = ctx.model.own_mixer
     own = (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
     return own + context_parallel(ctx.paired, attention) if ctx.paired else own
 
@@ -135,7 +135,7 @@ def _head_exchange(ctx: Context) -> PassSeconds:
     model = ctx.model
     heads, kv = model.num_attention_heads / ctx.t, np.maximum(model.num_kv_heads / ctx.t, 1.0)
     before = heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)
-    mixer = mixer_of(model)
+    mixer = model.own_mixer
     widths = exchanged_widths(ctx, mixer) if mixer else (before, heads * model.v_head_dim)
     sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in widths]
     once = sum(all_to_all_s(one, ctx.exchange_group) for one in sent)

@@ -17,7 +17,7 @@ from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
-from meshwright.solver.cost.scan import mixer_of, projected_width, scan
+from meshwright.solver.cost.scan import projected_width, scan
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -147,7 +147,7 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     h, heads = model.hidden_size, model.num_attention_heads
     if not model.mixes_tokens:
         return []
-    if mixer := mixer_of(model):
+    if mixer := model.own_mixer:
         read = projected_width(ctx, mixer)
         values = mixer.value_width / t
         inner = [
@@ -328,7 +328,7 @@ def core_attention(ctx: Context) -> PassSeconds:
     """
     if not ctx.model.mixes_tokens:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
-    if mixer := mixer_of(ctx.model):
+    if mixer := ctx.model.own_mixer:
         return scan(ctx, mixer)
     attention = _attention_of_documents(ctx)
     if ctx.crossing:
@@ -398,7 +398,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rows = rows + tokens * h * (8.0 * model.streams.count + each)
     if model.mla is not None:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
-    if mixer := mixer_of(model):
+    if mixer := model.own_mixer:
         heads, rotary = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
     if model.paired and (mixer := model.paired.mixer):
         heads = heads + mixer.value_width

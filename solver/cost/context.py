@@ -275,12 +275,12 @@ class Context:
             self._by_model[model] = replace(self, model=model)
         return self._by_model[model]
 
-    @property
+    @cached_property
     def crossing(self) -> Context | None:
         """Return the cost context of the cross-attention to text; None where layers have none."""
         return self._viewed(self.model.crossing)
 
-    @property
+    @cached_property
     def paired(self) -> Context | None:
         """Return the cost context of the mixers next to attention; None where layers have none."""
         return self._viewed(self.model.paired)
@@ -362,12 +362,17 @@ class Context:
         return np.asarray(fours != np.floor(fours))
 
     @cached_property
+    def splits_backward(self) -> BoolArray:
+        """Mark rows that put off weight gradients, (n,)."""
+        return splits_backward(self.columns)
+
+    @cached_property
     def uncompiled(self) -> BoolArray:
         """Mark rows with stages that torch does not compile, (n,): schedules that split the backward pass.
 
         ``torch/distributed/pipelining/schedules.py _check_torch_compile_compatibility`` refuses them.
         """
-        rows = splits_backward(self.columns) & (self.p > 1)
+        rows = self.splits_backward & (self.p > 1)
         return np.asarray(rows & self.facts.torch_pipelines)
 
     @cached_property
@@ -444,7 +449,7 @@ class Context:
             for share, length in zip(shares[of_row.ravel()].T, grid, strict=True)
         ]
 
-    @property
+    @cached_property
     def adapts(self) -> bool:
         """Return whether adapters are trained next to frozen weights."""
         return self.workload.lora_rank > 0

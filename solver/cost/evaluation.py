@@ -8,7 +8,7 @@ energy, odds, and the independent check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -22,6 +22,7 @@ from meshwright.solver.configuration import Columns, Configuration, FloatArray, 
 from meshwright.solver.cost.links import paced, paces_of
 from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
+from meshwright.solver.cost.timed_layers import log_sigma_of_timed
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
 from meshwright.solver.schedules.simulate import rank_finish_s
@@ -138,6 +139,23 @@ class Pipeline:
             )  # fmt: skip
         phi, times = float(fill_share(Columns.of([c]))[0]), [stage.time_s for stage in self.stages]
         return [phi * sum(times) + (c.num_microbatches - phi) * time_s for time_s in times]
+
+    def causes_s(self) -> dict[str, float]:
+        """Simulate the schedule, and return the step by the causes of the stage that ends last."""
+        finish = self.finish_s()
+        at = int(np.argmax([end + stage.tail_s for end, stage in zip(finish, self.stages, strict=True)]))
+        stage, m, scale = self.stages[at], self.config.num_microbatches, self.straggler
+        causes = {name: scale * value for name, value in stage.causes_s(m).items()}
+        causes["bubble"] = max(scale * (finish[at] - m * stage.time_s), 0.0)
+        step = step_of_end_s(finish[at] + stage.tail_s, scale, self.fixed_s)
+        causes["rest"] = step - sum(causes.values())
+        return causes
+
+    def log_time_sigma(self, causes_s: Mapping[str, float]) -> float:
+        """Return the spread of ln(measured / predicted) of a step with these causes."""
+        sigma = max(float(one.on.log_time_sigma[one.row]) for one in self.stages)
+        timed = all(one.on.is_timed[one.row] for one in self.stages)
+        return log_sigma_of_timed(sigma, causes_s) if timed else sigma
 
     def step_s(self) -> float:
         """Return the simulated step: the end of the last tail, stragglers and fixed time counted."""
@@ -358,10 +376,6 @@ class StageTable:
             found[at] = read(on, self._rows[at], self._ranks[at])
         return found
 
-    def total(self, of_stages: FloatArray) -> FloatArray:
-        """Return the sum of each pipeline's stages, (k,)."""
-        return np.asarray(np.add.reduceat(of_stages, self.starts))
-
     def most(self, of_stages: FloatArray) -> FloatArray:
         """Return the largest of each pipeline's stages, (k,)."""
         return np.asarray(np.maximum.reduceat(of_stages, self.starts))
@@ -417,7 +431,7 @@ class StageTable:
         ``straggler (phi sum_s t_s + max_s ((m - phi) t_s + tail_s)) + fixed``.
         """
         time_s, tail_s = self.time_s * factor, self.tail_s * factor
-        end_s = self.phi * self.total(time_s) + self.most(self._steady_s(time_s, tail_s))
+        end_s = self.phi * np.add.reduceat(time_s, self.starts) + self.most(self._steady_s(time_s, tail_s))
         return step_of_end_s(end_s, self.straggler, self.fixed_s)
 
     def end_s(self, step_s: FloatArray) -> FloatArray:

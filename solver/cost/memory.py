@@ -32,12 +32,11 @@ from meshwright.solver.cost.parameters import (
     part_weights,
     trained_parts,
 )
-from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem, trains
-from meshwright.solver.schedules.schedule import in_flight, splits_backward
+from meshwright.solver.schedules.schedule import in_flight
 
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
@@ -221,7 +220,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     if not model.mixes_tokens:
         return np.zeros_like(tokens)
-    if mixer := mixer_of(model):
+    if mixer := model.own_mixer:
         return np.asarray(2.0 * tokens * mixer.kept_elements() / t)
     attention = _attention_bytes(ctx)
     if ctx.crossing and model.diffusion:
@@ -512,17 +511,12 @@ def reducing_bytes(
     )
 
 
-def memory_limit_bytes(problem: Problem) -> int:
-    """Return the memory of the smallest GPU of the cluster, as its driver reports it."""
-    return min(group.gpu.memory_bytes for group in problem.cluster.groups)
-
-
 def kept_free_words(problem: Problem, profile: Profile) -> str:
     """Return the memory that the accepted risk of running out keeps free, of each kind of GPU."""
     risk = problem.options.max_out_of_memory_probability
     parts = []
     for one in profile.by_group or (profile,):
-        limit = one.group.gpu.memory_bytes if profile.by_group else memory_limit_bytes(problem)
+        limit = one.group.gpu.memory_bytes if profile.by_group else problem.memory_limit_bytes
         share = 1.0 - min(_budget_share(one, risk), 1.0)
         of = f" of {one.group.gpu.slug}" if profile.by_group else ""
         parts.append(f"{share * limit / GIB:.1f} of {limit / GIB:.1f} GiB{of} ({percent(share)})")
@@ -534,7 +528,7 @@ def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) 
 
     ``limit * exp(sigma * ppf(probability))`` of a log-normal peak, and 1e-9 more for judges that round.
     """
-    return memory_limit_bytes(problem) * (1.0 + 1e-9) * _budget_share(profile, probability)
+    return problem.memory_limit_bytes * (1.0 + 1e-9) * _budget_share(profile, probability)
 
 
 def _budget_share(profile: Profile, probability: float) -> float:
@@ -643,7 +637,7 @@ def memory_prices(
         whole, sent = [a - b for a, b in zip(whole, gone, strict=True)], np.maximum.reduce(gone)
         if ctx.facts.offload_modules == "all":
             here = np.where(spilled, 1.0 - offloaded_layers(ctx.facts, ctx.model), 1.0)
-    split = splits_backward(ctx.columns)
+    split = ctx.splits_backward
     kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
     cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens

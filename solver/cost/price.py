@@ -109,7 +109,6 @@ from meshwright.solver.cost.towers import (
     tower_context,
 )
 from meshwright.solver.problem import Problem, trains
-from meshwright.solver.schedules.schedule import splits_backward
 
 # --------------------------------------------------------------------------------------------------
 # The part of a backward pass that zero-bubble schedules run later: weight gradients.
@@ -122,7 +121,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     gradient (frozen matrices have none); attention, norms and collectives belong to the input gradient
     (Qi et al. 2023, arXiv:2401.10241, section 2). The embedding has no input gradient to split from.
     """
-    split = splits_backward(ctx.columns)
+    split = ctx.splits_backward
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
     if ctx.varies:
@@ -131,7 +130,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
 
 
 def _split_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
-    split = splits_backward(ctx.columns)
+    split = ctx.splits_backward
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
     parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
     head = gemm_seconds(ctx, [output], "bf16")
@@ -307,8 +306,8 @@ def _end_price(
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
     timed = timed_together(ctx, compute, tensor)
-    compute = total(compute, *(one for one, _ in further))
-    tensor = total(tensor, *(one for _, one in further))
+    for products, collectives in further:
+        compute, tensor = compute + products, tensor + collectives
     busy = compute + tensor
     passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, timed)
     gathers = weight_gathers(ctx, own, trained, passes, again=False)

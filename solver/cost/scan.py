@@ -10,7 +10,6 @@ import numpy as np
 
 from meshwright.profiles.collectives.collectives import all_gather_s
 from meshwright.profiles.mixers import MixerSpec
-from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds
 
@@ -38,11 +37,6 @@ _STATE_STEP_S = 0.9e-6
 # to 1.9 times as long as for a gated delta net (helion, B200; FlashKDA, H20).
 _CHANNEL_DECAYS = 1.75
 _STATE_BYTES = 4.0
-
-
-def mixer_of(model: ModelSpec) -> MixerSpec | None:
-    """Return the mixer that all layers of a model have (as ``shaped`` views them); None: they attend."""
-    return model.mixer if model.mixes else None
 
 
 def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:

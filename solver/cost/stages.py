@@ -115,7 +115,7 @@ class LayerLayout:
         return (self.num_layers - self.counts_ends) * self.counts_prediction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowPrices:
     """Prices of n rows over P = K + 2 parts; seconds and bytes, float64, per rank.
 
@@ -237,7 +237,7 @@ class RowPrices:
         left["checkpoint_bytes"][:, -2:] = 0.0
         return replace(self, **left, prediction={})
 
-    @property
+    @cached_property
     def state_bytes(self) -> FloatArray:
         """Return weights, gradients and optimizer states of each part, (n, P), as the search adds them up.
 

@@ -21,7 +21,7 @@ from meshwright.solver.answer import Infeasibility, Shortfall
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.memory import out_of_memory_probability
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import fitting, lightest, lightest_of, nearest
@@ -179,7 +179,7 @@ def _shortfall(legal: Rows) -> Shortfall | None:
 
 
 def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall, *, also: bool) -> str:
-    limit, budget = memory_limit_bytes(problem), rows.budget_bytes
+    limit, budget = problem.memory_limit_bytes, rows.budget_bytes
     short = shortfall.needed_bytes - shortfall.limit_bytes
     static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
     within = " that the hosts can hold" if also else ""
@@ -247,7 +247,7 @@ def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]
 def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[str]:
     if shortfall is None:
         return
-    limit = float(memory_limit_bytes(problem))
+    limit = float(problem.memory_limit_bytes)
     risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
     if risk <= LARGEST_RISK:
         yield f"an out-of-memory risk of {ceil(risk * 1000 + ROUNDING) / 10:.1f} %"  # never rounded down
@@ -329,7 +329,7 @@ def _lack_of(problem: Problem, profile: Profile, config: Configuration) -> Lack:
     at = int(np.argmax(short))
     on, needed = stages[at].on, sum(memory[at].values())
     static = sum(memory[at][term] for term in _STATIC_TERMS)
-    limit, group = memory_limit_bytes(on.problem), config.stage_groups[at].group
+    limit, group = on.problem.memory_limit_bytes, config.stage_groups[at].group
     reason = (
         f"memory: stage {at} on {group} of the nearest configuration needs {needed / GIB:.1f} GiB "
         f"({static / GIB:.1f} GiB of it weights, gradients and optimizer states), {short[at] / GIB:.1f} "

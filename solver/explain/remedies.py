@@ -32,7 +32,7 @@ from meshwright.solver.answer import (
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.memory import out_of_memory_probability
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.explain.infeasible import (
@@ -87,7 +87,7 @@ def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
 def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[ProblemChange]:
     """Drop the request's own limits: alone if that is enough, else the fewest together."""
     if shortfall is not None:
-        limit = float(memory_limit_bytes(problem))
+        limit = float(problem.memory_limit_bytes)
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
         yield from _accepted(problem, profile, risk)
     yield from _more_power(problem, profile)
@@ -553,7 +553,7 @@ def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemCh
     problem, profile = limits.problem, limits.profile
     if lack is not None:
         fleet = NodeGroups.of(problem, profile)
-        limit = float(memory_limit_bytes(fleet.problems[fleet.names.index(lack.group)]))
+        limit = float(fleet.problems[fleet.names.index(lack.group)].memory_limit_bytes)
         risk = out_of_memory_probability(lack.shortfall.needed_bytes, limit, lack.log_memory_sigma)
         yield from _accepted(problem, profile, risk)
     yield from _asked_less(limits)

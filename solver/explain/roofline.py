@@ -15,7 +15,6 @@ from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, l
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import Pipeline, evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
-from meshwright.solver.cost.scan import mixer_of
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
@@ -142,7 +141,7 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """Return names of a layer's plain products, in the order of ``layer_gemms``."""
-    mixer = mixer_of(ctx.model)
+    mixer = ctx.model.own_mixer
     inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
     own = [_MIXER[0], *inner, _MIXER[1]] if mixer else [*_ATTENTION, *(_MIXER if ctx.paired else ())]
     own += _CONTEXT if ctx.crossing else ()
@@ -181,7 +180,7 @@ def _attention_work(ctx: Context) -> tuple[float, float]:
     ``2 tokens heads (qk + v) attended / t`` (Dao 2023, arXiv:2307.08691); scores stay on the chip.
     """
     model, tokens = ctx.model, _one(ctx.tokens)
-    if mixer := mixer_of(model):
+    if mixer := model.own_mixer:
         of_rank = 2.0 * tokens / _one(ctx.t)
         return of_rank * mixer.scan_products(), of_rank * mixer.scan_elements()
     heads, kv = model.num_attention_heads / _one(ctx.t), max(model.num_kv_heads / _one(ctx.t), 1.0)

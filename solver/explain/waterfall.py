@@ -178,7 +178,7 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     m = table.num_microbatches / table.num_stages  # of the mean
 
     def mean(of_stages: FloatArray) -> FloatArray:
-        return np.asarray(m * table.total(of_stages))
+        return np.asarray(m * np.add.reduceat(of_stages, table.starts))
 
     def cause(name: str) -> FloatArray:
         return mean(table.of_parts(lambda on: on.prices.breakdown_s[name]))
@@ -189,7 +189,7 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     tokens = np.array([one.config.global_batch_size for one in table.pipelines])[table.of]
     tokens = tokens * table.of_rows(lambda on: real_tokens(on.problem, on.columns)) / table.stage_gpus
     at_peak = [
-        table.total(tokens * table.of_parts(of)) / table.num_stages
+        np.add.reduceat(tokens * table.of_parts(of), table.starts) / table.num_stages
         for of in (
             lambda on: _of_each_row(on, work(on).ideal_gemm_s),
             lambda on: _of_each_row(on, work(on).ideal_attention_s),
@@ -239,7 +239,7 @@ def _ideal_of_all(
         token_s = float((work(on).ideal_gemm_s + work(on).ideal_attention_s) @ whole)
         return token_s * real_tokens(on.problem, on.columns)
 
-    each = table.total(table.stage_gpus / table.of_rows(sequence_s))
+    each = np.add.reduceat(table.stage_gpus / table.of_rows(sequence_s), table.starts)
     counts = np.array([len(one.classes) for one in evaluations])
     sequences_per_s = np.add.reduceat(each, np.cumsum(counts) - counts)
     return np.asarray([one.config.global_batch_size for one in evaluations] / sequences_per_s)

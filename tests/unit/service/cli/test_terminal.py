@@ -49,10 +49,10 @@ def test_an_answer_of_another_version_is_refused() -> None:
 def test_the_first_interrupt_asks_to_stop_and_the_second_one_interrupts(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with cancellable() as cancellation:
-        assert not cancellation.should_stop()
+    with cancellable() as should_stop:
+        assert not should_stop()
         os.kill(os.getpid(), signal.SIGINT)
-        assert cancellation.should_stop()
+        assert should_stop()
         assert "stopping: the best so far follows" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -16,7 +16,6 @@ from meshwright.solver.cost.memory import (
     kept_free_words,
     layer_activation_bytes,
     memory_budget_bytes,
-    memory_limit_bytes,
     out_of_memory_probability,
 )
 from meshwright.solver.cost.parameters import part_weights
@@ -162,7 +161,7 @@ def test_tied_embeddings_cost_the_last_rank_a_copy_only_when_it_is_not_the_first
 
 
 def test_the_limit_is_what_the_driver_reports() -> None:
-    assert memory_limit_bytes(a_problem()) == 79 * GIB
+    assert a_problem().memory_limit_bytes == 79 * GIB
 
 
 def test_a_peak_at_the_limit_runs_out_of_memory_every_other_time() -> None:
@@ -174,7 +173,7 @@ def test_the_budget_is_the_peak_of_exactly_that_probability() -> None:
     problem = a_problem()
     profile = a_profile(problem)
     budget = memory_budget_bytes(problem, profile, 0.01)
-    chance = out_of_memory_probability(budget, memory_limit_bytes(problem), profile.log_memory_sigma)
+    chance = out_of_memory_probability(budget, problem.memory_limit_bytes, profile.log_memory_sigma)
     assert chance == pytest.approx(0.01)
 
 
@@ -183,7 +182,7 @@ def test_a_peak_of_exactly_the_accepted_chance_is_within_the_budget_however_its_
 ):
     problem = a_problem()
     profile, peak = a_profile(problem), 70e9
-    chance = out_of_memory_probability(peak, memory_limit_bytes(problem), profile.log_memory_sigma)
+    chance = out_of_memory_probability(peak, problem.memory_limit_bytes, profile.log_memory_sigma)
     budget = memory_budget_bytes(problem, profile, chance)
     assert budget - peak == pytest.approx(
         70.0, abs=1.0
