@@ -1,11 +1,11 @@
-"""The launchers that plans can be exported to, by name."""
+"""The programs that plans are exported to, and with files that are read, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.launchers.target import ExportBundle, target_of
 from meshwright.profiles.capabilities import judged_versions
@@ -13,22 +13,37 @@ from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
-# An exporter is loaded when it is first used.
-_LAUNCHERS: Mapping[str, str] = {
-    "megatron-lm": "megatron_lm.export:export",
-    "megatron-bridge": "megatron_bridge.export:export",
-    "deepspeed": "deepspeed.export:export",
-    "torchtitan": "torchtitan.export:export",
-    "accelerate": "accelerate.export:export",
-    "nanotron": "nanotron.export:export",
-    "ms-swift": "ms_swift.export:export",
-    "llama-factory": "llama_factory.export:export",
-    "axolotl": "transformers.export:export_axolotl",
-    "trl": "transformers.export:export_trl",
-    "llama-factory-accelerate": "transformers.export:export_llama_factory",
-    "flagscale": "flagscale.export:export",
-    "maxtext": "maxtext.export:export",
+
+class _Places(NamedTuple):
+    """Where a program's exporter and reader are, each loaded when it is first used; empty: it has none."""
+
+    export: str
+    read: str
+
+
+# In the order in which readers try a file: names that only one launcher has go first.
+_PROGRAMS: Mapping[str, _Places] = {
+    "flagscale": _Places("flagscale.export:export", "flagscale.read:FLAGSCALE_READER"),
+    "maxtext": _Places("maxtext.export:export", "maxtext.read:MAXTEXT_READER"),
+    "torchtitan": _Places("torchtitan.export:export", "torchtitan.read:TORCHTITAN_READER"),
+    "nanotron": _Places("nanotron.export:export", "nanotron.read:NANOTRON_READER"),
+    "deepspeed": _Places("deepspeed.export:export", "deepspeed.read:DEEPSPEED_READER"),
+    "axolotl": _Places("transformers.export:export_axolotl", "axolotl.read:AXOLOTL_READER"),
+    "trl": _Places("transformers.export:export_trl", "trl.read:TRL_READER"),
+    "llama-factory-accelerate": _Places(
+        "transformers.export:export_llama_factory", "llama_factory.read:LLAMA_FACTORY_TRAINER_READER"
+    ),
+    "accelerate": _Places("accelerate.export:export", "accelerate.read:ACCELERATE_READER"),
+    "llama-factory": _Places("llama_factory.export:export", "llama_factory.read:LLAMA_FACTORY_READER"),
+    "megatron-bridge": _Places(
+        "megatron_bridge.export:export", "megatron_bridge.read:MEGATRON_BRIDGE_READER"
+    ),
+    "transformers": _Places("", "transformers.read:TRAINER_READER"),
+    "ms-swift": _Places("ms_swift.export:export", "ms_swift.read:MS_SWIFT_READER"),
+    "megatron-lm": _Places("megatron_lm.export:export", "megatron_lm.read:MEGATRON_LM_READER"),
 }
+_LAUNCHERS = {name: places.export for name, places in _PROGRAMS.items() if places.export}
+READERS = {name: places.read for name, places in _PROGRAMS.items() if places.read}
 
 
 def named(place: str) -> Any:  # noqa: ANN401 - a class, which the caller knows

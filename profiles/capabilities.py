@@ -13,7 +13,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import ProfileError, UnknownNameError
-from meshwright.profiles.frameworks import option_names
+from meshwright.profiles.frameworks import framework_names, option_names
 from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
@@ -28,6 +28,7 @@ class Capabilities:
     """The configurations that one launcher accepts."""
 
     launcher: str
+    framework: str  # its plans are priced under the facts of that file
     schedules: tuple[str, ...]
     zero_stages: tuple[int, ...]
     max_zero_stage_with_pipeline: int  # the highest ZeRO stage with pipeline parallelism
@@ -37,6 +38,7 @@ class Capabilities:
     context_parallel: bool
     expert_parallel: bool
     source: str
+    training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
     places_pattern_layers: bool = False  # a model's ``layer_pattern`` states its stages, each with a layer
@@ -190,7 +192,7 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
                    "weight_shards_without")  # fmt: skip
-_OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
+_OF_ONE = ("model_families",)  # no matter of all of them together
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
@@ -210,7 +212,8 @@ def _union(parts: list[Capabilities]) -> Capabilities:
     for name in ("optimizers", "adapter_optimizers", "recipes"):
         if not all(getattr(part, name) for part in parts):
             values[name] = ()  # some launcher limits none
-    return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})
+    source = "; ".join(part.source for part in parts)
+    return Capabilities(**values, launcher="any", framework=parts[0].framework, source=source)
 
 
 @cache
@@ -248,13 +251,14 @@ def launcher_capabilities(launcher: str) -> Capabilities:
 
 
 def _require_known_words(able: Capabilities) -> None:
-    """Require that the facts, options and batchings of an entry exist.
+    """Require that the framework, facts, options and batchings of an entry exist.
 
     Raises:
         UnknownNameError: a name is misspelt, so that its entry would never apply.
     """
     facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
     stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {
+        "framework": ((able.framework,), framework_names()),
         "model_facts": (able.model_facts, facts),
         "model_families": (chain(*able.model_families), facts),
         "model_constraints": (dict(able.model_constraints), facts),

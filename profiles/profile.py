@@ -16,7 +16,11 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from meshwright.profiles.capabilities import launcher_names, launchers_of, launchers_placing_stages
+from meshwright.profiles.capabilities import (
+    launcher_capabilities,
+    launcher_names,
+    launchers_placing_stages,
+)
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
@@ -231,27 +235,6 @@ class Residual:
         return np.asarray(self.scale**2 * (left + self.noise**2 * np.eye(len(features))))
 
 
-# What a launcher runs, and what the families of measured runs are called.
-_FRAMEWORK_OF: Mapping[str, str] = {
-    "none": "megatron-core",
-    "any": "megatron-core",
-    "megatron-lm": "megatron-core",
-    "megatron-bridge": "nemo",
-    "ms-swift": "megatron-core",
-    "llama-factory": "megatron-core",
-    "flagscale": "megatron-core",
-    "llama-factory-accelerate": "llama-factory-accelerate",
-    "deepspeed": "deepspeed",
-    "deepspeed-zero": "deepspeed",
-    "torchtitan": "fsdp",
-    "accelerate": "accelerate",
-    "axolotl": "axolotl",
-    "trl": "trl",
-    "nanotron": "nanotron",
-    "maxtext": "maxtext",
-    "fsdp-composer": "fsdp1",
-}
-
 # GPUs with measured collectives that serve for a GPU without any: over NVLink (or what resembles it), and
 # over PCIe (the measured L40S went through the host: a sixth of PCIe between four of them).
 _FAST_LINK = "a100-sxm-80gb"
@@ -434,13 +417,13 @@ def framework_of(launcher_or_framework: str) -> str:
     Raises:
         UnknownNameError: neither a launcher nor a framework.
     """
-    if launcher_or_framework == "any":
-        launcher_or_framework = launchers_of("any")[0]
-    name = _FRAMEWORK_OF.get(launcher_or_framework, launcher_or_framework)
-    if name not in framework_names():
-        known = {*_FRAMEWORK_OF, *framework_names()}
+    launchers = {"any", *launcher_names()}
+    if launcher_or_framework in launchers:
+        return launcher_capabilities(launcher_or_framework).framework
+    if launcher_or_framework not in framework_names():
+        known = {*launchers, *framework_names()}
         raise UnknownNameError.among("/launcher", launcher_or_framework, known)
-    return name
+    return launcher_or_framework
 
 
 def launchers_of_stack(stack: str) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ from meshwright.launchers.reading.documents import (
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.launchers.registry import named
+from meshwright.launchers.registry import READERS, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -63,23 +63,6 @@ from meshwright.shell.values import (
     why_unknown,
 )
 
-# In the order of trial: names that only one launcher has go first. A reader is loaded when it is tried.
-_READERS: Mapping[str, str] = {
-    "flagscale": "flagscale.read:FLAGSCALE_READER",
-    "maxtext": "maxtext.read:MAXTEXT_READER",
-    "torchtitan": "torchtitan.read:TORCHTITAN_READER",
-    "nanotron": "nanotron.read:NANOTRON_READER",
-    "deepspeed": "deepspeed.read:DEEPSPEED_READER",
-    "axolotl": "axolotl.read:AXOLOTL_READER",
-    "trl": "trl.read:TRL_READER",
-    "llama-factory-accelerate": "llama_factory.read:LLAMA_FACTORY_TRAINER_READER",
-    "accelerate": "accelerate.read:ACCELERATE_READER",
-    "llama-factory": "llama_factory.read:LLAMA_FACTORY_READER",
-    "megatron-bridge": "megatron_bridge.read:MEGATRON_BRIDGE_READER",
-    "transformers": "transformers.read:TRAINER_READER",
-    "ms-swift": "ms_swift.read:MS_SWIFT_READER",
-    "megatron-lm": "megatron_lm.read:MEGATRON_LM_READER",
-}
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
@@ -89,13 +72,13 @@ _KINDS = (
 
 @cache
 def _reader(name: str) -> Reader:
-    reader: Reader = named(_READERS[name])
+    reader: Reader = named(READERS[name])
     return reader
 
 
 def reader_names() -> tuple[str, ...]:
     """Return the launchers with readers, sorted."""
-    return tuple(sorted(_READERS))
+    return tuple(sorted(READERS))
 
 
 def read_launch_files(
@@ -113,7 +96,7 @@ def read_launch_files(
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     overrides = overrides or Overrides()
-    if launcher is not None and launcher not in _READERS:
+    if launcher is not None and launcher not in READERS:
         raise UnknownNameError.among("/launcher", launcher, reader_names())
     if is_capture(source.text):
         source = source_of_capture(source)
@@ -175,7 +158,7 @@ def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
 
 def launcher_of(source: Source, only: str | None = None) -> str | None:
     """Return the launcher of a file, of all or ``only`` one; None without a match."""
-    names = _READERS if only is None else (only,)
+    names = READERS if only is None else (only,)
     return next((name for name in names if _reader(name).recognises(source)), None)
 
 

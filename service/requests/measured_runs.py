@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.measurements import MeasuredRun
@@ -34,18 +35,6 @@ PLAN = "plan"  # the column of a row with a plan's facts: its problem and config
 OF_A_PLAN = ("run_id", "cluster", "source", "memory_kind", "memory_rank")  # what may still be set
 _FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table calls them
 _AXES = ("tensor", "pipeline", "context")
-# The log format that a launcher's runs write; other launchers have no logs to read.
-_LOG_OF = {
-    "none": "megatron-lm",
-    "megatron-lm": "megatron-lm",
-    "megatron-bridge": "megatron-lm",
-    "ms-swift": "megatron-lm",
-    "llama-factory": "megatron-lm",
-    "flagscale": "megatron-lm",
-    "torchtitan": "torchtitan",
-    "deepspeed": "deepspeed",
-    "nanotron": "nanotron",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +108,7 @@ def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str,
 
 def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[FieldError]:
     """Yield the facts of a log that contradict the plan it is said to be of."""
-    log = _LOG_OF.get(settled.launcher)
+    log = launcher_capabilities(settled.launcher).training_log
     if run.framework != log:
         stands = f"plan {plan.plan_id} is for launcher {settled.launcher}"
         message = f"the log is {run.framework}'s, {stands}; name the plan of that launcher"

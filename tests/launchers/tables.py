@@ -22,14 +22,8 @@ from meshwright.service.verify.environments import Environment
 
 # Scripts that print a parser, by program.
 PARSERS = {
-    "accelerate": "accelerate_arguments.py",
-    "deepspeed": "deepspeed_arguments.py",
-    "maxtext": "maxtext_arguments.py",
-    "megatron-lm": "megatron_lm_arguments.py",
-    "torchrun": "torchrun_arguments.py",
-    "torchtitan": "torchtitan_arguments.py",
-    "transformers": "transformers_arguments.py",
-    "trl": "trl_arguments.py",
+    path.name.removesuffix("_arguments.py").replace("_", "-"): path
+    for path in sorted((Path(__file__).parent / "judges").glob("*_arguments.py"))
 }
 # Programs with wheels that are read, not run.
 SOURCES = ("axolotl", "llama-factory", "ms-swift")
@@ -42,9 +36,8 @@ Row = dict[str, Any]
 
 def declared(program: str, environment: Environment) -> dict[str, Row]:
     """Return the arguments that a program's parser declares, by name."""
-    script = Path(__file__).parent / "judges" / PARSERS[program]
     done = subprocess.run(
-        [str(environment.python), str(script)],
+        [str(environment.python), str(PARSERS[program])],
         capture_output=True, text=True, check=True, env={"PYTHONPATH": str(environment.path)},
     )  # fmt: skip
     found: dict[str, Row] = json.loads(done.stdout.splitlines()[-1])

@@ -41,6 +41,7 @@ def test_every_launcher_of_the_catalog_names_its_source() -> None:
 @pytest.mark.parametrize(
     ("field", "name", "near"),
     [
+        ("framework", "megatron-cor", "megatron-core"),
         ("model_constraints", "mixers of every kind", "mixers of any kind"),
         ("model_facts", "latent atention", "latent attention"),
         ("model_families", "tied embedings", "tied embeddings"),
@@ -53,7 +54,8 @@ def test_a_misspelt_word_of_a_launchers_data_is_refused_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, field: str, name: str, near: str
 ) -> None:
     usual = yaml.safe_load((CATALOG / "frameworks" / "capabilities.yaml").read_text("utf-8"))["megatron-lm"]
-    monkeypatch.setattr(capabilities, "_catalog", lambda: {"toy": usual | {field: {name: [name]}}})
+    wrong = name if field == "framework" else {name: [name]}
+    monkeypatch.setattr(capabilities, "_catalog", lambda: {"toy": usual | {field: wrong}})
     with pytest.raises(ProfileError, match=f"toy: {field}: unknown .* Did you mean .*{near}"):
         launcher_capabilities.__wrapped__("toy")
 
