@@ -87,7 +87,8 @@ def quantile_bound_s(problem: Problem, profile: Profile, bound_s: float | None) 
 def _chosen(problem: Problem, profile: Profile, plans: Sequence[Plan], count: int) -> list[Plan]:
     """Return the plan of least quantile, then those of unlike errors, ordered by their quantiles."""
     first = min(range(len(plans)), key=lambda at: plans[at].prediction.step_time_high_s)
-    settled = settled_problem(plans[first], problem)
+    # each plan adds its own switches to the workload that is asked for
+    settled = replace(settled_problem(plans[first], problem), workload=problem.workload)
     own = profile_of_variant(settled, profile)
     draws = joint_log_steps(settled, own, plans)  # (draws, n)
     taken, best = [first], draws[:, first]

@@ -1,6 +1,7 @@
 """Plans ranked by the 90 % quantile of the step: its bound, its choice, and what would decide."""
 
 from dataclasses import replace
+from functools import cache
 from math import exp
 
 import pytest
@@ -10,6 +11,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.robust import robust_answer
 from meshwright.solver.problem import Problem
 
 REQUEST = {
@@ -53,7 +55,8 @@ def test_the_first_plan_has_the_least_quantile_and_the_others_name_what_decides(
     assert all(plan.deciding for plan in robust.plans[1:])
 
 
-def test_a_plan_that_needs_a_package_has_the_same_rank_in_its_warning_as_in_the_list() -> None:
+@cache
+def of_experts() -> tuple[Problem, Answer]:
     experts = {
         "model": {"name": "mixtral-8x7b"},
         "cluster": {"name": "dgx-h100", "num_nodes": 8},
@@ -61,10 +64,29 @@ def test_a_plan_that_needs_a_package_has_the_same_rank_in_its_warning_as_in_the_
         "launcher": "megatron-lm",
         "search": {"objective": "robust", "top_k": 2, "certify": "none"},
     }
-    robust = answer_to(parse_problem(experts))
+    problem = parse_problem(experts)
+    return problem, answer_to(problem)
+
+
+def test_a_plan_that_needs_a_package_has_the_same_rank_in_its_warning_as_in_the_list() -> None:
+    _, robust = of_experts()
     *_, last = robust.plans
     assert (last.rank, last.ranked, last.needs) == (3, False, ("HybridEP",))
     assert [text.split()[0] for text in robust.warnings if "needs HybridEP" in text] == ["#3"]
+
+
+def test_plans_with_switches_that_contradict_each_other_are_compared() -> None:
+    problem, robust = of_experts()
+    switches = (
+        {"overlap_experts": "true"},
+        {"moe_dispatcher": "allgather"},
+    )  # the second allows no overlap
+    plans = [replace(plan, workload=own) for plan, own in zip(robust.plans, switches, strict=False)]
+    found = replace(robust, plans=tuple(plans))
+    profile = default_profile(problem.cluster, problem.launcher)
+    assert {plan.plan_id for plan in robust_answer(problem, profile, lambda _: found).plans} == {
+        plan.plan_id for plan in plans
+    }
 
 
 def test_several_batches_are_refused() -> None:
