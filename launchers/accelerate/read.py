@@ -6,24 +6,22 @@ parallelism_config.py; the batch is in the command of the training script (trans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from meshwright.launchers.deepspeed.export import OFFLOADED
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import World, script_of
-from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.shell.values import Word, unknown_fault
+from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -40,72 +38,36 @@ _ADDRESS = "main_process_ip"
 _COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
 _ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS, "dynamo_backend", "torch_compile")
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
-_MAX_DIGITS = 7
 
 
-Arguments = dict[str, Word]
+def arguments(known: Known, names: Collection[str] = _ARGUMENTS, usual: Values | None = None) -> Fields:
+    """Return the arguments that affect the run, of the scripts next to the file; the last one counts.
 
-
-def optimizers() -> Mapping[str, str]:
-    """Return the priced optimizers by their names in transformers."""
-    return flags_of("transformers")["optim"].priced_as
-
-
-def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
-    """Return the arguments that affect the run, from the scripts next to the file; the last one counts."""
-    found: Arguments = {}
+    ``usual``: values of those that no script gives.
+    """
+    found = dict(usual or {})
     for source in known.source.scripts():
         for words in script_of(source, known.overrides).commands:
             found |= dict(_given(words, names))
-    return found
+    return Fields("the command", found, programs=("transformers",))
 
 
-def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, Word]]:
+def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, LocatedValue]]:
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
         following = words[at + 1].text if at + 1 < len(words) else ""
         if word.text.startswith("--") and name in names:
             text = value if equals else "true" if following[:2] == "--" else following
-            yield name, Word(text, word.line)
-
-
-def said(given: Arguments, name: str) -> str | None:
-    """Return the text of an argument; None if it is not given.
-
-    Raises:
-        InvalidProblemError: the value is known only to a running shell.
-    """
-    word = given.get(name)
-    if word is not None and word.unknown is not None:
-        raise InvalidProblemError([unknown_fault(f"--{name}", word.unknown, word.line)])
-    return None if word is None else word.text
-
-
-def number(given: Arguments, name: str) -> int | None:
-    """Return a whole number of the command; None if it is not given.
-
-    Raises:
-        InvalidProblemError: it is not a whole number.
-    """
-    text = said(given, name)
-    if text is None:
-        return None
-    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text):
-        return int(text)
-    raise InvalidProblemError.of(
-        f"--{name}",
-        f'line {given[name].line}: "{shown(text)}" is not a whole number in range',
-        allowed=f"1 to {10**_MAX_DIGITS - 1}",
-    )
+            yield name, LocatedValue(text, word.line)
 
 
 DDP_BUCKET = "ddp_bucket_cap_mb"
 
 
-def recomputes(given: Arguments, known: Known) -> bool:
+def recomputes(given: Fields, known: Known) -> bool:
     """Return whether the training script recomputes every layer."""
-    own = said(given, CHECKPOINTING)
-    replays = known.word("recompute_granularity", "") if own is None else own
+    own = given.raw(CHECKPOINTING)
+    replays = known.word("recompute_granularity", "") if own is None else str(own)
     return replays.lower() in ("true", "full", "1")
 
 
@@ -114,7 +76,7 @@ def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
 
     transformers 5.23 trainer.py:879 (4.57: 5530) raises if both are true.
     """
-    own = fields.flag(name, default=False)
+    own = fields.flag(name)
     if own and beside:
         why = f"true, and so is {CHECKPOINTING}: transformers' Trainer starts with one of them alone"
         fields.fault(name, why, allowed=f"false, or {CHECKPOINTING}: false", nearest="false")
@@ -137,15 +99,15 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
     return world
 
 
-def require_address(fields: Fields, known: Known, given: Arguments) -> None:
+def require_address(fields: Fields, known: Known, given: Fields) -> None:
     """Refuse several machines without machine 0's address; accelerate would not notice.
 
     An exported file is started by its own script, which sets the address.
     """
-    machines = fields.integer("num_machines", 1)
+    machines = fields.integer("num_machines")
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
     exported = known.header.plan_id is not None and not _starts_here(known)
-    if machines == 1 or fields.has(_ADDRESS) or _ADDRESS in given or elsewhere or exported:
+    if machines == 1 or fields.has(_ADDRESS) or given.has(_ADDRESS) or elsewhere or exported:
         return
     fields.fault(
         "num_machines",
@@ -183,7 +145,7 @@ AT = "deepspeed_config."
 PLUGIN_FILE = f"{AT}deepspeed_config_file"
 PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 _PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
-_MAX_STAGE, _DEFAULT_STAGE = 3, 2
+_DEFAULT_STAGE = 2
 # Values that accelerate refuses next to DeepSpeed's own file, which sets them.
 _OF_THE_FILE = (
     PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage",
@@ -193,7 +155,7 @@ _OF_THE_FILE = (
 
 
 def plugin_run(
-    fields: Fields, source: Source, overrides: Overrides, given: Arguments | None = None
+    fields: Fields, source: Source, overrides: Overrides, given: Fields | None = None
 ) -> LaunchFile:
     """Return the run of a file with ``distributed_type`` DEEPSPEED.
 
@@ -239,7 +201,7 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
         )
         fields.stop()
     per_node = processes // machines if processes and machines and processes % machines == 0 else None
-    unread = fields.unread("accelerate")
+    unread = fields.unread()
     return replace(
         found,
         num_nodes=machines or found.num_nodes,
@@ -248,13 +210,15 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     )
 
 
-def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
+def _of_values(fields: Fields, known: Known, given: Fields) -> LaunchFile:
     """Return plain data parallelism with a ZeRO stage, and states on the host."""
-    zero = _deepspeed_zero(fields)
+    zero = fields.integer(f"{AT}zero_stage", _DEFAULT_STAGE)
+    if not fields.has(f"{AT}zero_stage"):
+        fields.note(f"zero_stage is not given: {zero} is accelerate's default")
     offload = read_offload(fields, zero, _PLACES)
-    machines = fields.integer("num_machines", 1)
+    machines = fields.integer("num_machines")
     processes = fields.optional("num_processes")
-    precision = fields.word("mixed_precision", "no", allowed=("no", "bf16", "fp16", "fp8"))
+    precision = fields.choice("mixed_precision", "no")
     if precision in ("no", "fp8"):
         fields.fault("mixed_precision", f"{precision} is not priced under DeepSpeed", allowed="bf16, fp16")
     fields.slip_for(f"{AT}zero_stage")
@@ -269,7 +233,7 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
     )
     return known.launch_file(
         fields, "deepspeed", known.model(), workload, configuration,
-        world=_world(machines, world), unread=fields.unread("accelerate"),
+        world=_world(machines, world), unread=fields.unread(),
     )  # fmt: skip
 
 
@@ -278,16 +242,15 @@ def _world(machines: int, processes: int) -> World:
 
 
 def _deepspeed_configuration(
-    fields: Fields, known: Known, given: Arguments, world: int, kept: tuple[int, str]
+    fields: Fields, known: Known, given: Fields, world: int, kept: tuple[int, str]
 ) -> Configuration:
     layers = known.model().num_layers
     (zero, offload), recompute = kept, recomputes(given, known)
+    own_micro, count = given.optional(MICRO_BATCH), given.optional(ACCUMULATION)
+    given.stop()
     micro = known.required(
-        "micro_batch_size",
-        number(given, MICRO_BATCH),
-        f"--{MICRO_BATCH} of the training script, next to it",
+        "micro_batch_size", own_micro, f"--{MICRO_BATCH} of the training script, next to it"
     )
-    count = number(given, ACCUMULATION)
     own = None if fields.raw(PLUGIN_COUNT) == "auto" else fields.optional(PLUGIN_COUNT)
     if (
         own and count and own != count
@@ -309,25 +272,9 @@ def _deepspeed_configuration(
     )
 
 
-def _deepspeed_zero(fields: Fields) -> int:
-    """Return the ZeRO stage; accelerate accepts any number, and takes 2 by default."""
-    name = f"{AT}zero_stage"
-    stage = fields.integer(name, _DEFAULT_STAGE, low=0)
-    if stage > _MAX_STAGE:
-        fields.fault(
-            name, f"unknown stage {stage}; accelerate would not notice", allowed="0 to 3", nearest="3"
-        )
-    elif not fields.has(name):
-        fields.note(f"zero_stage is not given: {_DEFAULT_STAGE} is accelerate's default")
-    return min(stage, _MAX_STAGE)
-
-
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
-TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
-_PRECISIONS = ("no", "bf16", "fp16", "fp8")
 _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
-_FSDP2 = 2
 
 
 def _recognises(source: Source) -> bool:
@@ -336,20 +283,17 @@ def _recognises(source: Source) -> bool:
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    fields = Fields(source.name, values_of_file(source), overrides)
-    if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
+    fields = Fields(source.name, values_of_file(source), overrides, ("accelerate",))
+    if fields.choice(ENGINE, "NO") == "DEEPSPEED":
         return plugin_run(fields, source, overrides)
     known = known_of(source, overrides)
     found = mesh_run("accelerate", fields, known, arguments(known))
     given = arguments(known, ("optim", DDP_BUCKET))
-    name = said(given, "optim")
-    if name is not None and name not in optimizers():
-        why = f"line {given['optim'].line}: {shown(name)} is not priced"
-        raise InvalidProblemError.of("--optim", why, allowed=", ".join(optimizers()))
-    optimizer = optimizers()[name] if name is not None else "adamw"
+    optimizer, bucket = given.priced("optim", "adamw_torch"), given.optional(DDP_BUCKET)
+    given.stop()
     adapters = known.header.adapters  # accelerate's file has no place for them
-    bucket = bucket_option(number(given, DDP_BUCKET), found.launcher, found.configuration)
-    options = {**found.workload.framework_options, **bucket}
+    bucketed = bucket_option(bucket, found.launcher, found.configuration)
+    options = {**found.workload.framework_options, **bucketed}
     workload = replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
     return replace(found, workload=workload)
 
@@ -371,7 +315,7 @@ def mesh_run(
     launcher: str,
     fields: Fields,
     known: Known,
-    given: Arguments,
+    given: Fields,
     *,
     seq_length: int | None = None,
     precision: str | None = None,
@@ -389,14 +333,14 @@ def mesh_run(
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
-    kind = fields.word("distributed_type", "NO", allowed=TYPES)
-    for name in ("distributed_type", "num_processes", "mixed_precision"):
+    kind = fields.choice(ENGINE, "NO")
+    for name in (ENGINE, "num_processes", "mixed_precision"):
         fields.slip_for(name)
     require_address(fields, known, given)
     require_same_machines(fields, known)
     fields.stop()
     model = known.model()
-    if kind == "NO" and fields.integer("num_processes", 1) > 1:
+    if kind == "NO" and fields.integer("num_processes") > 1:
         fields.note("distributed_type NO starts one process, whatever num_processes is")
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
@@ -410,16 +354,15 @@ def mesh_run(
     )
     return known.launch_file(
         fields, launcher, model, workload, configuration, unread=_unread(fields),
-        world=_world(fields.integer("num_machines", 1), configuration.num_gpus),
-        tensor_parallel_size=f"{_MESH}tp_size",
+        world=_world(fields.integer("num_machines"), configuration.num_gpus),
     )  # fmt: skip
 
 
-def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
+def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
     known = (*flags_of("accelerate")["dynamo_backend"].choices, "false")  # YAML's ``no``
     backends = [fields.word(name, "no", allowed=known) for name in _COMPILED]
-    backends += [said(given, name) or "no" for name in ("dynamo_backend", "torch_compile")]
+    backends += [str(given.raw(name) or "no") for name in ("dynamo_backend", "torch_compile")]
     compiled = any(word.lower() not in ("no", "false") for word in backends)
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
         return {}
@@ -429,7 +372,7 @@ def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, s
 
 def _unread(fields: Fields) -> tuple[str, ...]:
     """Return unread names; refuse a mesh size that accelerate does not have."""
-    found = fields.unread("accelerate")
+    found = fields.unread()
     for name in found:
         if name.startswith(_MESH) and name.endswith("_size"):
             why = "is not a size of accelerate's mesh, which would not notice"
@@ -439,23 +382,26 @@ def _unread(fields: Fields) -> tuple[str, ...]:
 
 
 def _configuration(
-    fields: Fields, known: Known, model: ModelSpec, given: Arguments, kind: str
+    fields: Fields, known: Known, model: ModelSpec, given: Fields, kind: str
 ) -> Configuration:
     """Return the mesh, plain replicas or one process (``simple_launcher`` of accelerate's launch.py)."""
     sharded = kind == "FSDP"
-    stated = 1 if kind == "NO" else fields.optional("num_processes")
-    if stated is None:
+    started = 1 if kind == "NO" else fields.optional("num_processes")
+    if started is None:
         fields.stop()
-    world = stated or known.required("num_gpus", None, "num_processes")
+    world = started or known.required("num_gpus", None, "num_processes")
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
     hybrid = _hybrid(fields, known, world) if sharded else None
     shard, replicas = hybrid or (shard, replicas)
+    sizes = {"micro_batch_size": MICRO_BATCH, "num_microbatches": ACCUMULATION}
+    stated = {name: given.optional(key) for name, key in sizes.items()}
+    given.stop()
     micro, count = (
-        known.required(name, number(given, key), f"--{key} of the training script, next to it")
-        for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
+        known.required(name, stated[name], f"--{key} of the training script, next to it")
+        for name, key in sizes.items()
     )
     zero = _zero(fields) if sharded and world > 1 else 0
-    again = (said(given, CHECKPOINTING) or "").lower() in ("true", "1")
+    again = str(given.raw(CHECKPOINTING)).lower() in ("true", "1")
     recompute = checkpoints(fields, f"{_FSDP}fsdp_activation_checkpointing", beside=again)
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"
@@ -478,8 +424,8 @@ def _configuration(
 
 def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
-    tp, cp = (fields.integer(f"{_MESH}{name}_size", 1) for name in ("tp", "cp"))
-    fields.refuse_unpriced("accelerate")
+    tp, cp = (fields.integer(f"{_MESH}{name}_size") for name in ("tp", "cp"))
+    fields.refuse_unpriced()
     replicas = fields.optional(f"{_MESH}dp_replicate_size")
     shard = fields.optional(f"{_MESH}dp_shard_size")
     for name in ("tp", "cp", "dp_replicate", "dp_shard"):
@@ -509,34 +455,21 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
 
 
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
-_STRATEGY = f"{_FSDP}fsdp_sharding_strategy"
-
-
-def _strategy(fields: Fields) -> str:
-    """Return FSDP1's strategy; configurations of older versions of accelerate number them."""
-    return str(fields.raw(_STRATEGY) or "FULL_SHARD").upper()
+_STRATEGY, _VERSION = f"{_FSDP}fsdp_sharding_strategy", f"{_FSDP}fsdp_version"
 
 
 def _zero(fields: Fields) -> int:
     """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
-    wrap = f"{_FSDP}fsdp_auto_wrap_policy"
-    fields.word(wrap, allowed=flags_of("accelerate")[wrap].words)
-    version = fields.integer(f"{_FSDP}fsdp_version", 1)
-    if version == 1:
-        strategy = _strategy(fields)
+    fields.choice(f"{_FSDP}fsdp_auto_wrap_policy")
+    if fields.integer(_VERSION) == 1:
         fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
-        stages: Mapping[str, int] = flags_of("accelerate")[_STRATEGY].priced_as
-        if strategy not in stages:
-            fields.fault(_STRATEGY, f"{shown(strategy)} is unknown", allowed=", ".join(stages))
-        return stages.get(strategy, 3)
-    if version > _FSDP2:
-        fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
+        return int(fields.priced(_STRATEGY))
     return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
 
 
 def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
     """Return shards and replicas of FSDP1's hybrid strategies (a node shards, nodes replicate), or None."""
-    if fields.integer(f"{_FSDP}fsdp_version", 1) != 1 or _strategy(fields) not in _HYBRID:
+    if fields.integer(_VERSION) != 1 or fields.choice(_STRATEGY) not in _HYBRID:
         return None
     machines = fields.optional("num_machines") or known.world.num_nodes
     if machines is None:
@@ -549,14 +482,14 @@ def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
 
 def _offload(fields: Fields, zero: int) -> str:
     name = f"{_FSDP}fsdp_offload_params"
-    away = fields.flag(name, default=False)
+    away = fields.flag(name)
     if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
         fields.fault(name, "weights on the host are priced where they are resharded", allowed="false")
     return "optimizer+parameters" if away else "none"
 
 
 def _precision(fields: Fields) -> str:
-    precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
+    precision = fields.choice("mixed_precision", "no")
     fields.stop()
     if precision == "no":
         fields.fault("mixed_precision", "training in fp32 is not priced", allowed="bf16, fp16")

@@ -14,7 +14,6 @@ from meshwright.launchers.accelerate.read import (
     AT,
     ENGINE,
     PLUGIN_FILE,
-    TYPES,
     values_of_file,
 )
 from meshwright.launchers.flags import flag_names, flags_of
@@ -37,11 +36,11 @@ class Shares:
     @classmethod
     def of(cls, source: Source, values: Values) -> Self:
         """Return the file of ``source`` with these values."""
-        return cls(source, values, Fields(source.name, values))
+        return cls(source, values, Fields(source.name, values, programs=("accelerate",)))
 
     def kind(self) -> str:
-        """The kind of sharding, one of ``TYPES``."""
-        return self.fields.word(ENGINE, "MULTI_GPU", allowed=TYPES)
+        """Return the kind of sharding."""
+        return self.fields.choice(ENGINE, "MULTI_GPU")
 
 
 def shares_of(words: Sequence[Word], source: Source) -> Shares | None:

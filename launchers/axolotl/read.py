@@ -25,7 +25,7 @@ from meshwright.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import World, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -67,9 +67,9 @@ def _recognises(source: Source) -> bool:
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     over = _of_command(source, overrides)
     values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
-    fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
+    fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
-    fields.refuse_unpriced("axolotl")
+    fields.refuse_unpriced()
     for section in ("overrides_of_model_config", "model_config"):
         for name in fields.section(section):
             changed = f"{section}.{name}"
@@ -93,7 +93,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
-        seq_length=fields.integer("sequence_len", 1),
+        seq_length=fields.integer("sequence_len"),
         precision=precision,
         framework_options={
             **kernel_of(fields, "axolotl", configuration),
@@ -104,8 +104,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )
     run = known.launch_file(
         fields, _priced_as(fields, tuned), known.model(), workload, configuration,
-        world=World(nodes, each), unread=fields.unread("axolotl"),
-        tensor_parallel_size="tensor_parallel_size",
+        world=World(nodes, each),
     )  # fmt: skip
     if "optimizer_rank" not in tuned:
         return run
@@ -138,17 +137,17 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     DeepSpeed keeps an fp32 copy of weights and fp32 states, whatever the optimizer's name.
     """
     for name in ("tensor", "context"):
-        if fields.integer(f"{name}_parallel_size", 1) > 1:
+        if fields.integer(f"{name}_parallel_size") > 1:
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
-    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size", 1)
+    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size")
     count, options = _count(fields, micro), _kernels(fields, known.model(), micro)
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {
         "micro_batch_size": micro,
         "num_microbatches": count,
-        "seq_length": fields.integer("sequence_len", 1),
+        "seq_length": fields.integer("sequence_len"),
         "precision": precision,
         "optimizer": optimizer,
         "recompute_granularity": "full" if recompute else "none",
@@ -170,7 +169,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         num_nodes=known.world.num_nodes if whole else None,
         gpus_per_node=known.world.gpus_per_node if whole else None,
         notes=(*fields.notes, *found.notes),
-        unread=(*fields.unread("axolotl"), *found.unread),
+        unread=(*fields.unread(), *found.unread),
     )
 
 
@@ -179,9 +178,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     projected = trainers_galore(fields, known.model(), "optimizer")
     name = projected.get("optimizer") or optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
-    kind = fields.word("adapter", "")
-    if kind not in ("", "none", *_ADAPTERS):
-        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, qlora")
+    kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
         fields.note("weights of 4 or 8 bits under Axolotl are priced as on accelerate's replicas")
@@ -198,7 +195,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         fields.note("lora_r does nothing without an adapter")
     if kind in _ADAPTERS:
         refuse_uncounted(fields)
-        every = fields.flag("lora_target_linear", default=False)
+        every = fields.flag("lora_target_linear")
         found["lora_rank"] = fields.integer("lora_r", 8)
         named = adapted(fields, pefts=not every)
         found["trained_modules"] = trained_whole(fields)
@@ -212,9 +209,7 @@ _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantizat
 def _is_quantised(fields: Fields, kind: str) -> bool:
     """Return whether frozen weights are quantised; each kind of adapter has its own switch."""
     own = _QUANTISED.get(kind, "")
-    other = next(
-        (name for name in _QUANTISED.values() if name != own and fields.flag(name, default=False)), ""
-    )
+    other = next((name for name in _QUANTISED.values() if name != own and fields.flag(name)), "")
     if kind == "qlora" and not fields.raw(own):
         fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
     elif other and own:
@@ -223,14 +218,14 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
         fields.fault(other, message, allowed=f"false, or adapter: {right}", nearest="false")
     elif other:
         fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
-    return bool(own) and not other and fields.flag(own, default=False)
+    return bool(own) and not other and fields.flag(own)
 
 
 def _count(fields: Fields, micro: int) -> int:
     """Return the accumulated micro-batches; ``batch_size`` is per rank (utils/config, normalize_config)."""
     whole = fields.optional("batch_size")
     if whole is None:
-        return fields.integer(ACCUMULATION, 1)
+        return fields.integer(ACCUMULATION)
     if fields.raw(ACCUMULATION):
         fields.fault("batch_size", f"Axolotl takes it or {ACCUMULATION}, not both", allowed="one of them")
     return max(whole // micro, 1)
@@ -245,23 +240,23 @@ def _recomputes(fields: Fields) -> bool:
     return said == "true"
 
 
-def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
+def _kernels(fields: Fields, model: ModelSpec, micro: int) -> Options:
     """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
-    listed, found = _plugins(fields), dict[str, str | int | float | bool]()
+    listed, found = _plugins(fields), Options()
     names = {
         "liger_rms_norm": "norm_fused",
         "liger_layer_norm": "norm_fused" if model.normalization.startswith("layernorm") else "",
         "liger_glu_activation": "elementwise_fused",
         "liger_cross_entropy": "loss_fused",
     }
-    on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
+    on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name)}
     cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
     if "liger" in listed:
         found |= {names[name]: True for name in names if name in on and names[name]}
-        found |= chunked_loss(model, micro * fields.integer("sequence_len", 1)) if _CHUNKED in on else {}
+        found |= chunked_loss(model, micro * fields.integer("sequence_len")) if _CHUNKED in on else {}
     elif on:
         fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
-    found |= {option: True for name, option in _PATCHES.items() if fields.flag(name, default=False)}
+    found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_fused": True, "logit_bytes": 0.0}
     return found
@@ -297,14 +292,14 @@ _CHUNKED = "liger_fused_linear_cross_entropy"
 
 def _precision(fields: Fields) -> str:
     """Return the compute type: bf16 if both are on, fp16 with adapters (utils/config, resolve_dtype)."""
-    said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16", default=False)
+    said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16")
     if said == "true" or (said in ("auto", "none") and not half):
         if said == "none":
             fields.note("bf16 is not given: it is assumed")
         return "bf16"
     if said not in ("auto", "none", "false"):
         fields.fault("bf16", f"{shown(said)} is none of its values", allowed="true, false, auto")
-    if not half and not fields.flag("bfloat16", default=False):
+    if not half and not fields.flag("bfloat16"):
         fields.fault("bf16", "neither bf16 nor fp16 is on: training in fp32 is not priced", allowed="true")
     if half and fields.word("adapter", "") not in _ADAPTERS:
         why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
@@ -313,14 +308,14 @@ def _precision(fields: Fields) -> str:
 
 
 def _configuration(fields: Fields, known: Known) -> Configuration:
-    micro = fields.integer("micro_batch_size", 1)
+    micro = fields.integer("micro_batch_size")
     count = _count(fields, micro)
     shares = _is_cut(fields)
     if not shares:
         _take_replicas(fields)
     elif _version(fields) != _FSDP2:
         _take_fsdp1(fields)
-    fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
+    fields.choice(f"{_FSDP}auto_wrap_policy")
     resharded = fields.flag(_RESHARDS, default=True)
     own = _recomputes(fields)
     recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
@@ -349,7 +344,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
 
 def _is_away(fields: Fields) -> bool:
     """Return whether weights, gradients and states are on the host, as priced for full training."""
-    away = _is_cut(fields) and fields.flag(_OFFLOADS, default=False)
+    away = _is_cut(fields) and fields.flag(_OFFLOADS)
     if away and fields.word("adapter", "") in _ADAPTERS:
         fields.fault(_OFFLOADS, "frozen weights on the host are not priced", allowed="false")
     return away
@@ -358,7 +353,7 @@ def _is_away(fields: Fields) -> bool:
 def _take_replicas(fields: Fields) -> None:
     """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py)."""
     named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
-    flags = [fields.flag(name, default=False) for name in ("flash_attention", "flex_attention")]
+    flags = [fields.flag(name) for name in ("flash_attention", "flex_attention")]
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
     elif named or any(flags):
@@ -409,7 +404,7 @@ def _keeps_gathered(fields: Fields) -> bool:
 
 
 def _version(fields: Fields) -> int:
-    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
+    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version"))
 
 
 def _is_cut(fields: Fields) -> bool:
@@ -419,7 +414,7 @@ def _is_cut(fields: Fields) -> bool:
 def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     """Return the launcher that has what its plans lack: 4 bits, FSDP1, offloading, bf16 without FSDP."""
     whole = fields.word("adapter", "") not in _ADAPTERS
-    others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
+    others = _version(fields) == 1 or fields.flag(_OFFLOADS)
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
         return "accelerate"
     replicas = whole and not _is_cut(fields) and "optimizer_rank" not in tuned
@@ -433,7 +428,7 @@ def _without_fsdps_own(name: str) -> str:
 
 def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
-    tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
+    tp, cp = (fields.integer(f"{name}_parallel_size") for name in ("tensor", "context"))
     if cp > 1:
         fields.note(
             "context_parallel_size is priced as the rings of Axolotl 0.19; 0.21 chooses "

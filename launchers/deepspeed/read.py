@@ -11,7 +11,7 @@ from math import ceil
 
 from meshwright.launchers.deepspeed.export import BUCKET_ELEMENT_BYTES, CODE_FILE, OFFLOADED
 from meshwright.launchers.flags import flag_names
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.launchers.reading.known import Known, known_of
@@ -28,8 +28,7 @@ _BATCH, _MICRO, _COUNT = (
 _TRAINERS = "per_device_train_batch_size"  # the JSON may hold its arguments, too
 _OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
 _MAX_STAGE_WITH_PIPELINE = 1
-_MAX_STAGE, _SHARDED_WEIGHTS, _SHARDED_GRADIENTS = 3, 3, 2
-_DEVICES = ("none", "cpu", "nvme")
+_SHARDED_WEIGHTS, _SHARDED_GRADIENTS = 3, 2
 _PLACES = {
     part: (f"zero_optimization.{key}.device", f"zero_optimization.{key}.nvme_path")
     for part, key in OFFLOADED.items()
@@ -63,8 +62,9 @@ def _recognises(source: Source) -> bool:
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
-    fields.refuse_unpriced("deepspeed")
+    fields = Fields(source.name, document_of(source), overrides, ("deepspeed",))
+    known = known_of(source, overrides)
+    fields.refuse_unpriced()
     zero = _zero(fields)
     precision = _precision(fields, known)
     offload = read_offload(fields, zero)
@@ -78,7 +78,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
     options |= _share_offloaded(fields, model, configuration)
     options |= _hidden_update(fields, model, configuration)
-    for name in fields.unread("deepspeed"):
+    for name in fields.unread():
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
             fields.fault(name, "is not a key of ZeRO's section")
     fields.stop()
@@ -90,10 +90,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         optimizer=optimizer,
         framework_options=options,
     )
-    return known.launch_file(
-        fields, "deepspeed", model, workload, configuration,
-        tensor_parallel_size="tensor_parallel.autotp_size",
-    )  # fmt: skip
+    return known.launch_file(fields, "deepspeed", model, workload, configuration)
 
 
 DEEPSPEED_READER = Reader(name="deepspeed", recognises=_recognises, read=_read)
@@ -103,25 +100,21 @@ def _zero(fields: Fields) -> int:
     section = fields.raw("zero_optimization")
     if isinstance(section, bool):  # the oldest form (zero/config.py, read_zero_config_deprecated)
         return int(section)
-    stage = fields.optional("zero_optimization.stage", low=0) or 0
-    if stage > _MAX_STAGE:
-        fields.fault("zero_optimization.stage", f"unknown stage {stage}", allowed="0 to 3", nearest="3")
-        return _MAX_STAGE
-    return stage
+    return fields.integer("zero_optimization.stage")
 
 
 def _precision(fields: Fields, known: Known) -> str:
     """Return the enabled precision; the trainer's arguments or a supplied value replace ``auto``."""
     automatic = [name for name in ("bf16", "fp16") if fields.raw(f"{name}.enabled") == "auto"]
     other = {"bf16": "fp16", "fp16": "bf16"}.get(automatic[0] if len(automatic) == 1 else "")
-    if other and fields.flag(f"{other}.enabled", default=False):
+    if other and fields.flag(f"{other}.enabled"):
         return other
     if automatic:
         word = known.word("precision", "bf16")
         fields.note(f"{automatic[0]}.enabled is auto: {word} is taken (--set precision=…)")
         return word if word in ("bf16", "fp16") else "bf16"
-    bf16 = fields.flag("bf16.enabled", default=False) or fields.flag("bfloat16.enabled", default=False)
-    fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled", default=False)
+    bf16 = fields.flag("bf16.enabled") or fields.flag("bfloat16.enabled")
+    fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled")
     if bf16 and fp16:
         fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")
     if not bf16 and not fp16:
@@ -142,10 +135,10 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
 
     ``places``: for each part the fields of its device and of the folder on the drive.
     """
-    devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
+    devices = {part: fields.choice(device, "none") for part, (device, _) in places.items()}
     switches = {part: device for part, (device, _) in places.items()}
     for name, part in _OLDER_OFFLOADS.items():
-        if fields.flag(name, default=False):
+        if fields.flag(name):
             devices[part], switches[part] = "cpu", name
         newer = places[part][0]
         if fields.has(name) and fields.has(newer):  # config_utils.py, _process_deprecated_field
@@ -179,11 +172,11 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
     return "+".join(words) or "none"
 
 
-def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:
+def _options(fields: Fields, precision: str, zero: int) -> Options:
     """Return the options in which the file differs from the catalog's DeepSpeed."""
     known = framework_facts("deepspeed")
-    options: dict[str, str | int | float | bool] = {}
-    gradients = fields.priced("deepspeed", "communication_data_type", precision)
+    options: Options = {}
+    gradients = fields.priced("communication_data_type", precision)
     if gradients not in (known.gradient_dtype, precision):
         options["gradient_dtype"] = gradients
     overlap = fields.flag("zero_optimization.overlap_comm", default=zero == _SHARDED_WEIGHTS)
@@ -195,7 +188,7 @@ def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int |
     return options
 
 
-def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int | float | bool]:
+def _bucket(fields: Fields, model: ModelSpec, zero: int) -> Options:
     """Return the size of the buffer for reductions if it is not DeepSpeed's own.
 
     ``auto`` is transformers' (integrations/deepspeed.py, ``trainer_config_finalize``).
@@ -212,16 +205,15 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> dict[str, str | int 
     )
 
 
-def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> dict[str, str | int | float | bool]:
+def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> Options:
     """Return the options of ZeRO++ that are on; DeepSpeed reads them only under stage 3."""
     size = fields.optional(_NEAR, low=0) or 1
     weights, gradients = (
-        fields.flag(f"zero_optimization.zero_quantized_{part}", default=False)
-        for part in ("weights", "gradients")
+        fields.flag(f"zero_optimization.zero_quantized_{part}") for part in ("weights", "gradients")
     )
     if zero != _SHARDED_WEIGHTS:
         return {}
-    found: dict[str, str | int | float | bool] = {}
+    found: Options = {}
     if size > 1:
         if ranks % min(size, ranks):  # utils/groups.py _create_zero_param_parallel_group
             nearest = max(one for one in range(1, size) if ranks % one == 0)
@@ -234,9 +226,7 @@ def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> dict[str, str | in
     return found
 
 
-def _share_offloaded(
-    fields: Fields, model: ModelSpec, configuration: Configuration
-) -> dict[str, str | int | float | bool]:
+def _share_offloaded(fields: Fields, model: ModelSpec, configuration: Configuration) -> Options:
     """Return the share of the states that the CPU updates: of whole groups of a shard's weights.
 
     Of n groups the first ``int((1 - ratio) n)`` stay on the GPU (stage3.py:1055).
@@ -246,10 +236,6 @@ def _share_offloaded(
         group = fields.number(_GROUP, _OWN_GROUP)
     if group < 0 or group != int(group):  # zero/config.py: int, ge=0
         fields.fault(_GROUP, "is not a whole number of 0 or more", nearest=f"{max(round(group), 0)}")
-    if not 0.0 <= ratio <= 1.0:
-        fields.fault(
-            _RATIO, f"{ratio:g} is not a share", allowed="0 to 1", nearest=f"{min(max(ratio, 0), 1):g}"
-        )
     if ratio == 1.0 or "optimizer" not in configuration.offload:
         return {}
     if configuration.zero_stage != _SHARDED_WEIGHTS:
@@ -273,12 +259,10 @@ def _share_offloaded(
     return {"optimizer_offload_fraction": share} if share < 1.0 else {}
 
 
-def _hidden_update(
-    fields: Fields, model: ModelSpec, configuration: Configuration
-) -> dict[str, str | int | float | bool]:
+def _hidden_update(fields: Fields, model: ModelSpec, configuration: Configuration) -> Options:
     """Return the options of SuperOffload, which stage 3 alone reads, and of ZenFlow."""
-    found: dict[str, str | int | float | bool] = {}
-    asked = fields.flag(_SUPER, default=False)
+    found: Options = {}
+    asked = fields.flag(_SUPER)
     if asked and configuration.zero_stage != _SHARDED_WEIGHTS:
         fields.fault(_SUPER, "DeepSpeed reads it only under stage 3", allowed="false", nearest="false")
     elif asked and configuration.offload != "optimizer":
@@ -304,7 +288,7 @@ def _hidden_update(
     return found
 
 
-def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | int | float | bool]:
+def _zenflow(fields: Fields, configuration: Configuration) -> Options:
     interval, overlap = f"{_ZENFLOW}.update_interval", f"{_ZENFLOW}.overlap_step"
     if configuration.zero_stage != _SHARDED_GRADIENTS or configuration.offload != "optimizer":
         fields.fault(
@@ -312,7 +296,7 @@ def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | in
         )
     if configuration.num_microbatches > 1:
         fields.fault("gradient_accumulation_steps", "ZenFlow replaces it by update_interval", nearest="1")
-    if not fields.flag(overlap, default=False):
+    if not fields.flag(overlap):
         fields.fault(overlap, "updates that steps wait for are not priced", allowed="true", nearest="true")
     if fields.raw(interval) in (None, "auto"):
         fields.fault(interval, "auto depends on the gradients", allowed="2 to 1000", nearest="4")
@@ -334,7 +318,7 @@ def _zenflow(fields: Fields, configuration: Configuration) -> dict[str, str | in
 def _optimizer(fields: Fields, known: Known) -> str:
     if not fields.has("optimizer.type"):
         return known.word("optimizer", "adamw")
-    return fields.priced("deepspeed", "optimizer.type", "AdamW")
+    return fields.priced("optimizer.type")
 
 
 def _code(fields: Fields, known: Known) -> _Code:

@@ -27,7 +27,7 @@ from meshwright.launchers.megatron_core.read import (
 )
 from meshwright.launchers.ms_swift.read import completed
 from meshwright.launchers.reading.adapters import refuse_uncounted
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import (
     Command,
     World,
@@ -105,7 +105,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     else:
         known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
         document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
-    fields = Fields(source.name, document, overrides)
+    fields = Fields(source.name, document, overrides, LLAMA_FACTORY.programs)
     if not any(name in document for name in _CORE):
         return LLAMA_FACTORY_TRAINER_READER.read(source, overrides)
     document = {name: found for name, found in document.items() if not overrides.ignores(name)}
@@ -123,7 +123,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     named = fields.word("model_name_or_path", "")
     fields.stop()
     given.stop()
-    if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
+    if fields.integer("expert_model_parallel_size") == 1 and not _packs(fields):
         given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
     adapters = _adapters(fields)
     settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
@@ -208,7 +208,8 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     files = [source, *documents_beside(known_of(source, overrides).source)]
     own = named or next((one for one in files if _is_trainers(one)), source)
     over = _overrides(source, own, overrides)
-    fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
+    document = document_of(own, by_omegaconf=True) | over
+    fields = Fields(own.name, document, overrides, LLAMA_FACTORY.programs)
     fields.note_commands(over)
     for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
         fields.slip_for(name)
@@ -234,7 +235,7 @@ LLAMA_FACTORY_TRAINER_READER = Reader(
 def _packs(fields: Fields) -> bool:
     """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
     usual = fields.word("stage", "sft") == "pt"
-    return fields.flag("neat_packing", default=False) or fields.flag("packing", default=usual)
+    return fields.flag("neat_packing") or fields.flag("packing", default=usual)
 
 
 def _shares(source: Source, known: Known, overrides: Overrides) -> Shares | None:
@@ -299,17 +300,17 @@ _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
 
 
-def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
+def _kernel(fields: Fields) -> Options:
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
     return kernel_option(found, "llama-factory-accelerate")
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
-    count = fields.integer("gradient_accumulation_steps", 1)
+    count = fields.integer("gradient_accumulation_steps")
     micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
     model_gpus = 1
     for name in _DEGREES:
-        model_gpus *= fields.integer(name, 1)
+        model_gpus *= fields.integer(name)
     world = known.num_gpus()
     replicas = max((world or model_gpus) // model_gpus, 1)
     if not given.has("micro-batch-size"):

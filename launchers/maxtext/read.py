@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.maxtext.export import ALWAYS_KEPT, ALWAYS_REPLAYED, AXES, KEPT_BY
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file
 from meshwright.launchers.reading.documents import (
     DOCUMENTS,
@@ -54,7 +54,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     given = {} if source.is_script else dict(document_of(source))
     over = _assigned(known, None if source.is_script else source.name)
-    fields = Fields(source.name, given | over, overrides)
+    fields = Fields(source.name, given | over, overrides, ("maxtext",))
     if given:
         fields.note_commands(over)
     model = _model(fields, known, over)
@@ -63,16 +63,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     configuration = _configuration(fields, mesh, model)
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
-        seq_length=fields.integer("max_target_length", 1),
-        precision=fields.priced("maxtext", "dtype", "bfloat16"),
-        optimizer=fields.priced("maxtext", "opt_type", "adamw"),
+        seq_length=fields.integer("max_target_length"),
+        precision=fields.priced("dtype"),
+        optimizer=fields.priced("opt_type"),
         framework_options=_options(fields, configuration),
     )
     fields.stop()
-    return known.launch_file(
-        fields, "maxtext", model, workload, configuration,
-        tensor_parallel_size="ici_tensor_sequence_parallelism", seq_length="max_target_length",
-    )  # fmt: skip
+    return known.launch_file(fields, "maxtext", model, workload, configuration)
 
 
 MAXTEXT_READER = Reader(name="maxtext", recognises=_recognises, read=_read)
@@ -136,7 +133,6 @@ class _Axes:
 
 
 _READ_AXES = (*AXES, "tensor")
-_LEFT_OPEN = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1}  # base.yml
 
 
 def _mesh(fields: Fields, known: Known) -> _Axes:
@@ -175,7 +171,7 @@ def _mesh(fields: Fields, known: Known) -> _Axes:
 
 def _axis(fields: Fields, side: str, axis: str) -> int:
     name = f"{side}_{axis}_parallelism"
-    size = fields.integer(name, _LEFT_OPEN.get(name, 1), low=-1)
+    size = fields.integer(name)
     if size == 0:
         fields.fault(name, "0 ranks share nothing", allowed="-1 for all that are left, or 1 and more")
     return size
@@ -250,19 +246,16 @@ def _check(fields: Fields, mesh: _Axes, model: ModelSpec, shards: int) -> None:
             f"{tp} ranks do not divide {model.num_kv_heads} key/value heads or {model.vocab_size} rows"
         )
         fields.fault("ici_tensor_sequence_parallelism", message)
-    strategy = fields.word("context_parallel_strategy", "all_gather", allowed=_STRATEGIES)
+    strategy = fields.choice("context_parallel_strategy")
     if sizes["context"] > 1 and strategy != "ring":
         message = f"{strategy} of context ranks is not priced"
         fields.fault("context_parallel_strategy", message, allowed="ring", nearest="ring")
 
 
-_STRATEGIES = ("all_gather", "ring", "ulysses", "usp")
-
-
 def _repeats(fields: Fields, model: ModelSpec, pp: int) -> int:
     """Return the chunks of a stage: layers of one, and how often the pipeline goes round."""
-    layers = fields.integer("num_layers_per_pipeline_stage", 1)
-    repeats = fields.optional("num_pipeline_repeats", low=-1)
+    layers = fields.integer("num_layers_per_pipeline_stage")
+    repeats = fields.optional("num_pipeline_repeats")
     if pp == 1:
         return 1
     fields.stop()
@@ -283,9 +276,9 @@ def _batch(fields: Fields, mesh: _Axes, dp: int) -> tuple[int, int]:
     name, pp = "per_device_batch_size", mesh.sizes["pipeline"]
     fields.expect(name)
     share = fields.number(name, 1.0)
-    steps = fields.integer("gradient_accumulation_steps", 1)
+    steps = fields.integer("gradient_accumulation_steps")
     sequences = int(mesh.gpus * share)  # types.py, calculate_global_batch_sizes
-    count = fields.optional("num_pipeline_microbatches", low=-1)
+    count = fields.optional("num_pipeline_microbatches")
     count = 1 if pp == 1 else pp if count is None or count < 1 else count
     if pp > 1 and count % pp:
         what = f"{count} micro-batches for {pp} stages"
@@ -311,34 +304,29 @@ def _batch(fields: Fields, mesh: _Axes, dp: int) -> tuple[int, int]:
 # What is recomputed. Named policies as layers/nnx_decoders.py, get_remat_policy.
 
 _KEPT: Mapping[str, tuple[str, ...]] = {
-    "full": (),
+    **dict.fromkeys(("full", "none"), ()),
     "minimal": (*ALWAYS_KEPT, *KEPT_BY["attn_proj"], *KEPT_BY["mlp_up"]),
-    "minimal_with_context": (*ALWAYS_KEPT, *(name for names in KEPT_BY.values() for name in names)),
+    **dict.fromkeys(
+        ("minimal_with_context", "minimal_flash"),
+        (*ALWAYS_KEPT, *(one for names in KEPT_BY.values() for one in names)),
+    ),  # the latter in older releases
     "save_dot_with_context_except_mlp": (*ALWAYS_KEPT, *KEPT_BY["core_attn"], *KEPT_BY["attn_proj"]),
     "save_dot_except_mlpwi": (*ALWAYS_KEPT, *KEPT_BY["attn_proj"]),
     "save_dot_except_mlp": (*ALWAYS_KEPT, *KEPT_BY["attn_proj"]),
     "save_qkv_proj": ALWAYS_KEPT,
 }
-_OLDER_POLICIES = {"minimal_flash": "minimal_with_context"}
 _FUSED = {"qkv_proj": ALWAYS_KEPT, "kv_proj": ("key_proj", "value_proj")}
-_PLACES = ("remat", "device", "offload")
 _NAMES = tuple(name for name, row in flags_of("maxtext").items() if row.sets == "option.recompute_modules")
 
 
-def _kept(fields: Fields) -> tuple[str, ...] | None:
-    """Return the tensors that stay on the device; None where a policy is not priced."""
-    policy = fields.word("remat_policy", "full")
-    policy = _OLDER_POLICIES.get(policy, policy)
-    places = {name: fields.word(name, _usual(name), allowed=_PLACES) for name in _NAMES}
+def _kept(fields: Fields) -> tuple[str, ...]:
+    """Return the tensors that stay on the device."""
+    policy = fields.choice("remat_policy")
+    places = {name: fields.choice(name) for name in _NAMES}
+    if policy == "none":
+        fields.note("remat_policy none replays every layer under scan_layers, as full does")
     if policy != "custom":
-        if policy.lower() == "none":
-            fields.note("remat_policy none replays every layer under scan_layers, as full does")
-            return ()
-        if policy not in _KEPT:
-            fields.fault(
-                "remat_policy", f"{shown(policy)} is not priced", allowed=f"custom, {', '.join(_KEPT)}"
-            )
-        return _KEPT.get(policy)
+        return _KEPT[policy]
     away = [name for name, place in places.items() if place == "offload"]
     for name in away:
         fields.fault(name, "tensors in host memory are not priced under MaxText", allowed="remat, device")
@@ -346,13 +334,9 @@ def _kept(fields: Fields) -> tuple[str, ...] | None:
     return tuple(one for name in held for one in _FUSED.get(name, (name,)))
 
 
-def _usual(name: str) -> str:
-    return str(flags_of("maxtext")[name].default or "remat")
-
-
 def _recompute(fields: Fields) -> str:
     kept = _kept(fields)
-    if kept is None or not {*kept} & {*ALWAYS_KEPT, *(one for names in KEPT_BY.values() for one in names)}:
+    if not {*kept} & {*ALWAYS_KEPT, *(one for names in KEPT_BY.values() for one in names)}:
         return "full"
     if not {*ALWAYS_KEPT} <= {*kept}:
         lacking = ", ".join(name for name in ALWAYS_KEPT if name not in kept)
@@ -362,7 +346,7 @@ def _recompute(fields: Fields) -> str:
 
 def _replayed(fields: Fields) -> str:
     """Return the modules of selective recomputation, by what is not kept."""
-    kept = _kept(fields) or ()
+    kept = _kept(fields)
     dense = {module: names[0] for module, names in KEPT_BY.items()}
     found = [module for module, name in dense.items() if name not in kept]
     order = ("core_attn", "attn_proj", ALWAYS_REPLAYED, "mlp_up")
@@ -372,19 +356,18 @@ def _replayed(fields: Fields) -> str:
 _USUAL_MODULES = "core_attn+layernorm+mlp_up"  # as priced without an option
 
 
-def _options(fields: Fields, configuration: Configuration) -> dict[str, str | int | float | bool]:
+def _options(fields: Fields, configuration: Configuration) -> Options:
     """Return the facts that differ from those that MaxText is priced with."""
-    found: dict[str, str | int | float | bool] = {}
-    gradients = fields.priced("maxtext", "grad_dtype", "float32")
+    found: Options = {}
+    gradients = fields.priced("grad_dtype")
     if gradients != "bf16":
         found["gradient_dtype"] = gradients
-    kernel = fields.priced("maxtext", "attention", "autoselected")
-    hardware = fields.word("hardware", "tpu", allowed=("tpu", "gpu", "gpu_multiprocess", "cpu"))
+    kernel, hardware = fields.priced("attention"), fields.choice("hardware")
     if kernel != "cudnn" and hardware != "tpu":
         found["attention_kernel"] = kernel
-    if fields.flag("use_iota_embed", default=False):
+    if fields.flag("use_iota_embed"):
         found["embedding_products"] = True
-    if fields.flag("enable_dropout", default=True) and fields.number("dropout_rate", 0.0) > 0:
+    if fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0:
         found["dropout"] = True
     selective = configuration.recompute_granularity == "selective"
     if selective and (replayed := _replayed(fields)) != _USUAL_MODULES:
@@ -396,7 +379,6 @@ def _options(fields: Fields, configuration: Configuration) -> dict[str, str | in
 # The model.
 
 _NAMED = re.compile(r"llama(\d)")
-_BLOCKS = ("default", "llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _SIZES = {
     "base_emb_dim": "hidden_size", "base_num_query_heads": "num_attention_heads",
     "base_num_kv_heads": "num_kv_heads", "base_num_decoder_layers": "num_layers",
@@ -458,26 +440,24 @@ def _by_name(fields: Fields, named: str) -> ModelSpec:
 
 def _shape(fields: Fields) -> dict[str, object]:
     """Return the fields of a request's model; record faults of parts that are not priced."""
-    sizes = {ours: fields.integer(name, 1) for name, ours in _SIZES.items()}
-    block = fields.word("decoder_block", "llama2")
-    if block not in _BLOCKS:
-        fields.fault("decoder_block", f"{shown(block)} is not priced", allowed=", ".join(_BLOCKS))
+    sizes = {ours: fields.integer(name) for name, ours in _SIZES.items()}
+    block = fields.choice("decoder_block")
     if (gated := fields.raw("mlp_activations")) not in (None, ["silu", "linear"]):
         message = f"{shown(str(gated))[:64]} is not priced"
         fields.fault("mlp_activations", message, allowed='["silu", "linear"]')
-    if fields.flag("attention_bias", default=False) and block != "qwen2":
+    if fields.flag("attention_bias") and block != "qwen2":
         fields.note(f"attention_bias does nothing in decoder_block {block}")
-    experts = fields.integer("num_experts", 1)
+    experts = fields.integer("num_experts")
     found: dict[str, object] = {
         **sizes,
         "rotary_base": max(int(fields.number("rope_max_timescale", 10_000)), 1),
         "norm_epsilon": fields.number(_EPSILON, 1e-5) if fields.has(_EPSILON) else None,
-        "tied_embeddings": fields.flag("logits_via_embedding", default=False),
-        "query_key_norm": "per_head" if fields.flag("use_qk_norm", default=False) else "none",
-        "qkv_bias": fields.flag("attention_bias", default=False) and block == "qwen2",
+        "tied_embeddings": fields.flag("logits_via_embedding"),
+        "query_key_norm": "per_head" if fields.flag("use_qk_norm") else "none",
+        "qkv_bias": fields.flag("attention_bias") and block == "qwen2",
         **_rotary(fields),
     }
-    top, width = fields.integer("num_experts_per_tok", 1), fields.optional("base_moe_mlp_dim", low=-1)
+    top, width = fields.integer("num_experts_per_tok"), fields.optional("base_moe_mlp_dim", low=-1)
     if experts > 1:
         if width is None or width < 1:
             fields.fault("base_moe_mlp_dim", "is not given, and the model has experts")
@@ -489,8 +469,8 @@ def _shape(fields: Fields) -> dict[str, object]:
 
 
 def _rotary(fields: Fields) -> dict[str, object]:
-    kind = fields.word("rope_type", "default", allowed=("default", "llama3.1", "yarn"))
-    scaled = fields.flag("rope_use_scale", default=True)
+    kind = fields.choice("rope_type")
+    scaled = fields.flag("rope_use_scale")
     if kind == "yarn" or fields.number("rope_linear_scaling_factor", 1.0) != 1.0:
         fields.fault(
             "rope_type", "this scaling of rotary positions is not read", allowed="default, llama3.1"

@@ -48,7 +48,8 @@ def _recognises(source: Source) -> bool:
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+    fields = Fields(source.name, document_of(source), overrides, ("nanotron",))
+    known = known_of(source, overrides)
     model = _padded(fields, _read_model(fields, overrides))
     configuration = _configuration(fields, model)
     fields.expect("tokens.sequence_length")
@@ -65,10 +66,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     _refuse_options(fields, known.source, overrides)
     fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
     fields.stop()
-    return known.launch_file(
-        fields, "nanotron", model, workload, configuration,
-        tensor_parallel_size="parallelism.tp", seq_length="tokens.sequence_length",
-    )  # fmt: skip
+    return known.launch_file(fields, "nanotron", model, workload, configuration)
 
 
 NANOTRON_READER = Reader(name="nanotron", recognises=_recognises, read=_read)

@@ -54,8 +54,8 @@ def adapters_of(
         supplied: a rank that the user supplies; it overrides the arguments.
     """
     kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
-    whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
-    if any(fields.flag(name, default=False) for name in _SWITCHES):
+    whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
+    if any(fields.flag(name) for name in _SWITCHES):
         kind = "lora"
     if pefts and kind == "full" and not whole and (_of_bits(fields) or _is_of_lora(fields, program)):
         kind = "lora"
@@ -201,7 +201,7 @@ def trained_whole(fields: Fields) -> tuple[str, ...]:
     """
     name = next((name for name in _WHOLE_LAYERS if fields.raw(name)), None)
     if name is None:
-        return (EMBEDDING, HEAD) if fields.flag("resize_vocab", default=False) else ()
+        return (EMBEDDING, HEAD) if fields.flag("resize_vocab") else ()
     said = fields.raw(name)
     words = [str(word) for word in said] if isinstance(said, list) else str(said).replace(",", " ").split()
     other = next((word for word in words if word.rpartition(".")[2] not in _WHOLE), None)
@@ -295,7 +295,7 @@ def _bits(fields: Fields) -> int:
     number = next(
         (name for name in _BITS if fields.has(name) and str(fields.raw(name)) != _WHOLE_BITS), None
     )
-    on = [name for name in _FLAGS if fields.flag(name, default=False)]
+    on = [name for name in _FLAGS if fields.flag(name)]
     found = [*([fields.integer(number, 4)] if number else []), *(_FLAGS[name] for name in on)]
     if any(bits not in (4, 8) for bits in found):
         fields.fault(number or _BITS[0], f"{found[0]} {_WHY}", allowed="4, 8", nearest="4")

@@ -21,6 +21,7 @@ _SCRIPTS = (
 WHOLE_FILE = "launch file"  # field of a fault without a single name
 Include = Callable[[str], str | None]
 Place = tuple[str, int]  # a name in a file and its line; 0: not there
+Options = dict[str, str | int | float | bool]  # framework options, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, is_off
+from meshwright.launchers.flags import Flag, FlagNames, flag_names, is_off
 from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.rules import near_divisors
@@ -211,11 +211,11 @@ _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
 def near_word(value: object, allowed: str | None) -> str | None:
-    """Return the word of a list of allowed ones that a value is near to; None if no word is."""
-    words = (allowed or "").split(", ")
+    """Return the allowed word that a value is near to, in any case; None if no word is."""
+    words = {word.lower(): word for word in (allowed or "").split(", ")}
     if not isinstance(value, str) or any(" " in word for word in words):
         return None
-    return next(iter(difflib.get_close_matches(value.lower(), words, n=1)), None)
+    return next((words[near] for near in difflib.get_close_matches(value.lower(), words, n=1)), None)
 
 
 def is_placeholder(text: str) -> bool:
@@ -223,11 +223,25 @@ def is_placeholder(text: str) -> bool:
     return _PLACEHOLDER.search(text) is not None
 
 
+_UNSAID = Flag(type="object")
+
+
 class Fields:
     """The values of a launch file by dotted name, and the faults found in them."""
 
-    def __init__(self, file: str, values: Values, overrides: Overrides | None = None) -> None:
+    def __init__(
+        self, file: str, values: Values, overrides: Overrides | None = None, programs: Sequence[str] = ()
+    ) -> None:
+        """Take the values of a file.
+
+        Args:
+            file: its name.
+            values: its values by dotted name.
+            overrides: values that the user supplies.
+            programs: programs with these arguments; their tables give defaults, words and limits.
+        """
         self.file = file
+        self.programs = tuple(programs)
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
         ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []
@@ -301,48 +315,59 @@ class Fields:
         """Return the first name with a text value that ``is_meant`` accepts; None without one."""
         return next((name for name, found in self._values.items() if is_meant(str(found.value))), None)
 
-    def integer(self, name: str, default: int, *, low: int = 1) -> int:
-        """Return a whole number."""
-        found = self.optional(name, low=low)
-        return default if found is None else found
+    def _row(self, name: str) -> Flag:
+        """Return the row of a name; one that says nothing if the programs' tables lack it."""
+        return flag_names(*self.programs).row(name) or _UNSAID
 
-    def optional(self, name: str, *, low: int = 1) -> int | None:
-        """Return a whole number; None if it is not given or not a whole number in range."""
-        value = self.raw(name)
+    def integer(self, name: str, default: int | None = None, *, low: int | None = None) -> int:
+        """Return a whole number; without ``default``, that of the table, else 1."""
+        found = self.optional(name, low=low)
+        usual = self._row(name).default if default is None else default
+        return found if found is not None else usual if isinstance(usual, int) else 1
+
+    def optional(self, name: str, *, low: int | None = None) -> int | None:
+        """Return a whole number; None if it is not given or not a whole number in range.
+
+        Beyond the limit of its row it is the limit, so that other faults do not follow from this one.
+        """
+        value, row = self.raw(name), self._row(name)
         if value is None:
             return None
-        number = _whole(value)
+        low, most = row.least if low is None else low, MAX_INTEGER if row.most is None else row.most
+        number, allowed = _whole(value), f"{low} to {most}"
         if value is True:
-            self.fault(name, "needs a value", allowed=f"{low} to {MAX_INTEGER}")
+            self.fault(name, "needs a value", allowed=allowed)
             return None
-        if self._is_unfilled(name, value, f"{low} to {MAX_INTEGER}"):
+        if self._is_unfilled(name, value, allowed):
             return None
-        if number is None or not low <= number <= MAX_INTEGER:
-            nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
-            self.fault(
-                name,
-                f"{_words(value)} is not a whole number in range",
-                allowed=f"{low} to {MAX_INTEGER}",
-                nearest=nearest,
-            )
-            return None
+        if number is None or not low <= number <= most:
+            nearest = None if number is None else str(min(max(number, low), most))
+            message = f"{_words(value)} is not a whole number in range"
+            self.fault(name, message, allowed=allowed, nearest=nearest)
+            return None if number is None or row.most is None else min(max(number, low), most)
         return number
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number."""
-        value = self.raw(name)
+        """Return a finite number, from ``least`` to ``most`` of its row if that has both."""
+        value, row = self.raw(name), self._row(name)
         if value is None:
             return default
-        if self._is_unfilled(name, value, "a finite number"):
+        allowed = "a finite number" if row.most is None else f"{row.least} to {row.most}"
+        if self._is_unfilled(name, value, allowed):
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.fault(name, f"{_words(value)} is not a number", allowed="a finite number")
+            self.fault(name, f"{_words(value)} is not a number", allowed=allowed)
+            return default
+        if row.most is not None and not row.least <= value <= row.most:
+            nearest = f"{min(max(value, row.least), row.most):g}"
+            self.fault(name, f"{value:g} is out of range", allowed=allowed, nearest=nearest)
             return default
         return float(value)
 
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return true or false; launchers accept the words, too."""
+    def flag(self, name: str, *, default: bool | None = None) -> bool:
+        """Return true or false, in words, too; without ``default``, that of the table, else false."""
         value = self.raw(name)
+        default = self._row(name).default is True if default is None else default
         if value is None:
             return default
         word = str(value).lower()
@@ -353,7 +378,20 @@ class Fields:
             return default
         return word in _TRUE
 
-    def word(self, name: str, default: str = "", *, allowed: Iterable[str] = ()) -> str:
+    def choice(self, name: str, default: str | None = None, *, row: Flag | None = None) -> str:
+        """Return one of the words that are priced, else of those that the launcher has, ignoring case.
+
+        ``row``: that of the argument with these words, if its own lacks them.
+        """
+        is_word = row is not None or self.peek(name) in self._row(name).choices
+        row = row or self._row(name)
+        usual = str(row.default) if default is None else default
+        allowed = row.words or row.priced_as or row.choices
+        return self.word(name, usual, allowed=allowed, fault="not priced" if is_word else "unknown")
+
+    def word(
+        self, name: str, default: str = "", *, allowed: Iterable[str] = (), fault: str = "unknown"
+    ) -> str:
         """Return a text, one of ``allowed`` if given, ignoring case."""
         value = self.raw(name)
         if value is None:
@@ -361,6 +399,8 @@ class Fields:
         words = tuple(allowed)
         if value is False and any(word.lower() == "no" for word in words):
             value = "no"  # YAML reads unquoted NO as false
+        if type(value) is int and str(value) in words:
+            value = str(value)
         if value is True and "true" not in words:
             self.fault(name, "needs a value", allowed=", ".join(words) or None)
             return default
@@ -371,7 +411,7 @@ class Fields:
             return default
         same = next((word for word in words if word.lower() == value.lower()), None)
         if words and same is None:
-            self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words))
+            self.fault(name, f"{_words(value)} is {fault}", allowed=", ".join(words))
             return default
         return same or value
 
@@ -382,10 +422,10 @@ class Fields:
             self.fault(name, f"{shown(str(value))} is a placeholder", allowed=allowed)
         return unfilled
 
-    def priced(self, program: str, name: str, default: str) -> str:
-        """Return what the program's table prices a word as; another word is a fault."""
-        values = flags_of(program)[name].priced_as
-        return str(values[self.word(name, default, allowed=values)])
+    def priced(self, name: str, default: str | None = None) -> str:
+        """Return what the table prices a word as; another word is a fault."""
+        values = self._row(name).priced_as
+        return str(values.get(self.choice(name, default), next(iter(values.values()))))
 
     def fault(
         self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
@@ -432,9 +472,9 @@ class Fields:
         if self.faults:
             raise InvalidProblemError(self.faults)
 
-    def refuse_unpriced(self, *programs: str) -> None:
+    def refuse_unpriced(self) -> None:
         """Record a fault for each argument with which what is priced is not what runs."""
-        known = flag_names(*programs)
+        known = flag_names(*self.programs)
         self._refuse_sections(known)
         for name in self._values:
             row = known.row(name)
@@ -459,25 +499,22 @@ class Fields:
                     self.fault(name, f"cannot be read: {row.why}", allowed=f"no {section}")
                     break
 
-    def unread(self, *programs: str) -> tuple[str, ...]:
+    def unread(self) -> tuple[str, ...]:
         """Return the unread names, except those that do not affect the price.
-
-        Args:
-            programs: with arguments that the file may give (``launchers.flags``).
 
         Raises:
             InvalidProblemError: one of them is a typo of a name that is not given, or of any if the first
                 program stops at unknown names; or affects the run.
         """
-        known = flag_names(*programs)
-        self.refuse_unpriced(*programs)
+        known = flag_names(*self.programs)
+        self.refuse_unpriced()
         self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
         self._refuse_kinds(known)
         for name in (name for name in left[:_SLIPS_TRIED] if name not in known):
             near = meant(name, lacking)
-            if near is None and _STOPS.get(programs[0], _never)(name):
+            if near is None and _STOPS.get(self.programs[0], _never)(name):
                 near = meant(name, known)
             if near is not None:
                 self.fault(name, "is unknown", nearest=near)
@@ -523,6 +560,14 @@ class Fields:
         """Return a name of the file with its line."""
         found = self._found(name)
         return name, found.line if found else 0
+
+    def place_of(self, field: str) -> Place:
+        """Return the first name of the file that sets a field of the prediction, with its line."""
+        known = flag_names(*self.programs)
+        names = (
+            name for name in self._values if (row := known.row(name)) is not None and row.sets == field
+        )
+        return self.place(next(names, field.rpartition(".")[2]))
 
     def _found(self, name: str) -> LocatedValue | None:
         found = self._values.get(name)

@@ -129,18 +129,17 @@ _ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
 _SPLITS = re.compile(r"split_batches\W+true", re.IGNORECASE)
 
 
-def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") -> None:
+def refuse_unpriced(fields: Fields, program: str = "") -> None:
     """Refuse trainings that no plan describes.
 
     Args:
         fields: the arguments.
-        programs: those with tables of the arguments.
         program: the program that takes them; empty if only a file of arguments is read.
 
     Raises:
         InvalidProblemError: the training is not priced, or trains nothing.
     """
-    fields.refuse_unpriced(*programs)
+    fields.refuse_unpriced()
     inner = fields.peek("accelerator_config.split_batches")
     if _SPLITS.search(f"{fields.peek('accelerator_config')} split_batches: {inner}"):
         fields.fault("accelerator_config", "split_batches changes how many sequences a step takes")
@@ -151,7 +150,7 @@ def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") 
         fields.fault(
             "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
         )
-    if "ms-swift" not in programs:  # which trains whatever do_train is
+    if "ms-swift" not in fields.programs:  # which trains whatever do_train is
         _require_training(fields, program)
     if (seeing := _SEEING_PROGRAM.search(program)) is not None:
         why = f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced"
@@ -161,7 +160,7 @@ def refuse_unpriced(fields: Fields, programs: Sequence[str], program: str = "") 
 
 def _require_training(fields: Fields, program: str) -> None:
     """Record a fault if the arguments only evaluate (TrainingArguments: ``do_train`` is off)."""
-    predicts = fields.flag("do_predict", default=False)
+    predicts = fields.flag("do_predict")
     if fields.has("do_train") and not fields.flag("do_train", default=True):
         fields.fault("do_train", "is off: it trains nothing", allowed="true", nearest="true")
     elif not fields.has("do_train") and (predicts or _ITS_EXAMPLES.search(program)):

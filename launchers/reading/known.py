@@ -147,6 +147,9 @@ _PLACEHOLDER = re.compile(
 _NO_MODEL = "the files name no model: give --model, or the shape under model"
 
 
+_PLACED = ("plan.tensor_parallel_size", "workload.seq_length")  # sizes that ranks must divide
+
+
 @dataclass(slots=True, kw_only=True)
 class Known:
     """Values of a configuration and a workload that the launcher's own file may omit."""
@@ -227,19 +230,15 @@ class Known:
         *,
         world: World | None = None,
         unread: tuple[str, ...] | None = None,
-        tensor_parallel_size: str = "",
-        seq_length: str = "",
     ) -> LaunchFile:
-        """Return the run that a file's fields describe, with the names of the fields that set two sizes.
+        """Return the run that a file's fields describe.
 
-        ``world`` and ``unread`` replace the ranks that the launch script starts, and the unread fields of
-        ``launcher``'s own table.
+        ``world`` and ``unread`` replace the ranks that the launch script starts, and the unread fields.
 
         Raises:
             InvalidProblemError: a value that is not read affects the run.
         """
         world = world or self.world
-        places = {"tensor_parallel_size": tensor_parallel_size, "seq_length": seq_length}
         return LaunchFile(
             launcher=launcher,
             model=model,
@@ -248,8 +247,8 @@ class Known:
             num_nodes=world.num_nodes,
             gpus_per_node=world.gpus_per_node,
             notes=tuple(dict.fromkeys((*self.notes, *fields.notes))),
-            unread=fields.unread(launcher) if unread is None else unread,
-            places={size: fields.place(name) for size, name in places.items() if name},
+            unread=fields.unread() if unread is None else unread,
+            places={field.rpartition(".")[2]: fields.place_of(field) for field in _PLACED},
         )
 
     @staticmethod

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 
 from meshwright.launchers.flags import flag_names, flags_of
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -269,7 +269,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     values, notes = over(_stated(source, known), known)
     values = _in_older_names(values)
-    fields = Fields(source.name, values, overrides)
+    fields = Fields(source.name, values, overrides, ("torchtitan",))
     for note in notes:
         fields.note(note)
     model = model_of(fields, known, is_module=is_module)
@@ -283,10 +283,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         else:  # 0.2, models/*/model/args.py (update_from_config)
             fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
     fields.stop()
-    return known.launch_file(
-        fields, "torchtitan", model, workload, configuration,
-        tensor_parallel_size="parallelism.tensor_parallel_degree", seq_length="training.seq_len",
-    )  # fmt: skip
+    return known.launch_file(fields, "torchtitan", model, workload, configuration)
 
 
 TORCHTITAN_READER = Reader(name="torchtitan", recognises=_recognises, read=_read)
@@ -295,9 +292,9 @@ TORCHTITAN_READER = Reader(name="torchtitan", recognises=_recognises, read=_read
 def _mesh(fields: Fields, known: Known) -> _ParallelDegrees:
     """Return the degrees; -1 shards over the remaining GPUs."""
     at = "parallelism."
-    replicate = fields.integer(f"{at}data_parallel_replicate_degree", 1)
+    replicate = fields.integer(f"{at}data_parallel_replicate_degree")
     tp, cp, pp = (
-        fields.integer(f"{at}{name}_parallel_degree", 1) for name in ("tensor", "context", "pipeline")
+        fields.integer(f"{at}{name}_parallel_degree") for name in ("tensor", "context", "pipeline")
     )
     shard = fields.integer(f"{at}data_parallel_shard_degree", -1, low=-1)
     if shard == 0:
@@ -325,7 +322,7 @@ def _configuration(
     vpp = max(len(split) // mesh.pp, 1)
     recompute, replayed = recomputation_of(fields, split, mesh.pp, schedule, is_module=is_module)
     zero = _zero(fields, mesh)
-    sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
+    sequence = fields.flag("parallelism.enable_sequence_parallel") and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
     experts, expert_tensor = _expert_ranks(fields, model, mesh, is_module=is_module)
     offload = _offload(fields, zero, mesh)
@@ -363,12 +360,12 @@ def _expert_ranks(
     is. 0.3 has no etp: ranks that experts are spread over hold them whole.
     """
     name, tensor_name = (f"parallelism.expert_{kind}parallel_degree" for kind in ("", "tensor_"))
-    ranks, split = fields.integer(name, 1), fields.integer(tensor_name, 1)
+    ranks, split = fields.integer(name), fields.integer(tensor_name)
     if is_module and fields.has(tensor_name):
         fields.fault(tensor_name, "is not a field of torchtitan 0.3", allowed="leave it out")
     if model.moe is None:  # torchtitan reads neither
         for one in (name, tensor_name):
-            if fields.integer(one, 1) > 1:
+            if fields.integer(one) > 1:
                 fields.note(f"{one} does nothing: the model has no experts")
         return 1, 1
     if ranks > 1 and split not in (1, mesh.tp):
@@ -385,7 +382,7 @@ def _check(
 ) -> None:
     """Check what torchtitan refuses on building model or trainer: heads, half slices, micro-batches."""
     schedule, stages, count = pipeline
-    heads, seq = model.num_kv_heads, fields.integer("training.seq_len", 1)
+    heads, seq = model.num_kv_heads, fields.integer("training.seq_len")
     slices = mesh.tp * mesh.cp * (2 if mesh.cp > 1 else 1)
     if heads % mesh.tp:
         why = f"{mesh.tp} does not divide {heads} key/value heads"
@@ -418,7 +415,7 @@ def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tup
     name = "parallelism.pipeline_parallel_microbatch_size"
     if not fields.has(name):
         fields.note("pipeline_parallel_microbatch_size is not given: 1")
-    micro = fields.integer(name, 1)
+    micro = fields.integer(name)
     if steps > 1:
         fields.fault(all_name, f"{batch} accumulates {steps} local batches over a pipeline: not priced",
                      nearest=str(local * dp))  # fmt: skip
@@ -430,12 +427,12 @@ def _schedule(fields: Fields, pp: int) -> str:
     if pp == 1:
         fields.take(name)
         return "none"
-    return fields.priced("torchtitan", name, "1F1B")
+    return fields.priced(name)
 
 
 def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
     name = "training.enable_cpu_offload"
-    away = fields.flag(name, default=False)
+    away = fields.flag(name)
     if away and (zero != 3 or mesh.pp > 1):  # noqa: PLR2004 - ZeRO-3
         fields.fault(
             name, "is priced where weights are resharded, without pipeline stages", allowed="false"
@@ -446,7 +443,7 @@ def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
 def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
     """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
     name = "parallelism.fsdp_reshard_after_forward"
-    reshard = fields.word(name, "default", allowed=flags_of("torchtitan")[name].words)
+    reshard = fields.choice(name)
     if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:
         return 0
     if reshard == "default":
@@ -455,22 +452,22 @@ def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
 
 
 def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Workload:
-    fields.priced("torchtitan", "training.mixed_precision_param", "bfloat16")
-    fields.priced("torchtitan", "optimizer.name", "AdamW")
-    if fields.flag(_SEEDS, default=False):
+    for name in ("training.mixed_precision_param", "optimizer.name"):
+        fields.priced(name)
+    if fields.flag(_SEEDS):
         fields.fault(_SEEDS, "writes a checkpoint and trains nothing")
     # train.py builds the model in it: weights, gradients and both moments
-    stored = fields.word("training.dtype", "float32", allowed=("float32", "bfloat16"))
+    stored = fields.choice("training.dtype")
     seq_length = fields.optional("training.seq_len")
     recipe = _recipe(fields)
-    options: dict[str, str | int | float | bool] = {"precision_recipe": recipe} if recipe else {}
+    options: Options = {"precision_recipe": recipe} if recipe else {}
     by_tensor = recipe == "fp8-current"  # other recipes gather 16 bits whatever the file asks for
-    if by_tensor and not any(fields.flag(name, default=False) for name in _GATHERS_8_BITS):
+    if by_tensor and not any(fields.flag(name) for name in _GATHERS_8_BITS):
         options["low_precision_gathers"] = False
-    if fields.flag("parallelism.disable_loss_parallel", default=False):
+    if fields.flag("parallelism.disable_loss_parallel"):
         options["logits_sharded"] = False
     asynchronous = [f"{section}.enable_async_tensor_parallel" for section in ("compile", "parallelism")]
-    if sum(fields.flag(name, default=False) for name in asynchronous):  # both are taken
+    if sum(fields.flag(name) for name in asynchronous):  # both are taken
         options["overlap_tensor"] = True
     parts = fields.raw("compile.components")
     named = re.findall(r"[^\s,'\"\[\]]+", "model loss" if parts is None else str(parts))
@@ -478,7 +475,7 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
         fields.fault(
             "compile.components", f"{shown(str(parts))} is not a list of these", allowed="model, loss"
         )
-    compiled = fields.flag("compile.enable", default=False) and "model" in named
+    compiled = fields.flag("compile.enable") and "model" in named
     if not compiled and schedule not in SPLIT_BACKWARD:  # the price of its stages already includes this
         fields.note("compile.enable is not on for the model: its operators run one by one")
         options |= {"elementwise_fused": False, "norm_fused": False}
@@ -500,7 +497,7 @@ def _recipe(fields: Fields) -> str:
     given = said.split(",") if isinstance(said, str) else said if isinstance(said, list) else []
     linear = "float8" if given == ["float8"] else FLOAT8  # its name, and its section's, before 0.2
     key = f"{linear}.recipe_name"
-    recipe = fields.priced("torchtitan", key, "tensorwise")
+    recipe = fields.priced(key, "tensorwise")
     others = [one for one in given if one != linear and not (one in _GROUPED and linear in given)]
     if others:
         names = ", ".join(str(one)[:40] for one in others[:4])

@@ -70,8 +70,8 @@ def _shape(fields: Fields) -> ModelSpec:
     for name in _NEEDED:
         fields.expect(SHAPE + name)
     fields.stop()
-    raw: dict[str, object] = {wanted: fields.integer(SHAPE + name, 1) for name, wanted in _NEEDED.items()}
-    heads = fields.integer(f"{SHAPE}n_heads", 1)
+    raw: dict[str, object] = {wanted: fields.integer(SHAPE + name) for name, wanted in _NEEDED.items()}
+    heads = fields.integer(f"{SHAPE}n_heads")
     raw |= {
         "num_kv_heads": fields.integer(f"{SHAPE}n_kv_heads", heads),
         "ffn_hidden_size": fields.optional(f"{SHAPE}ffn_hidden_size") or _ffn(fields),
@@ -82,7 +82,7 @@ def _shape(fields: Fields) -> ModelSpec:
         "tied_embeddings": fields.has(f"{SHAPE}enable_weight_tying"),
     }
     if fields.has(f"{SHAPE}head_dim"):
-        raw["head_dim"] = fields.integer(f"{SHAPE}head_dim", 1)
+        raw["head_dim"] = fields.integer(f"{SHAPE}head_dim")
     raw |= _scaling_of_shape(fields) | _latent_of_shape(fields)
     if fields.has(f"{SHAPE}num_experts"):
         raw["moe"] = _experts_of_shape(fields)
@@ -124,10 +124,10 @@ def _experts_of_shape(fields: Fields) -> dict[str, object]:
     dense = dense if isinstance(dense, list) else []
     leading = next((at for at, layer in enumerate(dense) if layer != at), len(dense))
     shared = fields.integer(f"{SHAPE}shared_hidden_size", 0, low=0)
-    width = fields.integer(f"{SHAPE}expert_hidden_size", 1)
+    width = fields.integer(f"{SHAPE}expert_hidden_size")
     return {
-        "num_experts": fields.integer(f"{SHAPE}num_experts", 1),
-        "top_k": fields.integer(f"{SHAPE}top_k", 1),
+        "num_experts": fields.integer(f"{SHAPE}num_experts"),
+        "top_k": fields.integer(f"{SHAPE}top_k"),
         "ffn_hidden_size": width,
         "shared_ffn_hidden_size": shared,
         "num_shared_experts": -(-shared // width),
@@ -138,7 +138,7 @@ def _experts_of_shape(fields: Fields) -> dict[str, object]:
         "router_groups": fields.optional(f"{SHAPE}router_groups") or 0,
         "router_top_groups": fields.optional(f"{SHAPE}router_top_groups") or 0,
         "router_scaling": fields.number(f"{SHAPE}router_scaling", 1.0),
-        "selection_bias": fields.flag(f"{SHAPE}router_bias", default=False),
+        "selection_bias": fields.flag(f"{SHAPE}router_bias"),
     }
 
 
@@ -147,7 +147,7 @@ def _ffn(fields: Fields) -> int:
 
     ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)``.
     """
-    hidden, unit = fields.integer(f"{SHAPE}dim", 1), fields.integer(f"{SHAPE}multiple_of", 256)
+    hidden, unit = fields.integer(f"{SHAPE}dim"), fields.integer(f"{SHAPE}multiple_of", 256)
     factor = fields.number(f"{SHAPE}ffn_dim_multiplier", 1.0)
     if not 0 < factor < _MAX_FACTOR:
         fields.fault(f"{SHAPE}ffn_dim_multiplier", "is out of range")

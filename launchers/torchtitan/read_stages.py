@@ -114,8 +114,7 @@ def recomputation_of(
     Memory budgets are not priced. torchtitan 0.2 is selective by operators, or by layers: it recomputes
     each n-th of a rank, 0 meaning all; 0.3 by operators alone.
     """
-    modes = ("none", "selective", "full")
-    mode = fields.word("activation_checkpoint.mode", "selective", allowed=modes)
+    mode = fields.choice("activation_checkpoint.mode")
     if not fields.has("activation_checkpoint.mode"):
         fields.note("activation_checkpoint.mode is not given: selective is torchtitan's default")
     option = fields.raw(_OPTION)

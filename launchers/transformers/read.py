@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import DDP_BUCKET, optimizers, ranks_of
+from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of
 from meshwright.launchers.accelerate.read_command import (
     Shares,
     shares_of,
     shares_of_environment,
 )
 from meshwright.launchers.export import bucket_option
+from meshwright.launchers.flags import flags_of
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading.adapters import (
@@ -270,7 +271,7 @@ def _tool(fields: Fields, program: str = "") -> Tool:
 
 def require_do_train(fields: Fields) -> None:
     """Record a fault unless ``do_train`` is on: LLaMA-Factory's workflows only evaluate without it."""
-    if not fields.flag("do_train", default=False):
+    if not fields.flag("do_train"):
         fields.fault("do_train", "is not set, so LLaMA-Factory would not train", allowed="true")
 
 
@@ -296,7 +297,8 @@ def trainer_run(
     Raises:
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
-    refuse_unpriced(fields, tool.programs, program)
+    fields.programs = tool.programs
+    refuse_unpriced(fields, program)
     if tool is LLAMA_FACTORY:
         require_do_train(fields)
         fields.stop()
@@ -354,7 +356,7 @@ def trainer_run(
         num_nodes=nodes.num_nodes,
         gpus_per_node=nodes.gpus_per_node,
         notes=(*fields.notes, *known.notes, *found.notes),
-        unread=(*fields.unread(*tool.programs), *found.unread),
+        unread=(*fields.unread(), *found.unread),
     )
     return run if settings is None else with_images(run, known, settings)
 
@@ -379,7 +381,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
     )
-    if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore", default=False):
+    if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore"):
         optimizer = _projected(fields)
     else:
         key = "optimizer" if fields.has("optimizer") else "optim"
@@ -509,7 +511,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     It is the Trainer's own where ``named`` names it, else LLaMA-Factory's.
     """
     own = TRAINERS_GALORE.get(str(fields.raw(named)))
-    by_layer = fields.flag("galore_layerwise", default=False) if own is None else own[1]
+    by_layer = fields.flag("galore_layerwise") if own is None else own[1]
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     broken = {
         "shards": config.zero_stage > 0 or found.launcher == "deepspeed",
@@ -553,7 +555,7 @@ def optimizer_under(found: LaunchFile, said: str) -> str:
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
     """Return whether weights stay in 16 bits as loaded; LLaMA-Factory casts them up (model/adapter.py)."""
     if tool in (LLAMA_FACTORY, _FORK):
-        return fields.flag("pure_bf16", default=False)
+        return fields.flag("pure_bf16")
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
     if tool is _MS_SWIFT:  # the weights' own type unless set (arguments/base_args)
         return not {"float32", "fp32", "float16", "fp16"} & set(said)
@@ -678,7 +680,7 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     name = next((name for name in _LENGTHS if fields.has(name)), None)
     parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
     if name is None and parts:
-        own = sum(fields.integer(part, 1) for part in parts)
+        own = sum(fields.integer(part) for part in parts)
         fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
         return _supplied(fields, known, "seq_length", own) or own
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
@@ -706,7 +708,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     if supplied in ("bf16", "fp16"):
         return str(supplied)
     for name in ("bf16", "fp16"):
-        if fields.has(name) and fields.flag(name, default=False):
+        if fields.has(name) and fields.flag(name):
             return name
     if engine := engines_precision(fields, known.source):
         return engine
@@ -714,7 +716,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
         return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
-    if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16", default=False)):
+    if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16")):
         tool = _PLAIN  # its weights are cast up, and products are not cast down (model/adapter.py)
     dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
     if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
@@ -731,18 +733,17 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
 
 def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:
     """Return the optimizer from its name in transformers."""
-    name = fields.word(key, default)
-    if name not in optimizers():
-        fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(optimizers()))
+    row = flags_of("transformers")["optim"]
+    name = fields.choice(key, default, row=row)
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
-    return optimizers().get(name, "adamw")
+    return str(row.priced_as[name])
 
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:
     said = fields.has("gradient_checkpointing")  # LLaMA-Factory has a switch of its own
     if tool is LLAMA_FACTORY or (tool is _FORK and not said):
-        return not fields.flag("disable_gradient_checkpointing", default=False)
+        return not fields.flag("disable_gradient_checkpointing")
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
     elif not fields.has("gradient_checkpointing") and not fields.has("use_gradient_checkpointing"):

@@ -20,7 +20,6 @@ from meshwright.launchers.accelerate.read import (
     MICRO_BATCH,
     PLUGIN_COUNT,
     PLUGIN_FILE,
-    Arguments,
     arguments,
     contradictions,
     mesh_run,
@@ -30,7 +29,7 @@ from meshwright.launchers.accelerate.read import (
 from meshwright.launchers.accelerate.read_command import Shares
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.flags import flag_names
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Source
 from meshwright.launchers.reading.commands import (
     RANK_STARTERS,
     Command,
@@ -109,7 +108,7 @@ def ranks_run(
     if elsewhere and ranks is not None and unknown_in(ranks.value) is None:
         fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
     fields.stop()
-    mesh = Fields(source.name, values, overrides)
+    mesh = Fields(source.name, values, overrides, ("accelerate",))
     found = _by_accelerate(
         launcher, fields, Shares(source, values, mesh), overrides, known.overrides.values
     )
@@ -124,14 +123,13 @@ def _by_accelerate(
     replays = (
         "true" if fields.flag(CHECKPOINTING, default=False) else overrides.values["recompute_granularity"]
     )
-    given = {
-        MICRO_BATCH: Word(str(overrides.values["micro_batch_size"]), 0),
-        ACCUMULATION: Word(str(overrides.values["num_microbatches"]), 0),
-        CHECKPOINTING: Word(str(replays), 0),
-        **arguments(known, _OF_THE_START),
+    own = {
+        MICRO_BATCH: overrides.values["micro_batch_size"],
+        ACCUMULATION: overrides.values["num_microbatches"],
+        CHECKPOINTING: replays,
     }
-    if fields.flag("torch_compile", default=False):
-        given["torch_compile"] = Word("true", 0)
+    own |= {"torch_compile": True} if fields.flag("torch_compile") else {}
+    given = arguments(known, _OF_THE_START, {name: LocatedValue(value, 0) for name, value in own.items()})
     if shares.kind() == "DEEPSPEED":
         return _by_plugin(shares, overrides, given, over)
     mesh.raw("mixed_precision")
@@ -182,7 +180,7 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
     return {key: one.value for key, one in values.items()}
 
 
-def _by_plugin(shares: Shares, overrides: Overrides, given: Arguments, over: Collection[str]) -> LaunchFile:
+def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collection[str]) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
@@ -192,11 +190,12 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Arguments, over: Col
             contradictions(own)
             own.stop()
         found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
-        machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
+        machines, ranks = shares.fields.integer("num_machines"), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
-    return plugin_run(Fields(shares.source.name, values, overrides), shares.source, overrides, given)
+    plugin = Fields(shares.source.name, values, overrides, ("accelerate",))
+    return plugin_run(plugin, shares.source, overrides, given)
 
 
 def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, LocatedValue]:
@@ -480,7 +479,7 @@ def require_gpus_of_their_own(
                 "python starts one process, which takes all GPUs that it sees (torch's DataParallel): "
                 "that is priced for one GPU alone"
             )
-    if fields.flag("auto_find_batch_size", default=False):
+    if fields.flag("auto_find_batch_size"):
         fields.note("auto_find_batch_size halves micro-batches where memory runs out: priced as it starts")
     if str(fields.raw("device_map")).lower() in _PLACEMENTS and gpus != 1:
         fields.note(
@@ -504,9 +503,7 @@ _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
 }  # fmt: skip
 
 
-def kernel_of(
-    fields: Fields, launcher: str, configuration: Configuration
-) -> dict[str, str | int | float | bool]:
+def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Options:
     """Return the attention kernel if it differs from the default of the price; rings have their own."""
     name = next((name for name in ("attn_implementation", "attn_impl") if fields.has(name)), None)
     word = fields.word(name) if name else ""
@@ -516,7 +513,7 @@ def kernel_of(
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 
-def kernel_option(found: str, launcher: str) -> dict[str, str | int | float | bool]:
+def kernel_option(found: str, launcher: str) -> Options:
     """Return the option of a named attention kernel; empty if it is the default of the price."""
     usual = framework_facts(framework_of(launcher)).attention_kernel
     return {} if found in ("", usual) else {"attention_kernel": found}
@@ -529,18 +526,18 @@ _LIGER = (
 )  # TrainingArguments, older TRL, LLaMA-Factory
 
 
-def liger(fields: Fields, model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+def liger(fields: Fields, model: ModelSpec, tokens: int) -> Options:
     """Return the options of Liger's kernels if on: norms, activations, and a loss that keeps no logits.
 
     Its loss splits rows into vocabulary / hidden size parts, rounded to a power
     of two (liger-kernel 0.6, ops/fused_linear_cross_entropy.py), and writes gradients over their 2 bytes.
     """
-    if not any(fields.flag(name, default=False) for name in _LIGER):
+    if not any(fields.flag(name) for name in _LIGER):
         return {}
     return {"elementwise_fused": True, "norm_fused": True, **chunked_loss(model, tokens)}
 
 
-def chunked_loss(model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+def chunked_loss(model: ModelSpec, tokens: int) -> Options:
     """Return the options of Liger's fused linear cross entropy."""
     rows = -(-tokens // -(-model.vocab_size // model.hidden_size))
     rows = 1 << (rows - 1).bit_length()

@@ -17,10 +17,8 @@ from meshwright.launchers.accelerate.read import (
     DDP_BUCKET,
     ENGINE,
     MICRO_BATCH,
-    Arguments,
     arguments,
     mesh_run,
-    number,
     ranks_of,
     recomputes,
 )
@@ -77,7 +75,6 @@ _OTHERS_NAMES = (
     "max_seq_length",
 )  # fmt: skip
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
-_DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
 
 
 def _recognises(source: Source) -> bool:
@@ -91,10 +88,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     shares = _shares(source, files, sft, overrides)
     known = known_of(source if shares is None else shares.source, overrides)
     over = _of_sft_command(sft, overrides) if sft else {}
-    fields = Fields(sft.name, document_of(sft) | over, overrides) if sft else Fields(source.name, {})
+    values = document_of(sft) | over if sft else {}
+    fields = Fields((sft or source).name, values, overrides, ("trl", "transformers"))
     fields.note_commands(over)
     precision = _precision(fields)
-    if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
+    if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
         fields.note(PADDED.format(_LENGTH))
     if fields.has("model_name") and not fields.has(_MODEL):
         why = "is not one of TRL's names, and its parser stops there: the file is another program's"
@@ -102,17 +100,17 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     take_model(fields, known, _MODEL)
     given, length = _sft_arguments(fields, known, over)
     adapters, base = _peft(fields), base_of(fields, nested=False)
-    fields.refuse_unpriced("trl", "transformers")
+    fields.refuse_unpriced()
     projected = trainers_galore(fields, known.model())
     optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
     size = fields.optional(DDP_BUCKET)
-    liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
+    liger_on = liger(fields, known.model(), length * given.integer(MICRO_BATCH))
     fields.stop()
-    unread = fields.unread("trl", "transformers")
+    unread = fields.unread()
     plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
-    rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
+    rest = Fields(source.name, plain, overrides, ("accelerate",)) if shares is None else shares.fields
     if shares is not None and shares.kind() == "DEEPSPEED":
         run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
     else:
@@ -120,7 +118,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if base != "bf16":
         require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
         adapters["base_precision"] = base
-    rest.word("mixed_precision", allowed=flags_of("accelerate")["mixed_precision"].choices)
+    rest.choice("mixed_precision")
     rest.stop()
     options = {
         **run.workload.framework_options,
@@ -151,12 +149,12 @@ TRL_READER = Reader(name="trl", recognises=_recognises, read=_read)
 
 
 def _sft_by_deepspeed(
-    fields: Fields, known: Known, shares: Shares, given: Arguments, said: tuple[int, str, str]
+    fields: Fields, known: Known, shares: Shares, given: Fields, said: tuple[int, str, str]
 ) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; ``said``: length, precision and optimizer."""
     values: dict[str, int | str | bool] = {
-        "micro_batch_size": number(given, MICRO_BATCH) or _DEFAULT_BATCH,
-        "num_microbatches": number(given, ACCUMULATION) or 1,
+        "micro_batch_size": given.integer(MICRO_BATCH),
+        "num_microbatches": given.integer(ACCUMULATION),
         "seq_length": said[0],
         "precision": said[1],
         "optimizer": said[2],
@@ -178,7 +176,7 @@ def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue
 
 
 def _precision(fields: Fields) -> str:
-    half = fields.flag("fp16", default=False)
+    half = fields.flag("fp16")
     brain = fields.flag("bf16", default=not half)
     if half and brain:
         fields.fault("bf16", "true, and so is fp16: TrainingArguments takes one of them", allowed="false")
@@ -189,7 +187,7 @@ def _precision(fields: Fields) -> str:
 
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
-    said = fields.word(name, "float32", allowed=("auto", "bfloat16", "float16", "float32"))
+    said = fields.word(name, "float32", allowed=flags_of("trl")["dtype"].choices)
     if said == "float16" and precision == "fp16" and not frozen:
         why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
         fields.fault(name, why, allowed="float32, bfloat16, or an adapter", nearest="float32")
@@ -207,7 +205,7 @@ def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
 
 def _peft(fields: Fields) -> dict[str, Any]:
     """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
-    if not fields.flag("use_peft", default=False):
+    if not fields.flag("use_peft"):
         if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
             fields.take(*_PEFTS)
         return {}
@@ -287,7 +285,7 @@ def documents_beside(source: Source) -> Iterator[Source]:
                 yield replace(source, name=word.text, text=text)
 
 
-def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple[Arguments, int]:
+def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple[Fields, int]:
     """Return batch and checkpointing for accelerate's reader, and the length; the command's values win.
 
     ``over``: the command's own arguments, which ``fields`` has; those before its program are accelerate's.
@@ -295,17 +293,14 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
     fields.slip_for(MICRO_BATCH)
     if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
         fields.fault(_LENGTH, "null: nothing states the sequence length", allowed="--set seq_length=…")
-    defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
-    own = {
-        name: Word(str(fields.integer(name, default)), fields.place(name)[1])
-        for name, default in defaults.items()
-    }
+    names = (MICRO_BATCH, ACCUMULATION, _LENGTH)
+    own: dict[str, object] = {name: fields.integer(name) for name in names}
     for name in (MICRO_BATCH, _LENGTH):
         if not fields.has(name):
-            fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
-    recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
-    own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
-    elsewhere = () if over else (*defaults, CHECKPOINTING)
-    started = arguments(known, (*elsewhere, "main_process_ip"))
-    given = own | started
-    return given, number(given, _LENGTH) or _DEFAULT_LENGTH
+            fields.note(f"{name} is not given: {own[name]} is TRL's default")
+    own[CHECKPOINTING] = fields.flag(CHECKPOINTING)
+    usual = {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()}
+    given = arguments(known, (*(() if over else own), "main_process_ip"), usual)
+    length = given.integer(_LENGTH)
+    given.stop()
+    return given, length

@@ -42,7 +42,7 @@ def test_the_plugins_own_values_are_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("zero_stage: 2", "zero_stage: 5", "zero_stage: line 6: unknown stage 5; .*Allowed: 0 to 3"),
+        ("zero_stage: 2", "zero_stage: 5", "zero_stage: line 6: 5 is not a whole .*Allowed: 0 to 3"),
         ("main_process_ip: node0\n", "", "num_machines: line 8: 2, but no main_process_ip"),
         ("bf16", "no", "mixed_precision: line 8: no is not priced"),
         ("zero_stage", "zero_stgae", "zero_stgae: line 6: is unknown. Nearest: .*zero_stage"),

@@ -506,7 +506,7 @@ def test_axolotls_base_model_is_the_model() -> None:
         read(
             text.replace("meta-llama/Llama-3.1-8B", "our/Llama-3.1-8B-own"), "a.yaml", Overrides(num_gpus=8)
         )
-    with pytest.raises(InvalidProblemError, match="optimizer: line 5: muon is not priced"):
+    with pytest.raises(InvalidProblemError, match='optimizer: line 5: "muon" is not priced'):
         read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Overrides(num_gpus=8))
 
 

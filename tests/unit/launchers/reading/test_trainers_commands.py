@@ -240,7 +240,7 @@ def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer:
         ("0", "--optim galore_adamw --optim_args rank=0", "optim_args", "rank = 0 is not a whole number"),
         ("0", f"--optim galore_adamw --optim_args rank={'9' * 5000}", "optim_args", "not a whole number"),
         ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not priced"),
-        ("0", "--optim galore_adafactor", "optim", "galore_adafactor is not priced"),
+        ("0", "--optim galore_adafactor", "optim", '"galore_adafactor" is not priced'),
     ],
 )
 def test_galore_of_the_trainer_that_is_not_priced_is_refused(
@@ -338,7 +338,7 @@ ARGUMENTS = (
         ("train.py", "--do_predict", "do_train: is not given next to do_predict"),
         ("train.py", "--no_cuda", "no_cuda: line 1: cannot be read: it runs on no GPU"),
         ("train.py", "--max_length 512", "model_max_length: line 1: 2048, but max_length is 512"),
-        ("train.py", "--optimizer galore", "optimizer: line 1: galore is not priced"),
+        ("train.py", "--optimizer galore", 'optimizer: line 1: "galore" is not priced'),
         ("train.py", "--trainable_parameters lm_head", "affects which weights are trained"),
     ],
 )
