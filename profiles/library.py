@@ -273,32 +273,31 @@ def _aliases() -> Mapping[str, Mapping[str, str]]:
 
 
 @cache
-def _links() -> Mapping[str, LinkSpec]:
-    reader = _load(CATALOG / "links.yaml")
-    links = {name: _link(reader.child(name)) for name in reader.names()}
-    _finish(reader)
-    return links
+def _links() -> FieldReader:
+    return _load(CATALOG / "links.yaml")
 
 
-def _link(reader: FieldReader | None) -> LinkSpec:
+@cache
+def _link(name: str) -> LinkSpec:
+    reader = _links().child(name)
     if reader is None:
-        raise ProfileError("catalog: a link without figures")
+        raise ProfileError(f"catalog: the link {name} has no figures")
     link = LinkSpec(
         kind=reader.text("kind"),
         bytes_per_s=reader.number("gb_per_s", low=1e-3, high=1e5) * GB,
         latency_s=reader.number("latency_us", low=0, high=1e6) / MICROSECOND_PER_SECOND,
         source=reader.text("source"),
     )
-    reader.refuse_unknown()
+    _finish(reader)
     return link
 
 
 def _named_link(reader: FieldReader, field: str) -> LinkSpec:
-    named, links = reader.text(field), _links()
+    named, links = reader.text(field), _links().names()
     if named not in links:
         known = ", ".join(links)
         raise ProfileError(f'catalog: {reader.pointer}/{field}: no link "{named}" in links.yaml: {known}')
-    return links[named]
+    return _link(named)
 
 
 @cache

@@ -115,15 +115,11 @@ def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> 
     """Return the fields of a dataclass that are stated, or have a default here (else its own)."""
     values = {}
     for field in fields(part):
-        if reader.has(field.name):
-            values[field.name] = _value(reader, part, field.name)
-        elif field.name in defaults:
+        stated = reader.value(field.name) is not None  # and known, also as null
+        if not stated and field.name in defaults:
             values[field.name] = defaults[field.name]
-            reader.value(field.name)  # known, also as null
-        elif field.default is MISSING:
-            values[field.name] = _value(reader, part, field.name)  # a fault: it is required
-        else:
-            reader.value(field.name)  # known
+        elif stated or field.default is MISSING:  # a fault where it is required and not stated
+            values[field.name] = _value(reader, part, field.name)
     return values
 
 

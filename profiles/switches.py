@@ -132,9 +132,9 @@ def switches() -> Mapping[str, Switch]:
 def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
     needs = entry.get("needs", ())
     settings = tuple(_setting(name, at, one, needs) for at, one in entry["settings"].items())
-    known = {one.name for one in settings}
+    known, launchers = {one.name for one in settings}, {*launcher_names()}
     for one in settings:
-        strange = {*one.launchers} - {*launcher_names()}
+        strange = {*one.launchers} - launchers
         strange |= (
             {*one.needs, *one.tried} - {*NEEDS} | {*one.recompute} - {*RECOMPUTATION} | {*one.beats} - known
         )

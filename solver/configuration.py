@@ -450,7 +450,36 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 
 
 # --------------------------------------------------------------------------------------------------
-# Placed configurations made whole: what follows from sizes, groups and split.
+# Configurations made whole: what follows from sizes, groups and split.
+
+
+def settled_mesh(
+    config: Configuration, batch: int, split: tuple[int, ...], schedule: str
+) -> Configuration | None:
+    """Return one mesh on ``batch`` sequences with all that follows from its sizes; None: too few ranks.
+
+    That is where ranks that share experts or weights do not come out even. A number of recomputed
+    layers that some chunk lacks becomes all layers of the model.
+    """
+    c, ranks = config, config.replicating_ranks
+    every = c.data_parallel_size * c.context_parallel_size * c.tensor_parallel_size
+    if every % (c.expert_ranks * c.expert_weight_shard_size) or c.data_parallel_size % c.weight_shard_size:
+        return None
+    zero, full = c.zero_stage if ranks > 1 else 0, c.recompute_granularity == "full"
+    replayed = c.recompute_layers if c.recompute_layers < min(split) else sum(split)
+    settled = replace(
+        c,
+        sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
+        context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
+        zero_stage=zero,
+        zero_shard_size=ranks if zero else 1,
+        num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
+        pipeline_schedule=schedule,
+        stage_recompute_layers=(),
+        recompute_layers=replayed if full else 0,
+        stage_layers=split,
+    )
+    return replace(settled, rank_order=plain_order(settled))
 
 
 def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:

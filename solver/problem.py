@@ -142,6 +142,11 @@ class Workload:
         """Return whether the language model's own weights are frozen, with adapters next to them or not."""
         return self.lora_rank > 0 or "language" in self.frozen
 
+    @cached_property
+    def frozen_parts(self) -> tuple[FrozenPart, ...]:
+        """Return the parts that are not trained: the whole tower next to adapters."""
+        return TOWER_PARTS if self.lora_rank else self.frozen
+
     def images(self, tower: TowerSpec | None) -> ImageLoad:
         """Return the images of one sequence as a tower reads them."""
         if tower is None or self.image_tokens is None:
@@ -164,11 +169,6 @@ class Workload:
         """Return lengths that tokens attend within: one, or several with their shares of all tokens."""
         found = self.filled
         return self.seq_length if found is None else found.documents
-
-
-def trains(workload: Workload, part: FrozenPart) -> bool:
-    """Return whether a part of the tower is trained; next to adapters it is not."""
-    return not workload.lora_rank and part not in workload.frozen
 
 
 def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
@@ -263,7 +263,7 @@ class Problem:
         flops += model.head_forward_flops_per_token() if HEAD in work.trained_modules else 0.0
         if model.tower is None:
             return flops
-        images = model.image_flops(work.images(model.tower), self.frozen_parts)
+        images = model.image_flops(work.images(model.tower), work.frozen_parts)
         return flops + images / work.tokens_per_sequence
 
     @cached_property
@@ -271,11 +271,6 @@ class Problem:
         """Return the model that tensor-parallel ranks split, without a tower that each of them holds."""
         whole = launcher_capabilities(self.launcher).whole_towers and self.model.tower is not None
         return replace(self.model, tower=None) if whole else self.model
-
-    @cached_property
-    def frozen_parts(self) -> tuple[FrozenPart, ...]:
-        """Return the parts that are not trained: the whole tower next to adapters."""
-        return TOWER_PARTS if self.workload.lora_rank else self.workload.frozen
 
     def tokens_per_sequence(self, tensor: int, context: int, *, sequence_parallel: bool) -> float:
         """Return the real tokens of a sequence on such ranks, for which packed documents are filled up."""

@@ -47,7 +47,6 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.towers import FrozenPart
-from meshwright.solver.problem import trains
 
 PRODUCT = "ms-swift 4.6.0"
 # mcore_bridge/config/model_config.py: variable_seq_lengths
@@ -221,7 +220,8 @@ def _images(target: Target) -> Values:
     """Return frozen parts, and the tower's recomputation, which is on by default where it is trained."""
     if target.model.tower is None:
         return {}
-    replays = target.config.recompute_granularity == "full" and trains(target.workload, "vision")
+    replays = target.config.recompute_granularity == "full"
+    replays &= "vision" not in target.workload.frozen_parts
     return {
         **frozen_values(target, FROZEN_ARGUMENTS),
         "vit_gradient_checkpointing": replays,

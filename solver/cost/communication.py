@@ -250,9 +250,27 @@ def _sharded_s(
 
 
 def weight_gathers(
-    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool = True
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, matrices: float
 ) -> PassSeconds:
-    """Return the seconds that a part's weights and gradients travel in each pass (see ``sharding``).
+    """Return the seconds that a part's weights and gradients travel in each pass.
+
+    Args:
+        ctx: the rows.
+        weights: of a layer, or an end of the model; on a rank, (n,).
+        trained: those of them with gradients.
+        passes: seconds of the part.
+        matrices: dense ones of a layer; 0: an end's.
+    """
+    found = _zero_gathers(ctx, weights, trained, passes, again=matrices > 0)
+    if not _shares_weights(ctx):
+        return found
+    return found + _shard_gathers(ctx, weights, trained, passes, matrices)
+
+
+def _zero_gathers(
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool
+) -> PassSeconds:
+    """Return what ZeRO gathers and reduces in passes (see ``sharding``).
 
     ``again`` is False for the ends of the model, which travel in 2 bytes: the backward pass of the head
     follows its forward pass at once, and the embedding's needs no weights (torch's pipeline runtime drops
@@ -318,41 +336,22 @@ def _gathered_s(
 SHARDED_BYTES: Mapping[str, float] = {"mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 
 
-def shard_gathers(
-    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, matrices: float = 0.0
+def _shard_gathers(
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, matrices: float
 ) -> PassSeconds:
     """Return the seconds that ranks which share weights gather them and scatter gradients' sums.
 
     Every pass gathers each matrix by itself, and each backward pass reduces and scatters its gradient, in
     the dtype that gradients add up in. One matrix is fetched ahead of the products, an expert layer's a
-    layer ahead, so that passes hide all but a least share (section 1.1 of that guide).
-
-    Args:
-        ctx: the rows.
-        weights: of a layer, or an end of the model; on a rank, (n,).
-        trained: those of them with gradients.
-        passes: seconds of the part.
-        matrices: dense ones of a layer; 0: an end's, which travels in bf16.
+    layer ahead, so that passes hide all but a least share (section 1.1 of that guide). An end of the
+    model travels in bf16.
     """
-    if not _shares_weights(ctx):
-        nothing = np.zeros_like(ctx.t)
-        return PassSeconds(forward=nothing, backward=nothing)
     gather = _shards_gathered_s(ctx, weights, matrices)
     reduce = _divided_s(ctx, trained, ctx.facts.gradient_bytes, matrices or 1.0)
     return PassSeconds(
         forward=exposed_s(gather, passes.forward, ctx.constants.gather_exposed),
         backward=exposed_s(gather + reduce, passes.backward, ctx.constants.gather_exposed),
     )
-
-
-def replayed_shard_gathers(
-    ctx: Context, weights: Weights, replay: FloatArray, *, matrices: float
-) -> FloatArray:
-    """Return the gathers that recomputing a layer repeats, hidden under it (section 3.1 of that guide)."""
-    if not _shares_weights(ctx):
-        return np.zeros_like(ctx.t)
-    gather = _shards_gathered_s(ctx, weights, matrices)
-    return exposed_s(gather, replay, ctx.constants.gather_exposed)
 
 
 def _shares_weights(ctx: Context) -> bool:
@@ -444,17 +443,22 @@ def _exchanged_s(ctx: Context, trained: Weights) -> FloatArray:
     return parts * travels + cast
 
 
-def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> FloatArray:
-    """Return the gathers that recomputing a layer repeats where every module's weights come and go.
+def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray, *, matrices: float) -> FloatArray:
+    """Return the gathers that recomputing a layer repeats, hidden under it.
 
-    A framework that gathers whole blocks keeps them from the recomputation to the backward pass;
-    DeepSpeed keeps what it needs again within 1e9 weights (``stage3_max_reuse_distance``).
+    Ranks that share weights gather them again (section 3.1 of the guide at ``SHARDED_BYTES``). A framework
+    that gathers whole blocks keeps them from the recomputation to the backward pass; DeepSpeed, where every
+    module's come and go, what it needs again within 1e9 weights (``stage3_max_reuse_distance``).
     """
+    again = np.zeros_like(ctx.t)
+    if _shares_weights(ctx):
+        shared = _shards_gathered_s(ctx, weights, matrices)
+        again = exposed_s(shared, forward, ctx.constants.gather_exposed)
     if not ctx.facts.gathers_modules:
-        return np.zeros_like(ctx.t)
+        return again
     _, _, gather = _gathered_s(ctx, weights, 2.0)
     gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gather, 0.0)
-    return np.where(_are_let_go(weights), _unhidden_s(ctx, weights, gather, forward), 0.0)
+    return np.where(_are_let_go(weights), _unhidden_s(ctx, weights, gather, forward), 0.0) + again
 
 
 def _are_let_go(weights: Weights) -> BoolArray:

@@ -35,7 +35,7 @@ from meshwright.solver.cost.parameters import (
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
-from meshwright.solver.problem import Problem, trains
+from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
 
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
@@ -590,7 +590,7 @@ def tower_bytes(ctx: Context) -> FloatArray:
     if tower is None or not images_of(ctx).rows:
         return np.zeros_like(ctx.t)
     kept = projector_bytes(ctx, tower)
-    if not trains(ctx.workload, "vision"):
+    if "vision" in ctx.workload.frozen_parts:
         return kept
     its = tower_context(ctx)
     # rotated queries and keys next to the product that yields them with values; inputs of a sum's scales

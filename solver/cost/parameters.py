@@ -29,7 +29,6 @@ from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
-from meshwright.solver.problem import trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ def first_weights(ctx: Context) -> Weights:
 def trained_first(ctx: Context) -> Weights:
     """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
     embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
-    trained = [part for part in TOWER_PARTS if trains(ctx.workload, part)]
+    trained = [part for part in TOWER_PARTS if part not in ctx.workload.frozen_parts]
     return embedding + tower_weights(ctx, trained)
 
 

@@ -31,8 +31,6 @@ from meshwright.solver.cost.communication import (
     context_parallel,
     expert_parallel,
     replayed_gathers,
-    replayed_shard_gathers,
-    shard_gathers,
     tensor_parallel,
     transfer,
     unequal_attention,
@@ -108,7 +106,7 @@ from meshwright.solver.cost.towers import (
     images_of,
     tower_context,
 )
-from meshwright.solver.problem import Problem, trains
+from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
 # The part of a backward pass that zero-bubble schedules run later: weight gradients.
@@ -187,13 +185,11 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     launching = _launching(ctx, kind, layer_floor_s(ctx, kind))
-    passes = _passes(ctx, kind, launching, busy, timed_together(ctx, compute, tensor))
+    passes = _passes(ctx, kind, launching, busy, (compute, tensor))
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
-    gathers = weight_gathers(ctx, weights, trained, passes)
-    gathers = gathers + shard_gathers(
-        ctx, weights, trained, passes, matrices=(each := _matrices(ctx, kind))
-    )
+    matrices = float(sum(np.max(gemm.count) for gemm in layer_gemms(ctx, kind) if not gemm.grouped))
+    gathers = weight_gathers(ctx, weights, trained, passes, matrices=matrices)
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -207,18 +203,12 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
     replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
-    again_s = replayed_gathers(ctx, weights, replay)
-    again_s = again_s + replayed_shard_gathers(ctx, weights, replay, matrices=each)
+    again_s = replayed_gathers(ctx, weights, replay, matrices=matrices)
     return PartPrice(
         passes=whole,
         replay=np.where(ctx.full, replay + again_s, 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
-
-
-def _matrices(ctx: Context, kind: LayerKind) -> float:
-    """Count the dense products of a layer's forward pass; gates and what they gate are one."""
-    return float(sum(np.max(gemm.count) for gemm in layer_gemms(ctx, kind) if not gemm.grouped))
 
 
 def _unreplayed_s(
@@ -257,11 +247,13 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
 
 
 def _passes(
-    ctx: Context, part: Part, launching: Launching, busy: PassSeconds, timed: PassSeconds
-) -> PassSeconds:
-    """Return the passes of a part with its launches; ``timed`` is what measured times cover of it."""
+    ctx: Context, part: Part, launching: Launching, busy: PassSeconds,
+    alone: tuple[PassSeconds, PassSeconds],
+) -> PassSeconds:  # fmt: skip
+    """Return the passes of a part with its launches; ``alone``: what is timed, without further parts."""
     if ctx.layers is None:
         return launching(busy)
+    timed = timed_together(ctx, *alone)
     if is_issued(ctx, part):
         return launching(busy + beyond_price(ctx, part, timed))
     return launching(busy) + beyond_price(ctx, part, launching(timed))
@@ -305,13 +297,12 @@ def _end_price(
     zero = np.zeros_like(ctx.t)
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
-    timed = timed_together(ctx, compute, tensor)
+    alone = (compute, tensor)
     for products, collectives in further:
         compute, tensor = compute + products, tensor + collectives
     busy = compute + tensor
-    passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, timed)
-    gathers = weight_gathers(ctx, own, trained, passes, again=False)
-    gathers = gathers + shard_gathers(ctx, own, trained, passes)
+    passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, alone)
+    gathers = weight_gathers(ctx, own, trained, passes, matrices=0.0)
     causes = dict.fromkeys(_causes(ctx), zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
@@ -512,7 +503,7 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
         return []
     none = dict.fromkeys(_causes(ctx), np.zeros_like(ctx.t))
     layer = _layer_price(tower_context(ctx), LAYER.kind)
-    count, trained = float(tower.num_layers), float(trains(ctx.workload, "vision"))
+    count, trained = float(tower.num_layers), float("vision" not in ctx.workload.frozen_parts)
     own = (layer.passes.forward, trained * (layer.passes.backward + layer.replay))
     ends = end_seconds(ctx, tower)
     return [

@@ -20,7 +20,6 @@ from meshwright.profiles.towers import ImageLoad, TowerSpec
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import Context, PassSeconds
-from meshwright.solver.problem import trains
 
 LAYER = LayerShape("dense")
 
@@ -58,8 +57,10 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
     wide = float(tower.hidden_size * tower.merged_patches)
     products = [Gemm(m=tokens, n=tower.projector_matrices / wide / ctx.tower_t, k=wide)]
     behind = gemm_seconds(ctx, products, "bf16")
-    trained = trains(ctx.workload, "vision")
-    gradients = 0.5 * (trains(ctx.workload, "projector") + trained)  # of weights, and of the input
+    trained = "vision" not in ctx.workload.frozen_parts
+    gradients = 0.5 * (
+        ("projector" not in ctx.workload.frozen_parts) + trained
+    )  # of weights, and of the input
     return PassSeconds(
         forward=first.forward + behind.forward,
         backward=0.5 * trained * first.backward + gradients * behind.backward,
@@ -68,7 +69,7 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
 
 def projector_bytes(ctx: Context, tower: TowerSpec) -> FloatArray:
     """Return what a trained projector keeps: the norm's input and output, and what its products yield."""
-    if not (trains(ctx.workload, "projector") or trains(ctx.workload, "vision")):
+    if {"projector", "vision"} <= set(ctx.workload.frozen_parts):
         return np.zeros_like(ctx.t)
     wide = tower.hidden_size * tower.merged_patches
     yielded = tower.projector_matrices / wide

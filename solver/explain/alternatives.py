@@ -17,7 +17,7 @@ from meshwright.solver.configuration import (
     SHORT_NAMES,
     Configuration,
     IntArray,
-    plain_order,
+    settled_mesh,
     settled_on_groups,
 )
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
@@ -57,7 +57,10 @@ def moves_of(problem: Problem, configuration: Configuration, changed: int = 0) -
     seen, found = {configuration}, list[Move]()
     for words, raw in _changes(problem, own):
         settled = settle(problem, raw, share)
-        if settled is not None and (moved := configuration.with_class(changed, settled)) not in seen:
+        if settled is None:
+            continue
+        moved = settled if own is configuration else configuration.with_class(changed, settled)
+        if moved not in seen:
             seen.add(moved)
             found.append(Move(words=words, configuration=moved))
     return found
@@ -75,32 +78,13 @@ def settle(problem: Problem, changed: Configuration, batch: int | None = None) -
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
     if chunks > layers or min(c.data_parallel_size, c.micro_batch_size, c.pipeline_parallel_size) < 1:
         return None
-    every = c.data_parallel_size * c.context_parallel_size
-    experts = c.expert_ranks * c.expert_weight_shard_size
-    if every * c.tensor_parallel_size % experts or c.data_parallel_size % c.weight_shard_size:
-        return None
-    ranks = c.replicating_ranks
     own = launcher_split(problem, c)
     if own is None:
         return None
-    zero = c.zero_stage if ranks > 1 else 0
     split = own or (c.stage_layers if len(c.stage_layers) == chunks else even_split(layers, chunks))
-    full = c.recompute_granularity == "full"
     stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
     kept = takes_chunks(c.pipeline_schedule, *stages)
-    settled = replace(
-        c,
-        sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
-        context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
-        zero_stage=zero,
-        zero_shard_size=ranks if zero else 1,
-        num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
-        pipeline_schedule=c.pipeline_schedule if kept else plain_schedule(*stages),
-        stage_recompute_layers=(),
-        recompute_layers=_replayed(c.recompute_layers, split) if full else 0,
-        stage_layers=split,
-    )
-    return replace(settled, rank_order=plain_order(settled))
+    return settled_mesh(c, batch, split, c.pipeline_schedule if kept else plain_schedule(*stages))
 
 
 def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[tuple[int, ...]]:
@@ -110,11 +94,6 @@ def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[
         between = len(config.stage_layers) - first - last
         if first + last and 0 < between <= layers:
             yield (0,) * first + even_split(layers, between) + (0,) * last
-
-
-def _replayed(layers: int, split: tuple[int, ...]) -> int:
-    """Return a number of recomputed layers that every chunk has, or all layers of the model."""
-    return sum(split) if layers >= min(split) else layers
 
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:

@@ -123,7 +123,7 @@ def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     tower, workload = problem.model.tower, problem.workload
     if tower is None or tower.model_type not in able.towers:
         return
-    frozen, kind, at = set(problem.frozen_parts), tower.model_type, "/workload/frozen"
+    frozen, kind, at = set(problem.workload.frozen_parts), tower.model_type, "/workload/frozen"
     both = {*TOWER_PARTS}
     if kind in able.frozen_together and len(frozen & both) == 1:
         message = f"{able.launcher} freezes vision and projector of {kind} together, or neither"
@@ -661,7 +661,7 @@ def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[st
     tower, model = problem.model.tower, problem.model
     if tower is None or not tower.inner_outputs or tower.model_type not in able.towers:
         return
-    images = model.image_flops(problem.workload.images(tower), problem.frozen_parts)
+    images = model.image_flops(problem.workload.images(tower), problem.workload.frozen_parts)
     whole = problem.model_flops_per_token * problem.workload.tokens_per_sequence
     as_layers = ceil(2.0 * images / ((whole - images) / model.num_layers))
     ranks = "tensor_parallel_size * context_parallel_size" if able.whole_towers else "1"

@@ -256,7 +256,7 @@ def trained(workload: Workload) -> dict[str, object]:
 
 def images(found: Target) -> dict[str, object]:
     """Return what of a tower is trained, and the largest image."""
-    frozen = found.problem.frozen_parts
+    frozen = found.problem.workload.frozen_parts
     replays = found.config.recompute_granularity == "full" and "vision" not in frozen
     return {
         "trained_tower": found.model.tower_parameters(frozen),

@@ -58,7 +58,7 @@ def context(config: Configuration | None = None, **options: object) -> Context:
 
 
 def passes(ctx: Context) -> tuple[float, float]:
-    found = weight_gathers(ctx, LAYER, LAYER, UNDER)
+    found = weight_gathers(ctx, LAYER, LAYER, UNDER, matrices=MODULES)
     return float(found.forward[0]), float(found.backward[0])
 
 
@@ -90,9 +90,13 @@ def test_before_0_13_2_only_what_a_backward_pass_fetches_is_of_the_second_set() 
     # 6e8 weights twice are more: the replay gathers, and the backward pass gathers again, near as ever
     large = replace(LAYER, dense=3 * LAYER.dense)
     new, plain = context(replaying, secondary_shard_size=8.0), context(replaying)
-    behind = [float(weight_gathers(one, large, large, UNDER).backward[0]) for one in (old, new)]
+    behind = [
+        float(weight_gathers(one, large, large, UNDER, matrices=MODULES).backward[0]) for one in (old, new)
+    ]
     assert behind[0] == behind[1]
-    again, near, far = (float(replayed_gathers(one, large, np.zeros(1))[0]) for one in (old, new, plain))
+    again, near, far = (
+        float(replayed_gathers(one, large, np.zeros(1), matrices=MODULES)[0]) for one in (old, new, plain)
+    )
     assert again == pytest.approx((near + 3 * far) / 4)
 
 
