@@ -23,6 +23,15 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
+def _in_full(limit: float) -> str:
+    """Return a limit so that it reads back as itself: 2^28 is 268435456, not 2.68435e+08."""
+    return short if float(short := f"{limit:g}") == limit else f"{limit:.15g}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{_in_full(low)} to {_in_full(high)}"
+
+
 def escaped(key: str) -> str:
     """Return one token of a JSON pointer (RFC 6901, section 3), cut to a short length."""
     return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
@@ -116,13 +125,11 @@ class FieldReader:
         if value is None:
             return self._missing(name, default, low)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-            self.fault(name, f"{shown(value)} is not a finite number", allowed=f"{low:g} to {high:g}")
+            self.fault(name, f"{shown(value)} is not a finite number", allowed=_range(low, high))
             return low
         if not low <= value <= high:
-            nearest = f"{min(max(value, low), high):g}"
-            self.fault(
-                name, f"{shown(value)} is out of range", allowed=f"{low:g} to {high:g}", nearest=nearest
-            )
+            nearest = _in_full(min(max(value, low), high))
+            self.fault(name, f"{shown(value)} is out of range", allowed=_range(low, high), nearest=nearest)
             return low
         return float(value)
 

@@ -55,10 +55,17 @@ def test_a_group_without_a_link_to_the_others_is_refused_by_its_field() -> None:
     assert (pointer, allowed, str(nearest)) == ("/cluster/between_groups/bytes_per_s", "1 to 1e+15", "1")
 
 
-def test_a_gpu_without_memory_is_refused_by_its_field() -> None:
-    ((pointer, allowed, _),) = faults_of("groups.1", gpu={**DRAWN, "memory_gib": 0})
-    assert pointer == "/cluster/groups/1/gpu/memory_gib"
-    assert allowed.startswith("0.25 to ")  # 2^28 bytes
+@pytest.mark.parametrize(("unit", "least"), [("memory_gib", "0.25"), ("memory_bytes", "268435456")])
+def test_a_gpu_without_memory_is_refused_by_its_field_with_the_least_that_is_legal(
+    unit: str, least: str
+) -> None:
+    gpu = {name: value for name, value in DRAWN.items() if name != "memory_gib"}
+    ((pointer, allowed, nearest),) = faults_of("groups.1", gpu={**gpu, unit: 0})
+    assert (pointer, nearest) == (f"/cluster/groups/1/gpu/{unit}", least)  # 2^28 bytes
+    assert allowed.startswith(f"{least} to ")
+    raw = copy.deepcopy(REQUEST)
+    raw["cluster"]["groups"][1]["gpu"] = {**gpu, unit: float(least)}  # type: ignore[index]
+    assert parse_problem(raw).cluster.groups[1].gpu.memory_bytes == 2**28
 
 
 def test_a_tensor_parallel_size_that_fits_on_no_group_is_the_only_reason() -> None:
