@@ -31,7 +31,7 @@ from meshwright.solver.fleet.problem import (
     equal_counts,
     pairs_apart,
 )
-from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.cp_sat import solver_within, without_pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,8 @@ class Master:
         return Mastered(schedule, Value.of(self.fleet, schedule), bound, used)
 
     def _solver(self, effort: float) -> Any:  # noqa: ANN401 - OR-Tools
-        solver = self.cp.CpSolver()
+        solver = solver_within(self.cp, max(effort, 0.01), self.seed)
         parameters = solver.parameters
-        parameters.num_workers, parameters.random_seed = 1, self.seed
-        parameters.max_deterministic_time = max(effort, 0.01)
-        parameters.catch_sigint_signal = False
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0  # the relaxation is weak: bounds.py has a stronger one
         return solver

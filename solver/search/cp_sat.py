@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 
 class _TypesAlone(ModuleType):
@@ -36,3 +37,16 @@ def without_pandas() -> ModuleType:
         if known is None:
             del sys.modules["pandas"]
     return cp_model
+
+
+def solver_within(api: Any, effort: float, seed: int = 1) -> Any:  # noqa: ANN401 - OR-Tools
+    """Return a solver with the same result in every run: one thread, a seed, a limit of deterministic time.
+
+    It leaves Ctrl-C to the process. CP-SAT would end the solve at hand, with the search going on, and give
+    the signal back to the system, so that the next one kills the process.
+    """
+    solver = api.CpSolver()
+    solver.parameters.num_workers, solver.parameters.random_seed = 1, seed
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.catch_sigint_signal = False
+    return solver

@@ -24,7 +24,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import WORDS, BoolArray, Columns, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.cp_sat import solver_within, without_pandas
 from meshwright.solver.search.mixed.rows import MixedRows, StageOption, with_tensor_parallel
 from meshwright.solver.space.expressions import Node, names_in, term_of, written_term
 from meshwright.solver.space.request_rules import (
@@ -327,9 +327,8 @@ class _Counts:
 
     def _solved(self) -> tuple[int, float]:
         look()
-        solver = self.api.CpSolver()
+        solver = solver_within(self.api, 0.2)
         parameters = solver.parameters
-        parameters.num_workers, parameters.max_deterministic_time = 1, 0.2
         parameters.cp_model_probing_level, parameters.cp_model_presolve = 0, True
         return int(solver.solve(self.model)), float(solver.best_objective_bound)
 

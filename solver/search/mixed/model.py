@@ -39,7 +39,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
-from meshwright.solver.search.cp_sat import without_pandas
+from meshwright.solver.search.cp_sat import solver_within, without_pandas
 from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
 from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns, most_of
 from meshwright.solver.search.mixed.rows import MixedRows
@@ -116,10 +116,8 @@ def solve(
     if np.isfinite(most_s):
         model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
-    solver = api.CpSolver()
+    solver = solver_within(api, effort, seed)
     parameters = solver.parameters
-    parameters.num_workers, parameters.random_seed = 1, seed
-    parameters.max_deterministic_time = effort
     parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
     parameters.stop_after_first_solution = any_plan
     parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time

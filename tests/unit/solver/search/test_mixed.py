@@ -1,6 +1,7 @@
 """A mixed cluster through the public search: what moves the answer, and what must not."""
 
 import json
+import signal
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -315,6 +316,22 @@ def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_clos
         searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
     )  # one group alone, and its step is proved
     assert searched(a_mixed_problem((FAST,), between=None)).decided_by == "exact-dp"
+
+
+PROCESS = Path("/proc/self/status")
+
+
+@pytest.mark.skipif(not PROCESS.exists(), reason="reads the signals that are caught from Linux")
+def test_ctrl_c_stays_with_the_process_after_cp_sat_was_asked() -> None:
+    # CP-SAT by itself gives SIGINT back to the system after a solve: the next Ctrl-C would kill the process
+    def catches() -> bool:
+        caught = next(one for one in PROCESS.read_text().splitlines() if one.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+    assert catches()
+    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), num_layers=8, batch=16), anew=True)
+    assert answer.certified_by == ("cp-sat",)
+    assert catches()
 
 
 def test_a_search_that_is_stopped_at_its_first_plan_still_has_a_bound() -> None:
