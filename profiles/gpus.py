@@ -225,7 +225,6 @@ def _sheet(
 
 @cache
 def _catalog() -> tuple[GpuSpec, ...]:
-    """Return the catalog's GPU types, CPUs left out."""
     found = (find_gpu(name) for name in gpu_names() if gpu_alias_note(name) is None)
     return tuple(gpu for gpu in found if gpu.architecture != CPU)
 

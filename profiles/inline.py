@@ -116,7 +116,6 @@ def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
 
 
 def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> None:
-    """Refuse links of another number of nodes than the group has."""
     stated = None if links is None else links.stated_nodes
     if stated not in (None, num_nodes):
         message = f"states {stated} nodes; the group has {num_nodes}"

@@ -208,7 +208,6 @@ def _matrix(reader: FieldReader, name: str) -> Matrix:
 
 
 def _wrong_entry(row: object) -> tuple[str, str] | None:
-    """Return place and fault of the first entry of a row that is not a finite number."""
     if not isinstance(row, list) or len(row) > MAX_NODES:
         return "", "must be a list of numbers, one for each node"
     for at, one in enumerate(row):
@@ -222,7 +221,6 @@ def _array(rows: Matrix) -> FloatArray:
 
 
 def _matrix_faults(name: str, rows: Matrix, high: float, *, zero: bool) -> list[FieldError]:
-    """Return the faults of a matrix: rows of another length, figures out of range."""
     size, allowed = len(rows), f"{'0' if zero else 'above 0'} to {high:g}"
     for at, row in enumerate(rows):
         if len(row) != size:

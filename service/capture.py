@@ -192,12 +192,10 @@ class _Run:
             os.close(self._pipe)
 
     def _read(self, selector: selectors.BaseSelector, pause_s: float) -> None:
-        """Read the output so far."""
         if selector.select(pause_s) and not self._drain():
             time.sleep(pause_s)  # no process writes any more
 
     def _drain(self) -> bool:
-        """Read what is there; whether there was something."""
         for _ in range(_READS):
             try:
                 data = os.read(self._pipe, 65_536)
@@ -288,7 +286,6 @@ def _become_first() -> None:
 
 
 def _leave(status: int) -> None:
-    """End with the exit code of another process."""
     os._exit(max(os.waitstatus_to_exitcode(status), 1) if status else 0)
 
 
@@ -307,7 +304,6 @@ def _children(parent: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Return every process with its parent."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
         if name.isdecimal():

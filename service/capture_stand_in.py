@@ -93,7 +93,6 @@ def _is_asked(rest: Sequence[str]) -> bool:
 
 
 def _real(name: str, rest: Sequence[str]) -> int:
-    """Run the program that this one hides."""
     own = os.path.dirname(os.path.abspath(sys.argv[0]))
     paths = [path for path in os.environ.get("PATH", "").split(os.pathsep) if os.path.abspath(path) != own]
     environment = {**os.environ, "PATH": os.pathsep.join(paths)}

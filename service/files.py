@@ -153,7 +153,6 @@ def _fill(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _create(folder: Path, files: Mapping[str, str]) -> None:
-    """Fill a temporary folder, then rename it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
@@ -178,6 +177,5 @@ def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | No
 
 
 def _unwritable(folder: Path, fault: OSError, option: str) -> InvalidProblemError:
-    """Return why a folder cannot be used."""
     reason = fault.strerror or "cannot be written"
     return InvalidProblemError.of(option, f"{shown_path(folder)}: {reason}")

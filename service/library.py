@@ -136,7 +136,6 @@ class PlanResult(Result):
         )
 
     def _repr_html_(self) -> str:
-        """Return the report, in a frame of its own."""
         asked = ReportOptions(detailed=1, what_if="none")
         return _framed(render_page(report_of(self.answer, self.problem, self.profile, asked)))
 
@@ -480,7 +479,6 @@ def problem_of(request: Request) -> Problem:
 
 
 def _calibrations_of(given: Profiles) -> GivenProfiles:
-    """Return what is given, with the calibrations of results in their place."""
     if isinstance(given, CalibrateResult):
         return given.calibration
     if isinstance(given, Sequence) and not isinstance(given, str):
@@ -549,7 +547,6 @@ def _ranked(
 
 
 def _document(source: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:
-    """Return an answer's document, read where it is a file."""
     return source if isinstance(source, Mapping) else read_problem_file(Path(source))
 
 
@@ -561,7 +558,6 @@ def _asked(problem: Problem, source: ConfigurationSource) -> tuple[Problem, Conf
 
 
 def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
-    """Return measured runs, read where a file holds them."""
     return read_runs(Path(source), shape_of_plan) if isinstance(source, str | PathLike) else source
 
 

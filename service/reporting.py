@@ -111,7 +111,6 @@ def checked_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[T
 
 
 def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Return launcher, files and what to know about them."""
     name = problem.launcher
     if name == "any" and plan.launchers:
         name = plan.launchers[0]
@@ -125,7 +124,6 @@ def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tu
 
 
 def _listed(plans: Sequence[Plan], wish: ReportOptions) -> tuple[Plan, ...]:
-    """Return the best plans, and the chosen one."""
     behind = [plan for plan in plans[MOST_LISTED:] if plan.plan_id == wish.chosen]
     return (*plans[:MOST_LISTED], *behind)
 
@@ -136,7 +134,6 @@ def only(answer: Answer, plan: Plan) -> Answer:
 
 
 def _shown(plans: Sequence[Plan], wish: ReportOptions) -> list[Plan]:
-    """Return the chosen plan first, then the best of the others."""
     first = [plan for plan in plans if plan.plan_id == wish.chosen]
     others = [plan for plan in plans if plan.plan_id != wish.chosen]
     return sorted([*first, *others][: wish.detailed], key=lambda plan: plan.rank)

@@ -292,7 +292,6 @@ def _power_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _taken(problem: Problem, config: Configuration, term: str, group: str) -> int | bool:
-    """Count what the stages of a configuration take of a node group."""
     held = [
         n for one, n in zip(config.stage_groups, config.stage_layers, strict=True) if one.group == group
     ]

@@ -77,7 +77,6 @@ def _common(hidden: int, heads: int, width: int, outputs: int, layers: int) -> d
 
 
 def _linear(inputs: int, outputs: int) -> int:
-    """Return the weights of a linear layer with its bias."""
     return (inputs + 1) * outputs
 
 

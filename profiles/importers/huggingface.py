@@ -149,7 +149,6 @@ def _tied(reader: FieldReader, family: ModelTypeKeys) -> bool:
 
 
 def _assumed(family: ModelTypeKeys, whole: Mapping[str, object], added: frozenset[str]) -> str:
-    """Return the sizes that the config leaves to its class."""
     sizes = [*family.keys.values(), "vocab_size", "head_dim", "num_local_experts", "num_experts_per_tok"]
     words = [f"{key} {whole[key]}" for key in dict.fromkeys(sizes) if key in added]
     return f"; its class's own: {', '.join(words)}" if words else ""
@@ -181,7 +180,6 @@ def _layers(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> dict
 
 
 def _mixed_layers(reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mixer, and whether the layers that attend have positions."""
     num_layers, hidden_size = known["num_layers"], known["hidden_size"]
     mixer = family.mixer(reader, num_layers, hidden_size) if family.mixer else None
     named = reader.value("position_embedding_type") if family.null_is_no_rotary else "rope"

@@ -116,14 +116,12 @@ def _alone(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _beside(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the keys of a whole config that are not the language model's."""
     if isinstance(config.get(_TEXT), Mapping):
         return config
     return {key: value for key, value in config.items() if key.startswith("vision_")}
 
 
 def _inside(fault: InvalidProblemError, name: str) -> InvalidProblemError:
-    """Return a fault of a part with pointers into the whole config."""
     errors = [
         replace(one, pointer=one.pointer.replace("/model", f"/model/{name}", 1)) for one in fault.errors
     ]
@@ -194,7 +192,6 @@ def _blocks(reader: FieldReader) -> dict[str, Any]:
 
 
 def _output(reader: FieldReader, key: str, model: ModelSpec) -> int:
-    """Return the width of the tower's output, which the language model reads."""
     width = reader.integer(key, high=2**20)
     if width != model.hidden_size:
         own = str(model.hidden_size)

@@ -234,7 +234,6 @@ def _largest(tables: Sequence[CollectiveTable]) -> list[CollectiveTable]:
 
 
 def _matrix(hosts: Sequence[str], values: Mapping[Pair, float]) -> list[Json]:
-    """Return one value for both directions of every pair."""
     return [
         list[Json](0.0 if one == other else values[min(one, other), max(one, other)] for other in hosts)
         for one in hosts

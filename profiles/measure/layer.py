@@ -276,7 +276,6 @@ def _adapters(shard: Shard, kind: LayerKind, device: Device) -> dict[str, tuple[
 
 
 def _has_bias(model: ModelSpec, name: str) -> bool:
-    """Return whether the product of a matrix of ``Shard.matrices`` has a bias."""
     if name == "router":
         return bool(model.moe and model.moe.router_bias)
     if name == "attention_out":

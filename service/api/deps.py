@@ -287,7 +287,6 @@ async def _turn(turns: asyncio.Semaphore, what: str) -> AsyncIterator[None]:
 
 
 async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]:
-    """The pieces of a body, none of them empty."""
     num_bytes = 0
     until = asyncio.get_running_loop().time() + MAX_UPLOAD_S
     stream = aiter(request.stream())

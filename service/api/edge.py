@@ -59,7 +59,6 @@ class Edge:
                 self._count(scope, sent.status, time.monotonic() - began_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        """Serve one request, if it is meant for this server."""
         if not self._any_host() and not _is_own(headers.get("host", ""), self._host_names):
             detail = (
                 "without keys this server answers to addresses, to loopback names, and to the names in "

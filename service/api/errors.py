@@ -142,7 +142,6 @@ def _bad_parameter(request: Request, fault: Any) -> FieldError:  # noqa: ANN401 
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router."""
     status, headers = 500, None
     if isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
@@ -172,6 +171,5 @@ def _gone(_request: Request, _error: Exception) -> Response:
 
 
 def _bug(request: Request, error: Exception) -> Response:
-    """A bug: the log has it, the client gets the request id to quote."""
     _log.error("an unexpected error", exc_info=error)
     return problem_response(request, 500, code="internal_error", detail="this is a bug of the service")

@@ -33,7 +33,6 @@ State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cance
 
 
 def _shown(**example: JsonValue) -> ConfigDict:
-    """Return a configuration that shows one value of a view in the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
@@ -438,7 +437,6 @@ def moment(time_s: float | None) -> datetime | None:
 
 
 def _progress(job: JobSummary) -> ProgressView | None:
-    """The last progress report; its deadline counts from the claim."""
     if job.progress is None:
         return None
     deadline = moment(job.claimed_at_s + job.time_limit_s) if job.claimed_at_s is not None else None

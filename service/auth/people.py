@@ -96,7 +96,6 @@ class People:
         return self._key_of(self._claims(str(token.get("id_token", "")), attempt))
 
     def _claims(self, id_token: str, attempt: Attempt) -> Mapping[str, Any]:
-        """Return the claims of an ID token (OpenID Connect Core 1.0, section 3.1.3.7)."""
         from joserfc import jwt  # noqa: PLC0415 - with cryptography, .1 s of a server's start
         from joserfc.errors import JoseError  # noqa: PLC0415 - the same
         from joserfc.jwk import KeySet  # noqa: PLC0415 - the same

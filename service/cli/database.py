@@ -85,7 +85,6 @@ def check(
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Database]:
-    """Open the database of a command, and name what is wrong with it in one line."""
     database = Database(settings.database_url)
     try:
         yield database

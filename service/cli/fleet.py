@@ -125,7 +125,6 @@ def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: 
 
 
 def _with_problem_files(file: Path) -> dict[str, object]:
-    """Return the fleet of a file; a problem that is the name of a file is read from there."""
     raw = dict(read_problem_file(file))
     jobs = raw.get("jobs")
     if isinstance(jobs, list):

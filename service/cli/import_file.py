@@ -119,7 +119,6 @@ def import_file(
 
 
 def _words_given(words: list[str], format_name: str | None) -> tuple[str | None, Path]:
-    """Return the format, if one is given, and the file of ``[FORMAT] FILE``."""
     *formats, file = words
     if len(formats) > 1 or (formats and format_name is not None):
         raise InvalidProblemError.of(
@@ -311,7 +310,6 @@ def _format(request: ImportRequest) -> str:
 
 
 def _gpu(request: ImportRequest) -> Imported:
-    """Return a cluster file of the GPU type that a file describes."""
     name, notes = request.file.stem, list[str]()
     named = {"name": name} if NAME.fullmatch(name) else {}
     gpu = gpu_from_mapping({**named, **read_problem_file(request.file)}, "/gpu", notes)

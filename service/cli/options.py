@@ -41,7 +41,6 @@ def completion_of(name: str) -> Callable[[str], list[str]] | None:
 
 
 def _completion(option: Option) -> Callable[[str], list[str]] | None:
-    """Return the completion, which loads the catalog when it is asked."""
     if not option.completes:
         return None
     module, _, function = option.completes.partition(":")

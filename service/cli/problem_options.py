@@ -50,7 +50,6 @@ def request_of(problem: Path | None, given: Mapping[str, Any]) -> Request:
 
 
 def _put(request: Request, path: str, value: object) -> None:
-    """Put a value into a request, in place of what is there."""
     *sections, name = path.split(".")
     part = request
     for section in sections:
@@ -61,7 +60,6 @@ def _put(request: Request, path: str, value: object) -> None:
 
 
 def _put_in(request: Request, path: str, value: object) -> None:
-    """Add names to those of an object."""
     section, _, name = path.partition(".")
     if value:
         _put(request, path, {**_object(_object(request, section), name), **cast("Request", value)})

@@ -172,7 +172,6 @@ def _choice(option: str, word: str, allowed: tuple[str, ...]) -> str:
 
 
 def _sizes(option: str, text: str) -> tuple[int, ...]:
-    """``1,2,4`` as numbers, each once, ascending."""
     words = [word.strip() for word in text.split(",")]
     if len(words) > MAX_SIZES or not all(_is_size(word) for word in words):
         allowed = f"whole numbers from 1 to {MAX_SIZE} with commas between them, at most {MAX_SIZES}"
@@ -231,7 +230,6 @@ def _show(outcome: MeasuringOutcome, out: Path) -> None:
 
 
 def _layer_table(profile: MeasuredProfile) -> Table:
-    """Milliseconds of every pass of every layer, and what its forward pass keeps."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in (
         "layer",

@@ -79,7 +79,6 @@ _PARAMETERS = [
 
 
 def _body(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
-    """Return the request that options make."""
     hours = given["repair_hours"]
     if not 0.0 < hours <= _MOST_HOURS:
         allowed = f"above 0, to {_MOST_HOURS:.0f}"

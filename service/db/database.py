@@ -294,7 +294,6 @@ def _engine(url: URL) -> Engine:
 
 
 def _is_full_server(cause: BaseException | None) -> bool:
-    """Return whether PostgreSQL ran out of space."""
     refusals = [os.strerror(number) for number in _NO_ROOM]
     return getattr(cause, "sqlstate", None) == DISK_FULL or (
         getattr(cause, "sqlstate", None) == _INTERNAL and any(one in str(cause) for one in refusals)

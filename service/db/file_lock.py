@@ -34,7 +34,6 @@ def owned(path: Path | None) -> Iterator[None]:
 
 
 def _lock_file(path: Path) -> TextIO:
-    """Open the file next to ``path``, and make its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(f"{path}.lock").open("a+", encoding="ascii")

@@ -301,7 +301,6 @@ def note_verified(
 
 
 def _same(tenant: str, plan_id: str, job_id: str | None) -> Update:
-    """Return the update of the rows of a plan: of one job, or of all that found it."""
     same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
     return same if job_id is None else same.where(plans.c.job_id == job_id)
 

@@ -54,7 +54,6 @@ def _require_jobs(request: FleetRequest) -> None:
 
 
 def _by_job(request: FleetRequest, fault: InvalidProblemError) -> dict[str, tuple[FieldError, ...]]:
-    """Return the jobs that the errors point at."""
     found = dict[str, tuple[FieldError, ...]]()
     for job in request.fleet.jobs:
         own = tuple(one for one in fault.errors if one.pointer.startswith(request.at(job.name, "")))

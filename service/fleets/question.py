@@ -83,7 +83,6 @@ def versions_of_fleet(fleet: FleetRequest) -> dict[str, str]:
 
 
 def _distinct(fleet: FleetRequest) -> Iterable[Problem]:
-    """Yield a problem for each kind of nodes and launcher."""
     seen = set[tuple[str, str]]()
     for planned in fleet.problems.values():
         for kind, group in fleet.cluster.group_named.items():
@@ -145,7 +144,6 @@ def _with_problems(raw: object, problems: Mapping[str, Problem]) -> list[object]
 
 
 def _problem(problem: Problem) -> dict[str, object]:
-    """Return a job's problem as a fleet may state it."""
     whole: dict[str, Any] = dict(problem_to_mapping(problem))
     search = {name: value for name, value in whole["search"].items() if name not in OTHER_QUESTIONS}
     return {name: value for name, value in {**whole, "search": search}.items() if name != "cluster"}

@@ -94,7 +94,6 @@ def _as_planned(document: Mapping[str, Any], state: Mapping[str, Any]) -> object
 
 
 def _state(job: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Return the state of a job that runs as planned."""
     start, end, steps = job["start_hours"], job["end_hours"], job["steps"]
     nodes = {"nodes": job["nodes"], "kind": job["kind"]}
     if end <= now:

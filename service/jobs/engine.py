@@ -187,7 +187,6 @@ class JobEngine:
 
 
 def _add_parts(connection: Connection, claim: Claim, outcome: Outcome) -> None:
-    """Add the jobs of an answered fleet, each as a job of its own."""
     for position, part in enumerate(outcome.parts):
         new = NewJob(
             id=part.job_id, tenant=claim.tenant, request=part.request, time_limit_s=claim.time_limit_s,

@@ -88,7 +88,6 @@ def _order(entry: _Entry) -> tuple[float, int, int]:
 
 
 def _score(plan: Json, objective: str) -> float:
-    """Return the score that ranks plans of unlike points; less is better."""
     outlook, rate = plan.get("outlook") or {}, float(plan["prediction"]["tokens_per_s_per_gpu"])
     if objective == "gpu_hours_per_token" and outlook:
         return float(outlook["gpu_hours_per_token"])

@@ -110,7 +110,6 @@ def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint
 
 
 def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:
-    """Return the last report: every point is done."""
     rows = joined.answer["points"]
     steps = [row["step_time_s"] for row in rows if row["step_time_s"] is not None]
     before = (parent.progress if parent else None) or {}

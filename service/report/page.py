@@ -93,7 +93,6 @@ def _explained(text: str) -> Markup:
 
 
 def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:
-    """Return neighbours with an equal attribute, in their order."""
     return [(key, list(some)) for key, some in groupby(rows, attrgetter(name))]
 
 

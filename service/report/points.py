@@ -73,7 +73,6 @@ def points_to_csv(answer: Mapping[str, Any]) -> str:
 
 
 def _values(row: Row) -> str:
-    """Return ``num_nodes 4``: the values that make a point."""
     return ", ".join(
         f"{figures.SHORT_NAMES.get(name, name)} {value}" for name, value in row["values"].items()
     )

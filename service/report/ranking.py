@@ -68,7 +68,6 @@ def _switches_of(plan: Plan) -> str:
 
 
 def _letters(plans: Sequence[Plan]) -> dict[str, str]:
-    """Return a letter for each set of switches, in the order of the plans."""
     sets = dict.fromkeys(filter(None, map(_switches_of, plans)))
     return {switches: chr(ord("a") + at % 26) for at, switches in enumerate(sets)}
 

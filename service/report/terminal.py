@@ -135,7 +135,6 @@ def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableTyp
 
 
 def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list[Text]:
-    """Return where time and memory go, and the split; ``fall``: every term from the ideal step on."""
     configuration, prediction = plan.config, plan.prediction
     spent = prediction.time_breakdown_s if plan.why is None else spent_s(plan.why)
     stage = prediction.stages[prediction.heaviest_stage]

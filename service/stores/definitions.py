@@ -144,7 +144,6 @@ class Definitions:
         return added, True
 
     def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:
-        """Return the definition that a part of a problem names; None: it names none of this tenant's."""
         part = body.get(kind)
         if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes"}:
             return None

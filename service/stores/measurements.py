@@ -126,7 +126,6 @@ class Measurements:
     def _store(
         self, tenant: str, document: Mapping[str, object], values: Mapping[str, object]
     ) -> MeasurementRecord:
-        """Return the measurement and what was learnt, in one transaction."""
         measurement_id = uuid.uuid4().hex
         given = read_given(document)
         with self._database.write() as connection:

@@ -202,7 +202,6 @@ class ProfileStore:
             return answer(replace(profile.uncalibrated, warnings=said), fault.configurations)
 
     def _named_by(self, problem: Problem) -> Profile:
-        """Return the profile that a problem names, or the catalog's; errors as ``profile_of``."""
         document = version = None
         if problem.profile is not None and problem.profile != CATALOG:
             profile_id = stored_id(problem.profile)
@@ -244,7 +243,6 @@ def scopes_of(cluster: ClusterSpec, frameworks: Iterable[str]) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _scope(cluster: str, framework: str) -> str:
-    """Return the scope of a cluster, given as JSON, and a framework."""
     canonical = cluster_to_mapping(cluster_from_mapping(json.loads(cluster)))  # 450.0, never 450
     named = {"cluster": canonical, "framework": framework}
     return hashlib.sha256(compact_json(named).encode()).hexdigest()

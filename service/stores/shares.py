@@ -131,7 +131,6 @@ class Shares:
 
 
 def _can_be_shown(job: JobRecord) -> bool:
-    """Return whether a job has a report of its own."""
     if job.kind == FLEET:
         return bool((job.answer or {}).get("jobs"))
     return job.answer is not None and job.num_children is None

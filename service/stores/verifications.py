@@ -77,7 +77,6 @@ class Verifications:
         self._queue.wake_verifier(plan_id)
 
     def _queued(self, tenant: str, plan_id: str, repeatable: Repeatable) -> None:
-        """Queue a plan, unless it is queued or running."""
         with self._database.write() as connection:
             if made_before(connection, tenant, repeatable) is not None:
                 return

@@ -144,7 +144,6 @@ def _make(environment: Environment) -> None:
 
 
 def _shared_torch(root: Path | None) -> Path:
-    """Return the folder that torch is imported from."""
     try:
         if importlib.metadata.version("torch").partition("+")[0] == TORCH_VERSION:
             return Path(sysconfig.get_paths()["purelib"])

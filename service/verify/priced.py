@@ -241,7 +241,6 @@ def _most_gradients(target: Target, profile: Profile) -> FloatArray:
 
 
 def _flops(gemm: Gemm) -> float:
-    """Return multiplications and additions of one product, forward."""
     return 2.0 * _first(gemm.m) * _first(gemm.n) * _first(gemm.k) * _first(gemm.count)
 
 

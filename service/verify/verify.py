@@ -305,7 +305,6 @@ def _judged(
 def _compared(
     target: Target, seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]
 ) -> Iterator[VerifiedQuantity]:
-    """Yield every quantity of one rank."""
     rank, stage = seen["rank"], seen["stage"]
     terms = priced_bytes[stage]
     in_8_bits = target.workload.precision == "fp8" and context_for(target).facts.low_precision_weights
@@ -346,7 +345,6 @@ def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int
 
 
 def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why something is not verified."""
     config, model = target.config, target.model
     if "refusal" in last:
         yield last["refusal"]

@@ -47,8 +47,6 @@ def install_failures(app: FastAPI) -> None:
 
 
 def _as_page(handler: Handler) -> Handler:
-    """Return ``handler``, its problem document turned into a page."""
-
     async def handle(request: Request, error: Exception) -> Response:
         answered = handler(request, error)
         response = await answered if inspect.isawaitable(answered) else answered

@@ -37,7 +37,6 @@ _CHOICES: Mapping[str, Choices] = {
 
 
 def _asked(row: RequestField, question: Question) -> FormField:
-    """Return the form's field for a row of the request."""
     chosen = question.kind in ("choice", "checks")
     choices = (question.choices or _CHOICES.get(row.path) or _words(row)) if chosen else ()
     plain = isinstance(row.default, str | int | float) and not isinstance(row.default, bool)

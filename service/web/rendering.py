@@ -47,7 +47,6 @@ def templates() -> Environment:
 
 
 def _frame(request: Request) -> Mapping[str, object]:
-    """Return the frame of every page: who is signed in, and the current page."""
     caller: Caller | None = getattr(request.state, "caller", None)
     reach = -1 if caller is None else SCOPES.index(caller.scope)
     return {
@@ -62,5 +61,4 @@ def _frame(request: Request) -> Mapping[str, object]:
 
 
 def _moment(time_s: float | None) -> str:
-    """Return seconds since 1970 as a moment in UTC, for a ``time`` element."""
     return "" if time_s is None else datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

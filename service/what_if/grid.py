@@ -100,7 +100,6 @@ def _answered(
     way: _Way,
     watch: Watch,
 ) -> Outcome:
-    """Return the best plan of a changed question; what is known where there is none."""
     outcome: Outcome = "late"
     with watch.cut():
         look()

@@ -56,7 +56,6 @@ class Pairs:
         return tuple(self._table(subject, rows, columns) for subject, columns in found if rows and columns)
 
     def _of(self, subject: str) -> list[Single]:
-        """Return the single changes of a subject, smallest first."""
         own = [one for one in self.singles if one.change.subject == subject]
         return sorted(own, key=lambda one: one.change.factor)
 
@@ -101,7 +100,6 @@ class Pairs:
 
 
 def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
-    """Return the changes by their factor, None for the question as asked."""
     less = [one for one in singles if one.change.factor < 1]
     return [*less, None, *(one for one in singles if one.change.factor > 1)]
 

@@ -353,7 +353,6 @@ def _to_learn_from(
 
 
 def _features(observations: Sequence[Observation]) -> FloatArray:
-    """Return the features of all runs, (K, F)."""
     return np.stack([features_of(one.problem, one.configuration) for one in observations])
 
 

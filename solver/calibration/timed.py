@@ -57,7 +57,6 @@ class TimedKind:
 
 
 def _rows(shards: Sequence[tuple[int, int]], *, expert_parallel_size: int = 1) -> Columns:
-    """Return one rank's rows: (tensor parallel size, micro-batch)."""
     return Columns.of(
         [
             Configuration(

@@ -226,7 +226,6 @@ def _distinct(places: FloatArray, chosen: int) -> FloatArray:
 
 
 def _parts(ctx: Context) -> float:
-    """Return how many collectives the weights of a layer travel in."""
     return ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
 
 

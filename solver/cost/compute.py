@@ -190,7 +190,6 @@ def _context_gemms(ctx: Context) -> list[Gemm]:
 
 
 def _latent_share(ctx: Context) -> FloatArray | float:
-    """Return the share of a sequence that a tensor rank projects to latents."""
     return 1.0 if ctx.facts.latents_whole else ctx.row_share
 
 

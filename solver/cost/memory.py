@@ -737,7 +737,6 @@ def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
 
 
 def _kept_of_layer(ctx: Context, memory: dict[str, FloatArray]) -> FloatArray:
-    """Return what is kept of the largest layer, recomputed where all layers are, (n,)."""
     checkpoint, whole = (
         memory[name][:, :-2].max(axis=1) for name in ("checkpoint_bytes", "activation_bytes")
     )

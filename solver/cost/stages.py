@@ -414,7 +414,6 @@ def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> Float
 
 
 def _kinds(counts: FloatArray) -> list[FloatArray]:
-    """Return counts (n, C, P) by kind of layer."""
     return [counts[..., kind] for kind in range(counts.shape[2] - 2)]
 
 

@@ -340,7 +340,6 @@ def _without(c: Configuration, at: int) -> Configuration:
 
 
 def _halved(counts: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """Split one count in two; no counts stay none."""
     if not counts:
         return ()
     return (*counts[:at], counts[at] - counts[at] // 2, counts[at] // 2, *counts[at + 1 :])

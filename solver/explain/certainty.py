@@ -193,7 +193,6 @@ def _of_plan(problem: Problem, plan: Plan) -> Problem:
 
 
 def _draws(covariance: FloatArray, seed: int) -> FloatArray:
-    """Return joint errors, (draws, n), the same for a seed."""
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     normal = np.random.default_rng(seed).standard_normal((_DRAWS, len(covariance)))

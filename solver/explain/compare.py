@@ -324,7 +324,6 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
 def _path(
     problem: Problem, profile: Profile, first: Configuration, second: Configuration
 ) -> list[_PathPoint]:
-    """Return the stops after the first configuration; the last one is the second."""
     if first == second:
         return []
     if first.is_placed != second.is_placed or first.replicas or second.replicas:

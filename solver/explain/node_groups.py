@@ -85,7 +85,6 @@ def _layer_more_s(problem: Problem, profile: Profile, plan: Plan, group: str) ->
 
 
 def _with_layer_more(config: Configuration, group: str) -> Iterator[Configuration]:
-    """Yield the configuration with a layer of another group on a stage of this one."""
     for source, one in enumerate(config.stage_groups):
         for target, other in enumerate(config.stage_groups):
             if one.group == group or other.group != group or config.stage_layers[source] <= 1:

@@ -140,7 +140,6 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 
 
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
-    """Return names of a layer's plain products, in the order of ``layer_gemms``."""
     mixer = ctx.model.own_mixer
     inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
     own = [_MIXER[0], *inner, _MIXER[1]] if mixer else [*_ATTENTION, *(_MIXER if ctx.paired else ())]

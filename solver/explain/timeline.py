@@ -128,7 +128,6 @@ def _with_critical_path(
 
 
 def _input_of(one: _Pass, num_chunks: int) -> _Pass:
-    """Return the pass with the output that a pass reads."""
     kind, chunk, micro_batch = one
     if kind == _FORWARD:
         return kind, chunk - 1, micro_batch

@@ -214,7 +214,6 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
 
 
 def _of_each_row(on: PricedPipelines, by_part: FloatArray) -> FloatArray:
-    """Return values by part that all rows share, (n, P)."""
     return np.broadcast_to(by_part, (len(on.columns), len(by_part)))
 
 

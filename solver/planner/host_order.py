@@ -199,7 +199,6 @@ def annealed(asked: OrderProblem, *, seed: int, effort: float) -> list[Indices]:
 
 
 def _starts(asked: OrderProblem, rng: np.random.Generator) -> Indices:
-    """Return the listed order, a greedy one and random ones."""
     size = len(asked.listed)
     rows = [asked.listed, greedy_order(asked)]
     rows += [rng.permutation(size) for _ in range(_CHAINS - len(rows))]
@@ -341,7 +340,6 @@ def _may_fit(linked: BoolArray, pairs: Sequence[tuple[int, int]]) -> bool:
 
 
 def _graph_of(pairs: Sequence[tuple[int, int]]) -> BoolArray:
-    """Return the graph of the places that pairs name, without others."""
     names = {place: at for at, place in enumerate(sorted({end for pair in pairs for end in pair}))}
     graph = np.zeros((len(names), len(names)), dtype=np.bool_)
     for one, other in pairs:
@@ -350,7 +348,6 @@ def _graph_of(pairs: Sequence[tuple[int, int]]) -> BoolArray:
 
 
 def _component_sizes(graph: NDArray[np.bool_]) -> list[int]:
-    """Return the sizes of a graph's connected parts."""
     left, sizes = np.ones(len(graph), dtype=np.bool_), list[int]()
     while left.any():
         seen = np.zeros(len(graph), dtype=np.bool_)

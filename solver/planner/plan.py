@@ -124,7 +124,6 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
 
 
 def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) -> Answer:
-    """Return the answer with the plans that are in time, and its remaining proof."""
     plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
     if len(plans) == len(answer.plans):
         return answer
@@ -263,7 +262,6 @@ def _on_nodes(problem: Problem, profile: Profile, plan: Plan, watch: Watch, effo
 def _of_orders(
     problem: Problem, profile: Profile, answer: Answer, plans: Sequence[Plan], watch: Watch
 ) -> Answer:
-    """Return the answer of a search on one network with plans on their orders."""
     explained = list[Plan]()
     for plan in plans:
         settled = settled_problem(plan, problem)
@@ -417,7 +415,6 @@ def _with_reasons_of_none(
 
 
 def _share(variant: Variant) -> float:
-    """Return the time that a variant is expected to take, in searches."""
     return _FOLLOWING if variant.follows else 1.0
 
 

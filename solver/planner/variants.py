@@ -331,7 +331,6 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
 def _scores_s(
     problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
 ) -> list[float]:
-    """Return the scores of several configurations; scoring by energy prices each of them."""
     if is_plain(problem):
         return [prediction.step_time_s for _, prediction in priced]
     if problem.options.objective == "robust":
@@ -495,7 +494,6 @@ def _least_of(
 
 
 def _work(variant: Variant) -> tuple[str, str]:
-    """Return what distinguishes a layout of one variant from that of another."""
     workload = variant.problem.workload
     return workload.precision, workload.optimizer
 
@@ -659,7 +657,6 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
 
 
 def _scores(found: Sequence[tuple[Answered, Plan]]) -> list[float]:
-    """Return the objective of each plan, scored together for each variant."""
     scores = np.zeros(len(found))
     for variant in {id(one.variant): one.variant for one, _ in found}.values():
         places = [at for at, (one, _) in enumerate(found) if one.variant is variant]

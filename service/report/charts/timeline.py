@@ -144,7 +144,6 @@ def _micro_batches(count: int) -> str:
 
 
 def _critical_words(timeline: Timeline) -> str:
-    """Return which rank most of the critical path's time is on."""
     busiest = max(timeline.ranks, key=lambda rank: float(rank.seconds[rank.critical].sum()))
     whole_s = sum(float(rank.seconds[rank.critical].sum()) for rank in timeline.ranks)
     share = percent(float(busiest.seconds[busiest.critical].sum()) / whole_s)
@@ -191,7 +190,6 @@ def _runs(starts: FloatArray, ends: FloatArray) -> tuple[FloatArray, FloatArray]
 
 
 def _boxes(starts: FloatArray, ends: FloatArray) -> tuple[tuple[int, int], ...]:
-    """Return left edges and widths in whole units."""
     left = np.rint(starts).astype(np.int64).tolist()
     width = np.maximum(np.rint(ends - starts), 1).astype(np.int64).tolist()
     return tuple(zip(left, width, strict=True))

@@ -48,7 +48,6 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 
 def _use_cpu(self: PartialState) -> None:
-    """Use the CPU as the device of every rank."""
     self.device = torch.device("cpu")
 
 

@@ -96,13 +96,11 @@ def _unpinned(*given: Any, pin_memory: bool = False, **options: Any) -> torch.Te
 
 
 def _type(self: torch.Tensor, *given: Any, **options: Any) -> Any:
-    """Return the type's name as on a GPU."""
     found = _type_of(self, *given, **options)
     return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
 
 
 def _gather_objects(found: list[Any], given: Any, group: Any = None) -> None:  # noqa: ARG001
-    """Gather the same object from every rank."""
     found[:] = [given] * len(found)
 
 
@@ -141,7 +139,6 @@ from megatron.training.training import get_megatron_ddp_config, get_megatron_opt
 
 
 def _norm(_class: type, config: Any, hidden_size: int, eps: float = 1e-5, **_options: Any) -> Norm:
-    """Return Transformer Engine's norm of that size."""
     del eps
     found = Norm(hidden_size, centred=config.normalization == "LayerNorm")
     for weight in found.parameters():

@@ -101,7 +101,6 @@ class RankError(Exception):
 
 
 def _allowed() -> str:
-    """Return the limit of memory, and what raises it."""
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     raised_by = "--memory-gib of meshwright verify or verify_memory_bytes of a service raises that"
     return f"{most / 2**30:.3g} GiB ({raised_by})"
@@ -149,7 +148,6 @@ def _fsdp_parameters(model: Any) -> Iterator[Any]:
 
 
 def _fsdp_groups(model: Any) -> Iterator[Any]:
-    """Yield the parameters that FSDP2 gathers at once."""
     states = [one._get_fsdp_state() for one in model.modules() if isinstance(one, FSDPModule)]
     yield from (group for state in states for group in state._fsdp_param_groups)
 

@@ -80,7 +80,6 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
 
 
 def _dense_layers(moe: dict[str, Any], num_layers: int) -> list[int]:
-    """Return layers without experts, counted from 0."""
     first, every = moe["num_dense_layers"], moe["frequency"]
     return [
         layer for layer in range(num_layers)

@@ -145,7 +145,6 @@ def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str, start: Start) -
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
-    """Return whether a launcher has files for a plan, under Slurm."""
     try:
         export(plan, problem, launcher)
     except (RefusedExportError, InvalidProblemError):
