@@ -102,14 +102,15 @@ def test_no_placement_of_a_row_is_below_its_bounds_or_below_what_cp_sat_proves(
         assert bounds.step_s[row] <= one.classes[0].step_s() * ROUNDING
         assert slowest_s <= max(stage.time_s for stage in one.stages) * one.classes[0].straggler
     if able:
-        every_pattern = patterns_of(rows, row, np.inf)
-        relaxation = Relaxation(rows, row, every_pattern, rows.legal_stages(row))
-        for one in able:  # what its stages do not take together is at least what the slowest does
-            sum_s = sum(stage.time_s for stage in one.stages) * one.classes[0].straggler
-            relaxed = relaxation.within((one.objective_s - sum_s) * 1e6 * ROUNDING + 1.0)
-            assert relaxed.sum_us <= sum_s * 1e6 * ROUNDING
-        for in_order in (False, True):
-            patterns = patterns_of(rows, row, least_s * 2e6)
+        for by_sender in (False, True):
+            every_pattern = patterns_of(rows, row, np.inf, by_sender=by_sender)
+            relaxation = Relaxation(rows, row, every_pattern, rows.legal_stages(row))
+            for one in able:  # what its stages do not take together is at least what the slowest does
+                sum_s = sum(stage.time_s for stage in one.stages) * one.classes[0].straggler
+                relaxed = relaxation.within((one.objective_s - sum_s) * 1e6 * ROUNDING + 1.0)
+                assert relaxed.sum_us <= sum_s * 1e6 * ROUNDING
+        for in_order, by_sender in ((False, False), (True, False), (True, True)):
+            patterns = patterns_of(rows, row, least_s * 2e6, by_sender=by_sender)
             floor_us = int(slowest_s * (rows.num_microbatches[row] - 1) * 1e6)
             proved = solve(rows, [row], patterns, most_s=least_s * 1.5, least_us=floor_us, effort=4.0,
                            seed=0, in_order=in_order)  # fmt: skip

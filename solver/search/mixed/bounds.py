@@ -163,7 +163,7 @@ class _Held:
         transfers, some_work = rows.transfers, np.where(counts > 0, work, np.inf).min(axis=1)
         most_work = np.where(counts > 0, work, 0.0).max(axis=1)
         used_groups = [int(rows.group_of[own[0]]) for own in groups]
-        beside = np.minimum(transfers.inside_s[:, some], transfers.entered_s[:, some])
+        beside = np.minimum(transfers.inside_s[:, some], rows.entered_s[:, some])
 
         share = np.where(there, rows.forward_share[:, some], 0.0).max(axis=0)
         more_s = scale * rows.more_forward_s[:, some] + np.where(there, beside, 0.0) * np.maximum(

@@ -101,6 +101,7 @@ class _Waiting:
     rows: tuple[int, ...]
     range_at: int = 0
     in_order: bool = False
+    by_sender: bool = False  # entries are told apart by what is sent to them
     low_us: int = 0  # of the slowest stage, with all its micro-batches
     high_us: float = np.inf
     effort: float = _EFFORT
@@ -133,7 +134,7 @@ class MixedFrontier:
     finished: bool = False
     is_over: Callable[[], bool] = field(default_factory=running)  # stops CP-SAT while it works on a row
     _joined: bool = False  # rows that are alike wait together
-    _relaxations: dict[tuple[tuple[int, ...], int], Relaxation] = field(default_factory=dict)
+    _relaxations: dict[tuple[tuple[int, ...], int, bool], Relaxation] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)  # rows that CP-SAT left open
     _heap: list[_Waiting] = field(default_factory=list)
     _tried: dict[tuple[int, Line, Split | None], float] = field(default_factory=dict)  # the closed form
@@ -311,11 +312,15 @@ class MixedFrontier:
 
     def _relaxation_of(self, one: _Waiting) -> Relaxation:
         """Return the relaxation of rows with all patterns that a better plan may have."""
-        known = self._relaxations.get((one.rows, one.range_at))
+        known = self._relaxations.get((one.rows, one.range_at, one.by_sender))
         if known is None:
             parts = [
                 patterns_of(
-                    self.rows, row, (self._most_s - float(self.bounds.others_s[row])) * US, one.range_at
+                    self.rows,
+                    row,
+                    (self._most_s - float(self.bounds.others_s[row])) * US,
+                    one.range_at,
+                    by_sender=one.by_sender,
                 )
                 for row in one.rows
             ]
@@ -323,7 +328,7 @@ class MixedFrontier:
             legal = self.rows.legal_stages(one.rows[0], one.range_at)
             times_us = np.unique(np.concatenate([own.slowest_us for own in parts]))
             known = Relaxation(self.rows, one.rows[0], patterns, legal, slowest_us=times_us)
-            self._relaxations[one.rows, one.range_at] = known
+            self._relaxations[one.rows, one.range_at, one.by_sender] = known
         return known
 
     def _solve(self, one: _Waiting) -> None:
@@ -426,9 +431,12 @@ class MixedFrontier:
             again = [replace(left, in_order=True)]
         elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
             again = [replace(left, effort=one.effort * _MORE)]
-        elif found.status == "optimal" and not one.range_at:  # prices by the number of stages are nearer
-            fresh = replace(left, relaxed=None, effort=_EFFORT, high_us=np.inf)  # they are longer there
-            again = [replace(fresh, range_at=at) for at in range(1, len(RANGES) + 1)]
+        elif found.status == "optimal" and not (one.range_at and one.by_sender):  # nearer prices are longer
+            fresh = replace(left, relaxed=None, effort=_EFFORT, high_us=np.inf)
+            if one.range_at:
+                again = [replace(fresh, in_order=True, by_sender=True)]
+            else:
+                again = [replace(fresh, range_at=at) for at in range(1, len(RANGES) + 1)]
         else:
             self.open_s = min(self.open_s, left.bound_s)
             self._open.update(one.rows)

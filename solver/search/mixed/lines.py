@@ -51,7 +51,7 @@ def lines_of(
         for key in (_by_memory, _by_size, _by_size_down):
             runs = [
                 sorted((at for at in between if rows.group_of[option[at]] == group),
-                       key=lambda at: key(rows, patterns, at))
+                       key=lambda at: (ROLES[role[at]] != "entry", *key(rows, patterns, at)))
                 for group in one
             ]  # fmt: skip
             line = (first, *(at for run in runs for at in run), last)
@@ -190,7 +190,7 @@ class LineSplit:
         shape = (stages, self.layers + 1, self.layers + 1)
         self.time_s, self.slowest_s = np.empty(shape), np.empty(shape)
         self.fits: BoolArray = np.zeros(shape, dtype=np.bool_)
-        transfers = rows.transfers
+        transfers, hops_s = rows.transfers, rows.hops_of(row)
         asked = rows.fleet.problem.options.stage_layers
         size = held.sum(axis=-1)
         self.replayed: IntArray | None = np.zeros(shape, dtype=np.int64) if rows.by_stage[row] else None
@@ -205,7 +205,8 @@ class LineSplit:
             at, first, last = (option, row), stage == 0, stage == stages - 1
             layers_s, tails_s, state, kept = weighed[option]
             enters = stage > 0 and rows.group_of[option] != rows.group_of[line[stage - 1]]
-            beside = (transfers.entered_s if enters else transfers.inside_s)[at]
+            entered_s = transfers.scale[at] * hops_s[line[stage - 1], option]
+            beside = entered_s if enters else transfers.inside_s[at]
             time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
             tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
             states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]

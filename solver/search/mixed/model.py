@@ -16,11 +16,13 @@ Constraints
       and only if for each k at most k stages have deepest <= k; the last is at place 1, the first at p
   (6) the slowest stage                              n[p] > 0 needs level[j] where slowest(p) > v_j
   (7) (on request) groups stand one after another    (5) within each group's run, behind the stages of the
-      groups that stand nearer to the end
+      groups that stand nearer to the end, with its entry in front
   (8) a prescribed split                             as many stages of l layers as the request names
   (9) a constraint on all GPUs                       all stages have one tensor-parallel size
   (10) a request for full recomputation              some stage recomputes a layer
   (11) constraints on node groups                    in terms of n[p], as ``limits`` writes them
+  (12) (with (7), where entries are told apart) what a stage receives   the run before an entry ends with a
+      stage that sends no more than the entry is priced for, at the run's last place
 Objective
   minimise sum_p time_p n[p] + M  <=  sum_s t_s + max_s ((m - 1) t_s + tail_s): a bound on every plan's
 Equal stages, equal nodes and the order of the groups are no symmetry: there are neither places nor nodes.
@@ -41,7 +43,17 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
 from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
-from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, US, Patterns, most_of
+from meshwright.solver.search.mixed.patterns import (
+    ANY_SIZE,
+    ANYWHERE,
+    ENDS,
+    ENTERS,
+    ROLES,
+    US,
+    Patterns,
+    behind_others,
+    most_of,
+)
 from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.space.request_rules import group_constraints
 
@@ -166,6 +178,7 @@ class _Model:
         self.api, self.rows, self.row, self.patterns = api, rows, row, patterns
         self.group = rows.group_of[patterns.option]
         self.layers = patterns.counts.sum(axis=1)
+        self.sent = rows.sent[patterns.option, row]
         self.most = most_of(rows, row, patterns)
         self.count = [self.of.new_int_var(0, int(each), "") for each in self.most]
         self.used = [int(at) for at in np.unique(self.group)]
@@ -310,15 +323,48 @@ class _Model:
                 self.of.add_bool_or(~self.count[at], ~stands[other], ~other_is_nearer)
             for at in np.intersect1d(here[one], self.patterns.has_role("first")).tolist():
                 self.of.add_bool_or(~self.count[at], ~stands[other], other_is_nearer)
+        sends = self._follow(here, nearer) if (self.patterns.behind < ANY_SIZE).any() else {}
         for group in self.used:
-            self._fit_behind(here[group], sum(behind[group]))
+            self._fit_behind(here[group], sum(behind[group]), sends.get(group, {}))
+
+    def _follow(
+        self, here: dict[int, IntArray], nearer: dict[tuple[int, int], Expression]
+    ) -> dict[int, dict[int, Expression]]:
+        """(12): choose the group before each; return which ends have to send how much at most."""
+        begins = self.patterns.has_role("first", "entry", "last entry")
+        entries, ends = self.patterns.has_role(*ENTERS), self.patterns.has_role(*ENDS)
+        follows = {pair: self.of.new_bool_var("") for pair in nearer}  # the second group directly
+        for (one, other), literal in follows.items():
+            self.of.add_implication(literal, nearer[one, other])
+        for group in self.used:
+            before = [literal for (_, other), literal in follows.items() if other == group]
+            after = [literal for (one, _), literal in follows.items() if one == group]
+            own = here[group]
+            self.of.add(sum(before) == self._sum(np.intersect1d(own, entries)))
+            begun = self._sum(np.intersect1d(own, begins)) - self._sum(np.intersect1d(own, ends))
+            self.of.add(sum(after) == begun)
+        sends = dict[int, dict[int, Any]]()
+        for entered, senders in behind_others(self.rows, self.row, self.patterns):
+            group, size = int(self.group[entered[0]]), int(self.patterns.behind[entered].max())
+            for (one, other), literal in follows.items():
+                if other == group:
+                    by_size = sends.setdefault(one, {})
+                    if size not in by_size:
+                        by_size[size] = self.of.new_bool_var("")
+                        from_one = self._sum(senders[self.group[senders] == one])
+                        self.of.add(from_one >= 1).only_enforce_if(by_size[size])
+                    self.of.add(self._sum(entered) <= by_size[size]).only_enforce_if(literal)
+        return sends
 
     def order(self, solver: Expression) -> tuple[int, ...]:
         """Return the groups in the places that a solution gives them; empty without (7)."""
         return tuple(sorted(self.place, key=lambda group: int(solver.value(self.place[group]))))
 
-    def _fit_behind(self, here: IntArray, behind: Expression) -> None:
-        """(5) of one group's run, with so many stages nearer to the end."""
+    def _fit_behind(self, here: IntArray, behind: Expression, sends: dict[int, Expression]) -> None:
+        """(5) of one group's run, with so many stages nearer to the end.
+
+        ``sends``: whether its last stage has to send no more than a size.
+        """
         between = np.intersect1d(here, self.patterns.has_role("middle", "entry"))
         ends = self._sum(np.intersect1d(here, self.patterns.has_role(*ENDS)))
         deepest = self.patterns.deepest
@@ -327,3 +373,12 @@ class _Model:
             tight = self.of.new_bool_var("")
             self.of.add(self._sum(inside) == 0).only_enforce_if(~tight)
             self.of.add(behind + self._sum(inside) + ends <= int(limit)).only_enforce_if(tight)
+            for size, literal in sends.items():
+                more = inside[self.sent[inside] > size]
+                if len(more):
+                    other = self.of.new_bool_var("")
+                    self.of.add(self._sum(more) == 0).only_enforce_if(~other)
+                    self.of.add(behind + self._sum(more) + 1 <= int(limit)).only_enforce_if(other, literal)
+        for at in np.intersect1d(here, self.patterns.has_role("entry")).tolist():
+            if deepest[at] < ANYWHERE:  # it is in front of the others
+                self.of.add(behind + self._sum(here) <= int(deepest[at])).only_enforce_if(self.count[at])

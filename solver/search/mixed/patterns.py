@@ -11,6 +11,7 @@ any smaller one make a pattern.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -24,12 +25,14 @@ from meshwright.solver.search.mixed.rows import MixedRows, Transfers
 
 US = 1e6
 ANYWHERE = 1 << 20  # places: a pattern fits wherever the pipeline has a stage
+ANY_SIZE = 1 << 20
 Role = Literal["middle", "entry", "last", "last entry", "first"]
 ROLES: tuple[Role, ...] = ("middle", "entry", "last", "last entry", "first")
 ENTERS: tuple[Role, ...] = ("entry", "last entry")
 ENDS: tuple[Role, ...] = ("last", "last entry")
 _ROUNDING = 1.0 + 1e-9
 _At: TypeAlias = tuple[IntArray, int]  # options of a row
+_Before: TypeAlias = tuple[FloatArray, IntArray]  # transfers into options, and what is sent at most, (B,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Patterns:
     time_us: IntArray  # of one micro-batch
     slowest_us: IntArray  # (m - 1) times that, and the tail
     deepest: IntArray  # the last place from the end where it fits, from 1; or ANYWHERE
+    behind: IntArray  # size of what the stage before sends, at most, as ``MixedRows.sent``; or ANY_SIZE
 
     def __len__(self) -> int:
         """Return the number of patterns."""
@@ -67,7 +71,9 @@ def windows_of(layout: LayerLayout) -> IntArray:
     return _windows(sums.tobytes(), layout.num_layers, layout.num_kinds)
 
 
-def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) -> Patterns:
+def patterns_of(
+    rows: MixedRows, row: int, most_us: float, range_at: int = 0, *, by_sender: bool = False
+) -> Patterns:
     """Return the patterns of a row that end within a time.
 
     Args:
@@ -75,6 +81,7 @@ def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) ->
         row: one of them.
         most_us: of ``slowest_us``.
         range_at: 0: priced for any number of stages; else for those of ``RANGES[range_at - 1]``.
+        by_sender: entries are told apart by what the stage before them sends at most.
     """
     sums, found = rows.layout.cumulative, list[Patterns]()
     transfers = rows.transfers_of(row, range_at)
@@ -82,13 +89,16 @@ def patterns_of(rows: MixedRows, row: int, most_us: float, range_at: int = 0) ->
     held["first"] = sums[1:-1]
     held |= dict.fromkeys(ENDS, sums[-1] - sums[1:-1])
     options = np.flatnonzero(rows.room[:, row] > 0)
-    for role in ROLES:
+    at = (options, row)
+    inside = [(transfers.inside_s[options], np.full(len(options), ANY_SIZE))]
+    entered = _entered(rows, at, transfers, by_sender=by_sender)
+    for role, before in ((one, each) for one in ROLES for each in (entered if one in ENTERS else inside)):
         look()
-        again, at = _Replays.none(held[role]), (options, row)
-        one = _of(rows, at, role, transfers, again)
+        again = _Replays.none(held[role])
+        one = _of(rows, at, role, before, transfers, again=again)
         if rows.by_stage[row]:
             again = _Replays.of(rows, at, held[role][(one.slowest_us <= most_us).any(axis=0)])
-            one = _of(rows, at, role, transfers, again)
+            one = _of(rows, at, role, before, transfers, again=again)
         kept = (one.deepest > 0) & (one.slowest_us <= most_us)
         most = 1 if role in ENDS else min(int(rows.most_stages[row]), int(rows.num_microbatches[row]))
         kept &= again.go_deeper(one.deepest, most, rows.always_recomputes)
@@ -101,7 +111,7 @@ def patterns_of_any(parts: list[Patterns]) -> Patterns:
     """Return the patterns of several rows, without those that another one dominates."""
     every = _joined(parts)
     best, kept = dict[tuple[int, ...], list[int]](), list[int]()
-    costs = np.stack([every.time_us, every.slowest_us, -every.deepest], axis=1)
+    costs = np.stack([every.time_us, every.slowest_us, -every.deepest, -every.behind], axis=1)
     names = np.column_stack([every.option, every.role, every.counts]).tolist()
     for at in np.lexsort(costs.T[::-1]).tolist():
         look()
@@ -117,6 +127,17 @@ def most_of(rows: MixedRows, row: int, patterns: Patterns) -> IntArray:
     held = patterns.counts.sum(axis=1)
     most = np.minimum(rows.room[patterns.option, row], rows.layout.num_layers // held)
     return np.where(patterns.role == ROLES.index("middle"), np.maximum(most, 1), 1)
+
+
+def behind_others(rows: MixedRows, row: int, patterns: Patterns) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the entries of a group that receive no more than a size, and the stages that may send it."""
+    group, behind = rows.group_of[patterns.option], patterns.behind
+    sends = np.where(np.isin(patterns.role, [ROLES.index(one) for one in ENDS]), ANY_SIZE,
+                     rows.sent[patterns.option, row])  # fmt: skip
+    limited = behind < ANY_SIZE
+    for one, size in np.unique(np.stack([group, behind], axis=1)[limited], axis=0).tolist():
+        entries = np.flatnonzero((group == one) & (behind <= size))
+        yield entries, np.flatnonzero((group != one) & (sends <= size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +208,7 @@ class _OnOptions:
     time_us: IntArray
     slowest_us: IntArray
     deepest: IntArray
+    behind: IntArray  # (B,)
 
     def where(self, kept: BoolArray) -> Patterns:
         """Return those that are marked."""
@@ -199,17 +221,41 @@ class _OnOptions:
             time_us=self.time_us[kept],
             slowest_us=self.slowest_us[kept],
             deepest=self.deepest[kept],
+            behind=self.behind[option],
         )
 
 
-def _of(rows: MixedRows, at: _At, role: Role, transfers: Transfers, again: _Replays) -> _OnOptions:
+def _entered(rows: MixedRows, at: _At, transfers: Transfers, *, by_sender: bool) -> list[_Before]:
+    """Return the least transfers into options from other groups, by what the stage before sends at most.
+
+    A transfer takes as long as the larger of what both send, so that less than the option's own makes no
+    difference.
+    """
+    options, row = at
+    sent = rows.sent[at]
+    hops_s = transfers.scale[options] * rows.hops_of(row)[np.ix_(options, options)]
+    if not by_sender:
+        return [(hops_s.min(axis=0), np.full(len(options), ANY_SIZE))]
+    larger = np.maximum(sent[:, None], sent[None])
+    return [
+        (
+            np.where(larger == size, hops_s, np.inf).min(axis=0),
+            np.full(len(options), size if size < sent.max() else ANY_SIZE),
+        )
+        for size in np.unique(sent)
+    ]
+
+
+def _of(
+    rows: MixedRows, at: _At, role: Role, before: _Before, transfers: Transfers, *, again: _Replays
+) -> _OnOptions:
     counts, options = again.counts, at[0]
     held, m = counts.astype(np.float64), int(rows.num_microbatches[at[1]])
     first, last = role == "first", role in ENDS
     scale = transfers.scale[options][:, None]
     ends = first * rows.embedding_s[at] + last * rows.head_s[at]
     own = rows.layer_s[at] @ held.T + again.replay_s + ends[:, None]
-    beside = (transfers.entered_s if role in ENTERS else transfers.inside_s)[options][:, None]
+    beside = before[0][:, None]
     time = scale * own + np.where(np.isfinite(beside), beside, 0.0)
 
     def parts_of(parts: FloatArray) -> FloatArray:
@@ -222,10 +268,9 @@ def _of(rows: MixedRows, at: _At, role: Role, transfers: Transfers, again: _Repl
     kept = parts_of(rows.whole_kept_bytes[at]) - again.spared_bytes
     flight = np.floor(np.clip(free / np.maximum(kept, 1.0), 0, ANYWHERE))
     deepest = np.where(flight >= m, ANYWHERE, flight).astype(np.int64)
-    if role in ENTERS:
-        deepest = np.where(np.isfinite(transfers.entered_s[options])[:, None], deepest, 0)
+    deepest = np.where(np.isfinite(beside), deepest, 0)
     return _OnOptions(
-        options=options, role=role, again=again, deepest=deepest,
+        options=options, role=role, again=again, deepest=deepest, behind=before[1],
         time_us=np.floor(time * US).astype(np.int64),
         slowest_us=np.floor(((m - 1) * time + tail) * US).astype(np.int64),
     )  # fmt: skip

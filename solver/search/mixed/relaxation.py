@@ -26,7 +26,14 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import FloatArray, IntArray
-from meshwright.solver.search.mixed.patterns import ANYWHERE, ENDS, ROLES, Patterns, most_of
+from meshwright.solver.search.mixed.patterns import (
+    ANYWHERE,
+    ENDS,
+    ROLES,
+    Patterns,
+    behind_others,
+    most_of,
+)
 from meshwright.solver.search.mixed.rows import MixedRows
 
 _SAFETY = 1e-9  # relative, of sums of doubles
@@ -88,6 +95,8 @@ class Relaxation:
             all_gpus = float(rows.fleet.groups[one].num_gpus)
             self._row(-np.inf, 0.0, (here, gpus[here]), (opened, np.full(len(opened), -all_gpus)))
             self._row(-np.inf, 1.0, (opened, np.ones(len(opened))))
+        for entered, senders in behind_others(rows, row, patterns):
+            self._row(-np.inf, 0.0, (entered, np.ones(len(entered))), (senders, -np.ones(len(senders))))
         first, ends = patterns.has_role("first"), patterns.has_role(*ENDS)
         short = [(missing[at : at + 1], np.ones(1)) for at in range(len(counts), len(missing))]
         for some, lacking in zip((first, ends), short, strict=False):

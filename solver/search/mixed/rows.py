@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import permutations, product
 from math import gcd
 
 import numpy as np
@@ -249,7 +249,6 @@ class Transfers:
     """What transfers add to a stage of each option, (B, n) or (B,) of one row, stragglers counted."""
 
     inside_s: FloatArray  # behind a stage of the same group, both directions
-    entered_s: FloatArray  # behind a stage of another group: at least
     scale: FloatArray  # the straggler, over that of two stages
 
 
@@ -275,7 +274,8 @@ class MixedRows:
     head_s: FloatArray
     forward_share: FloatArray  # of a layer's passes, at most
     more_forward_s: FloatArray  # (B, n) of an end's forward pass beyond that share
-    hop_s: FloatArray  # (B, n) of a transfer from another group, at least, each direction
+    sent: IntArray  # (B, n) size of what a stage sends to the next, among all sizes in use
+    hops_s: FloatArray  # (G, G, sizes) of a transfer between two groups, each direction; +inf inside one
     straggler: FloatArray  # (B, n) of two stages
     transfers: Transfers  # of any number of stages
     transfers_by_range: dict[tuple[int, int], Transfers] = field(default_factory=dict)  # and row
@@ -319,8 +319,8 @@ class MixedRows:
             return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
 
         straggler = each(lambda one: one.prices.straggler)
-        hop = _least_hop_s(fleet, options, columns)
-        found = [_transfers(fleet, some, options, straggler, hop) for some in (columns, further)]
+        sent, hops_s = _hops(fleet, options, columns)
+        found = [_transfers(fleet, some, options, straggler) for some in (columns, further)]
         cost = columns.context_parallel_size * columns.data_parallel_size
         gpus = np.array([fleet.groups[one.group].num_gpus // one.tensor_parallel_size for one in options])
         several = legal[:, :, 2:].any(axis=2)
@@ -339,10 +339,9 @@ class MixedRows:
             head_s=straggler * each(lambda one: one.head_s),
             forward_share=each(_forward_share),
             more_forward_s=straggler * each(_more_forward_s),
-            hop_s=hop, straggler=straggler,
+            sent=sent, hops_s=hops_s, straggler=straggler,
             transfers=Transfers(
                 inside_s=np.minimum(*(one.inside_s for one in found)),
-                entered_s=np.minimum(*(one.entered_s for one in found)),
                 scale=np.minimum(*(one.scale for one in found)),
             ),
             tail_s=straggler[..., None] * each(lambda one: one.prices.tail_s),
@@ -423,19 +422,32 @@ class MixedRows:
             whole = self.transfers
             return Transfers(
                 inside_s=whole.inside_s[:, row],
-                entered_s=whole.entered_s[:, row],
                 scale=whole.scale[:, row],
             )
         if (row, range_at) not in self.transfers_by_range:
             columns = self.columns(row, RANGES[range_at - 1][0])
             here = slice(row, row + 1)
-            one = _transfers(
-                self.fleet, columns, self.options, self.straggler[:, here], self.hop_s[:, here]
-            )
+            one = _transfers(self.fleet, columns, self.options, self.straggler[:, here])
             self.transfers_by_range[row, range_at] = Transfers(
-                inside_s=one.inside_s[:, 0], entered_s=one.entered_s[:, 0], scale=one.scale[:, 0]
+                inside_s=one.inside_s[:, 0], scale=one.scale[:, 0]
             )
         return self.transfers_by_range[row, range_at]
+
+    @cached_property
+    def entered_s(self) -> FloatArray:
+        """Return what a transfer from another group adds to a stage, at least, (B, n)."""
+        least_s = self.hops_s.min(axis=0)[self.group_of[:, None], self.sent]
+        return np.asarray(2.0 * self.transfers.scale * self.straggler * least_s)
+
+    def hops_of(self, row: int) -> FloatArray:
+        """Return what a transfer from each option adds to a stage of each other, (B, B).
+
+        Both directions, by the larger of what the two send, over the straggler's ``Transfers.scale``;
+        +inf inside a group.
+        """
+        sent, group = self.sent[:, row], self.group_of
+        hops_s = self.hops_s[group[:, None], group[None], np.maximum(sent[:, None], sent[None])]
+        return np.asarray(2.0 * self.straggler[:, row] * hops_s)
 
     def legal_stages(self, row: int, range_at: int = 0) -> IntArray:
         """Return the legal numbers of stages of a row, from two on, that there are GPUs for.
@@ -513,24 +525,29 @@ def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -
     return legal
 
 
-def _least_hop_s(fleet: NodeGroups, options: Sequence[StageOption], columns: Columns) -> FloatArray:
-    """Return the quickest transfer into each option from another group, each direction, (B, n)."""
-    least = np.full((len(options), len(columns)), np.inf)
+def _hops(
+    fleet: NodeGroups, options: Sequence[StageOption], columns: Columns
+) -> tuple[IntArray, FloatArray]:
+    """Return the size of what a stage sends on every option, (B, n), and transfers by size, (G, G, sizes).
+
+    Sizes are counted from the smallest.
+    """
+    sent = np.empty((len(options), len(columns)))
     for at, option in enumerate(options):
         look()
-        problem, profile = fleet.problems[option.group], fleet.profiles[option.group]
         there = with_tensor_parallel(columns, option.tensor_parallel_size)
-        sent, which = np.unique(sent_bytes(context_of(problem, there, profile)), return_inverse=True)
-        for other in range(len(fleet.groups)):
-            if other != option.group:
-                least[at] = np.minimum(least[at], fleet.hop_s(other, option.group, sent)[which])
-    return least
+        sent[at] = sent_bytes(context_of(fleet.problems[option.group], there, fleet.profiles[option.group]))
+    sizes, which = np.unique(sent, return_inverse=True)
+    count = len(fleet.groups)
+    hops_s = np.full((count, count, len(sizes)), np.inf)
+    for one, other in permutations(range(count), 2):
+        hops_s[one, other] = fleet.hop_s(one, other, sizes)
+    return which.reshape(sent.shape), hops_s
 
 
 def _transfers(
-    fleet: NodeGroups, columns: Columns, options: Sequence[StageOption],
-    straggler: FloatArray, hop_s: FloatArray,
-) -> Transfers:  # fmt: skip
+    fleet: NodeGroups, columns: Columns, options: Sequence[StageOption], straggler: FloatArray
+) -> Transfers:
     """Return the transfers of rows with some number of stages on every option."""
     prices = []
     for one in options:
@@ -538,4 +555,4 @@ def _transfers(
         prices.append(price_transfers(fleet.problems[one.group], there, fleet.profiles[one.group]))
     own = np.stack([one.straggler for one in prices])
     inside_s = 2.0 * np.stack([one.transfer_s for one in prices])
-    return Transfers(inside_s=own * inside_s, entered_s=own * 2.0 * hop_s, scale=own / straggler)
+    return Transfers(inside_s=own * inside_s, scale=own / straggler)
