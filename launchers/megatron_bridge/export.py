@@ -17,12 +17,18 @@ from meshwright.launchers.export import (
     bundled,
     common_warnings,
 )
+from meshwright.launchers.megatron_core.model import (
+    expert_values,
+    latent_values,
+    model_values,
+    positions_of,
+    prediction_layers_need_rotary,
+)
 from meshwright.launchers.megatron_core.names import (
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     WHOLE_STEP,
     Values,
-    balance_values,
     context_values,
     cut_bucket,
     decided_flags,
@@ -40,13 +46,7 @@ from meshwright.launchers.megatron_core.names import (
     weight_shard_values,
     written_cut,
 )
-from meshwright.launchers.megatron_lm.flags import (
-    expert_layers,
-    positions_of,
-    prediction_layers_need_rotary,
-    reshards_states,
-    yarn_values,
-)
+from meshwright.launchers.megatron_lm.flags import reshards_states
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.errors import FieldError
@@ -305,101 +305,25 @@ def _kernels(target: Target) -> Values:
     )
 
 
+# Names of the model that the file states first.
+_FIRST = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+    "kv_channels", "vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "gated_linear_unit",
+    "add_bias_linear", "add_qkv_bias", "share_embeddings_and_output_weights", "normalization",
+    "position_embedding_type", "softmax_type",
+)  # fmt: skip
+
+
 def _model(model: ModelSpec) -> Values:
-    values: Values = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_query_groups": model.num_kv_heads,
-        "kv_channels": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "should_pad_vocab": True,
-        "make_vocab_size_divisible_by": 128,
-        "gated_linear_unit": model.gated_mlp,
-        "add_bias_linear": model.mlp_bias,
-        "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
-        "share_embeddings_and_output_weights": model.tied_embeddings,
-        "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
-        "position_embedding_type": positions_of(model),
-        "softmax_type": "learnable" if model.attention_sinks else "vanilla",
-        "activation_func_clamp_value": model.activation_clamp,
-        "glu_linear_offset": model.gate_offset,
-    }
-    if model.norm_epsilon is not None:
-        values["layernorm_epsilon"] = model.norm_epsilon
-    values["layernorm_zero_centered_gamma"] = model.zero_centered_norm
-    values["qk_layernorm"] = model.mla.norms if model.mla else model.query_key_norm == "per_head"
-    values |= _positions(model)
-    if model.num_mtp_layers:
-        values["mtp_num_layers"] = model.num_mtp_layers
-    if model.sliding_window is not None:
-        values["window_size"] = f"[{model.sliding_window - 1},0]"
-        if model.sliding_window_every > 1:
-            values["window_attn_skip_freq"] = model.sliding_window_every
-        elif model.global_layers:
-            values["window_attn_skip_freq"] = [int(local) for local in model.local_layers()]
-    return values | _experts(model) | _latent(model)
-
-
-def _positions(model: ModelSpec) -> Values:
-    if not model.has_rotary_positions:
-        return {}
-    values: Values = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
-    values["rotary_percent"] = model.rotary_fraction
-    scaling = model.rotary_scaling
-    if model.mla is not None:
-        values["rope_type"] = "yarn" if scaling else "rope"
-        if scaling:
-            values["rotary_scaling_factor"] = scaling.factor
-            values["mscale"] = 1.0 if scaling.mscale is None else scaling.mscale
-            values["mscale_all_dim"] = scaling.mscale_all_dim or 0.0
-        else:
-            values["apply_rope_fusion"] = False  # fused for YaRN only
-        return values
-    values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
-    if scaling and scaling.kind == "yarn":
-        values |= yarn_values(model, scaling)
-    elif scaling:
-        name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
-        values[name] = scaling.factor
-    return values
-
-
-def _experts(model: ModelSpec) -> Values:
-    moe = model.moe
-    if moe is None:
-        return {"num_moe_experts": None}
-    values: Values = {
-        "num_moe_experts": moe.num_experts,
-        "moe_router_topk": moe.top_k,
-        "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_layer_freq": f"'{expert_layers(model)}'",  # quoted for Hydra, too
-    }
-    if moe.shared_ffn_hidden_size:
-        values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
-        values["moe_shared_expert_gate"] = moe.shared_expert_gate
-    values["moe_router_score_function"] = moe.router_score
-    values["moe_router_pre_softmax"] = moe.router_score == "softmax" and not moe.normalized_top_k
-    values["moe_router_enable_expert_bias"] = moe.selection_bias
-    values["moe_router_num_groups"] = moe.router_groups or None
-    values["moe_router_group_topk"] = moe.router_top_groups or None
-    values["moe_router_topk_scaling_factor"] = moe.router_scaling if moe.router_scaling != 1 else None
-    return values | balance_values(moe)
-
-
-def _latent(model: ModelSpec) -> Values:
-    mla = model.mla
-    if mla is None:
-        return {}
-    return {
-        "multi_latent_attention": True,
-        "q_lora_rank": mla.q_lora_rank or None,
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_head_dim": mla.qk_nope_head_dim,
-        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
-        "v_head_dim": mla.v_head_dim,
-    }
+    values = model_values(model) | {"should_pad_vocab": True}
+    del values["max_position_embeddings"]  # gpt_provider.py: max_sequence_length=self.seq_length
+    if model.moe is None:
+        values["num_moe_experts"] = None
+    else:
+        values |= expert_values(model, model.moe)
+        values["moe_layer_freq"] = f"'{values['moe_layer_freq']}'"  # quoted for Hydra, too
+    values |= latent_values(model.mla) if model.mla else {}
+    return {name: values[name] for name in _FIRST} | values
 
 
 PRODUCT = "Megatron-Bridge (NeMo)"

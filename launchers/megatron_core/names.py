@@ -54,6 +54,12 @@ def flags_of_fields() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
+def flag_meanings(name: str) -> Mapping[str, object]:
+    """Return the arguments of Megatron-LM that a name of Megatron-Core stands for: ``$`` is its value."""
+    row = flags_of("megatron-core").get(name)
+    return row.means if row is not None and row.means else {name: "$"}
+
+
 @cache
 def _set() -> Mapping[str, str]:
     return {name: flag.sets for name, flag in table().items() if flag.sets and flag.kind != "text"}

@@ -22,6 +22,7 @@ from meshwright.launchers.export import (
     slurm_script,
     with_readme,
 )
+from meshwright.launchers.megatron_core.model import prediction_layers_need_rotary
 from meshwright.launchers.megatron_core.names import (
     FROM_CHECKPOINT,
     decided_flags,
@@ -41,7 +42,6 @@ from meshwright.launchers.megatron_lm.flags import (
     low_precision_has_units,
     packages_of,
     padded_vocabulary,
-    prediction_layers_need_rotary,
     reshards_states,
     sections,
 )

@@ -7,20 +7,28 @@ from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
+from meshwright.launchers.megatron_core.model import (
+    VOCABULARY_UNIT,
+    expert_values,
+    latent_values,
+    layer_list,
+    model_values,
+)
 from meshwright.launchers.megatron_core.names import (
     DROPOUT,
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     WHOLE_STEP,
     Values,
-    balance_values,
     context_values,
     cut_bucket,
     exchange_values,
+    flag_meanings,
     flags_of_fields,
     is_even,
     kernel_values,
@@ -35,7 +43,6 @@ from meshwright.launchers.target import Target
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
 from meshwright.solver.configuration import Configuration
 
@@ -145,7 +152,6 @@ def overlaps_experts(target: Target) -> bool:
     return overlapped(target, facts(target))
 
 
-VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -195,6 +201,8 @@ def flags_of(values: Values) -> list[MegatronFlag]:
 
 def sections(target: Target) -> list[Section]:
     """Return all flags that the plan sets, in reading order."""
+    model = target.model
+    experts = _of_model(expert_values(model, model.moe), target) if model.moe else []
     parts = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _split(target)),
@@ -203,10 +211,10 @@ def sections(target: Target) -> list[Section]:
         ("Data parallelism", _data_parallel(target)),
         ("Activation recomputation", _recompute(target)),
         ("Precision and kernels", _precision(target)),
-        ("Model", _model(target.model, target.workload.seq_length)),
-        ("Mixture of experts", [*_experts(target), *flags_of(exchange_values(target, facts(target)))]),
-        ("Multi-head latent attention", _latent_attention(target.model.mla)),
-        ("Mixers with a state", _mixer(target.model)),
+        ("Model", _of_model(model_values(model), target)),
+        ("Mixture of experts", [*experts, *flags_of(exchange_values(target, facts(target)))]),
+        ("Multi-head latent attention", _of_model(latent_values(model.mla), target) if model.mla else []),
+        ("Mixers with a state", _mixer(model)),
     )
     return [Section(title, tuple(flags)) for title, flags in parts if flags]
 
@@ -370,176 +378,63 @@ def _precision(target: Target) -> list[MegatronFlag]:
     return [*flags, flag("optimizer", "adam")]
 
 
-def _model(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
-    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "head_dim")
-    flags = stated(model, "model", *sizes)
-    if model.num_kv_heads < model.num_attention_heads and model.mla is None:
-        # Without the switch the number of groups is ignored.
-        flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
-    flags += [*_activation(model), *_biases(model), *_norms(model)]
-    flags += stated(model, "model", "gate_in_queries")
-    if not model.tied_embeddings:
-        flags.append(flag("untie-embeddings-and-output-weights"))
-    if model.attention_sinks:
-        flags.append(flag("softmax-type", "learnable"))
-    flags += [
-        *_positions(model, seq_length),
-        flag("vocab-size", model.vocab_size),
-        flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
-    ]
-    return [*flags, *stated(model, "model", "num_mtp_layers"), *_window(model)]
+# Defaults of Megatron-LM that no flag repeats.
+_SILENT: Values = {
+    "glu_linear_offset": 0.0, "moe_router_score_function": "softmax", "rotary_percent": 1,
+    "softmax_type": "vanilla",
+}  # fmt: skip
 
 
-def _activation(model: ModelSpec) -> list[MegatronFlag]:
-    flags = []
-    if model.gated_mlp:
-        flags.append(flag("quick-geglu" if model.mlp_activation == "quick_gelu" else "swiglu"))
-    elif model.mlp_activation == "squared_relu":
-        flags.append(flag("squared-relu"))
-    if not model.gated_mlp and (model.mlp_activation != "gelu" or not model.mlp_bias):
+def _of_model(values: Values, target: Target) -> list[MegatronFlag]:
+    """Return fields of a model as flags, by their rows in Megatron-Core's table; none for what is off."""
+    found = []
+    for name, value in values.items():
+        spelled, meant = next(iter(flag_meanings(name).items()))
+        is_switch = isinstance(value, bool)
+        on = value != (meant == "not") if is_switch else value not in (None, _SILENT.get(name))
+        if name in _SPELLED:
+            found += _SPELLED[name](target, value)
+        elif on:
+            found.append(flag(spelled.replace("_", "-"), *(() if is_switch else (value,))))
+    return found
+
+
+def _groups(target: Target, groups: object) -> list[MegatronFlag]:
+    model = target.model
+    if model.num_kv_heads == model.num_attention_heads or model.mla is not None:
+        return []
+    return [flag("group-query-attention"), flag("num-query-groups", groups)]  # ignored without the switch
+
+
+def _activation(target: Target, gated: object) -> list[MegatronFlag]:
+    activation = target.model.mlp_activation
+    if gated:
+        return [flag("quick-geglu" if activation == "quick_gelu" else "swiglu")]
+    flags = [flag("squared-relu")] if activation == "squared_relu" else []
+    if activation != "gelu" or not target.model.mlp_bias:
         flags.append(flag("no-bias-gelu-fusion"))  # TransformerConfig: the fusion is gelu's with a bias
-    return flags + stated(model, "model", "activation_clamp", "gate_offset")
-
-
-def _biases(model: ModelSpec) -> list[MegatronFlag]:
-    if model.mlp_bias:
-        return []
-    return [flag("disable-bias-linear"), *([flag("add-qkv-bias")] if model.qkv_bias else [])]
-
-
-def _norms(model: ModelSpec) -> list[MegatronFlag]:
-    flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
-    flags += stated(model, "model", "norm_epsilon", "zero_centered_norm")
-    if model.mla.norms if model.mla else model.query_key_norm == "per_head":
-        flags.append(flag("qk-layernorm"))
     return flags
 
 
-def _positions(model: ModelSpec, seq_length: int) -> list[MegatronFlag]:
-    rows = (model.max_position_embeddings or 0) + model.learned_position_offset
-    flags = [
-        flag("position-embedding-type", positions_of(model)),
-        flag("max-position-embeddings", max(seq_length, rows)),
-    ]
-    if not model.has_rotary_positions or positions_of(model) == "none":
-        return flags
-    if model.rotary_base is not None:
-        flags.append(flag("rotary-base", model.rotary_base))
-    if model.rotary_fraction != 1:
-        flags.append(flag("rotary-percent", model.rotary_fraction))
-    if any(model.layers_without_rotary()):
-        flags.append(flag("no-rope-freq", _layers_without_positions(model)))
-    return flags + _rotary_scaling(model)
-
-
-def positions_of(model: ModelSpec) -> str:
-    """Return Megatron-Core's name for the model's positions; latent attention has a YaRN of its own."""
-    if not model.has_rotary_positions:
-        return "learned_absolute"
-    if model.layer_pattern and all(model.layers_without_rotary()):
-        return "none"
-    scaling = model.rotary_scaling
-    return "yarn" if model.mla is None and scaling is not None and scaling.kind == "yarn" else "rope"
-
-
-def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float | bool]:
-    """Return YaRN's numbers, by the names of the attributes that Megatron-Core's ``GPTModel`` reads.
-
-    If a config states only one ``mscale``, ``transformers`` reads neither.
-    """
-    both = scaling.mscale is not None and scaling.mscale_all_dim is not None
-    original = scaling.original_max_position_embeddings or model.max_position_embeddings
-    return {
-        "yarn_rotary_scaling_factor": scaling.factor,
-        "yarn_original_max_position_embeddings": original or 4096,
-        "yarn_beta_fast": scaling.beta_fast,
-        "yarn_beta_slow": scaling.beta_slow,
-        "yarn_mscale": (scaling.mscale if both else None) or 1.0,
-        "yarn_mscale_all_dim": (scaling.mscale_all_dim if both else None) or 0.0,
-        "yarn_correction_range_round_to_int": scaling.truncate,
-    }
-
-
-def layer_list(marked: Sequence[bool]) -> str:
-    """Return 1 for each marked layer, in runs, as Megatron-LM reads them: ``([0]*3+[1]*58)``."""
-    return "(" + "+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marked)) + ")"
-
-
-def expert_layers(model: ModelSpec) -> str:
-    """Return the list of layers with experts."""
-    return layer_list([kind == "moe" for kind in model.layer_kinds()])
-
-
-def _layers_without_positions(model: ModelSpec) -> str:
-    """Return ``([0]*3+[1])*12`` for every n-th layer without positions, with the remainder at the end."""
-    every = model.no_rotary_every
-    if not every:
-        return layer_list(model.layers_without_rotary())
-    groups, rest = divmod(model.num_layers, every)
-    return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
-
-
-def _rotary_scaling(model: ModelSpec) -> list[MegatronFlag]:
-    """Return the scaling flags; MLA defaults to YaRN (Megatron-Core ``MLATransformerConfig``)."""
-    scaling = model.rotary_scaling
-    if model.mla is not None:
-        if scaling is None:
-            return [flag("rope-type", "rope"), flag("no-rope-fusion")]  # fused for YaRN only
-        return [
-            flag("rope-type", "yarn"),
-            flag("rotary-scaling-factor", scaling.factor),
-            flag("mscale", 1.0 if scaling.mscale is None else scaling.mscale),
-            flag("mscale-all-dim", scaling.mscale_all_dim or 0.0),
-        ]
-    if scaling is None:
-        return []
-    if scaling.kind == "yarn":
-        # training/argument_utils.py _apply_yarn_config_from_args: three of them have no prefix
-        values = yarn_values(model, scaling)
-        whole = "" if values.pop("yarn_correction_range_round_to_int") else "no-"
-        return [
-            flag("rotary-scaling-factor", values.pop("yarn_rotary_scaling_factor")),
-            flag("mscale", values.pop("yarn_mscale")),
-            flag("mscale-all-dim", values.pop("yarn_mscale_all_dim")),
-            *(flag(name.replace("_", "-"), value) for name, value in values.items()),
-            flag(f"{whole}yarn-correction-range-round-to-int"),
-        ]
-    if scaling.kind == "linear":
-        return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
-    return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]
-
-
-def _window(model: ModelSpec) -> list[MegatronFlag]:
-    if model.sliding_window is None:
-        return []
-    # (left, right) neighbours besides the token itself.
-    flags = [flag("window-size", f"{model.sliding_window - 1},0")]
-    if model.sliding_window_every > 1:
-        flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
-    elif model.global_layers:
-        flags.append(flag("window-attn-skip-freq", layer_list(model.local_layers())))
-    return flags
-
-
-def _experts(target: Target) -> list[MegatronFlag]:
-    model, moe = target.model, target.model.moe
-    if moe is None:
-        return []
-    sizes = stated(moe, "model.moe", "num_experts", "top_k", "ffn_hidden_size")
-    layers = [] if model.layer_pattern else [flag("moe-layer-freq", expert_layers(model))]
-    return [*sizes, *layers, *stated(moe, "model.moe", "shared_ffn_hidden_size"), *_router(moe)]
-
-
-def _router(moe: MoeSpec) -> list[MegatronFlag]:
-    flags = stated(moe, "model.moe", "shared_expert_gate")
-    if moe.router_score == "sigmoid":
-        flags.append(flag("moe-router-score-function", "sigmoid"))
-    elif not moe.normalized_top_k:
-        flags.append(flag("moe-router-pre-softmax"))
-    flags += stated(moe, "model.moe", "selection_bias", "router_groups", "router_top_groups")
-    if moe.router_scaling != 1:
-        flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
-    return flags + flags_of(balance_values(moe))
+# Fields that the command line spells in a way of its own.
+_SPELLED: Mapping[str, Callable[[Target, Any], list[MegatronFlag]]] = {
+    "apply_rope_fusion": lambda *_: [flag("no-rope-fusion")],
+    "gated_linear_unit": _activation,
+    "max_position_embeddings": lambda target, rows: [
+        flag("max-position-embeddings", max(target.workload.seq_length, rows))
+    ],
+    "num_query_groups": _groups,
+    "seq_len_interpolation_factor": lambda _, factor: [
+        flag("rotary-seq-len-interpolation-factor", int(factor))
+    ],
+    "window_attn_skip_freq": lambda _, every: [
+        flag("window-attn-skip-freq", layer_list(every) if isinstance(every, list) else every)
+    ],
+    "window_size": lambda _, size: [flag("window-size", ",".join(map(str, size)))],
+    "yarn_correction_range_round_to_int": lambda _, whole: [
+        flag(f"{'' if whole else 'no-'}yarn-correction-range-round-to-int")
+    ],
+}
 
 
 def _mixer(model: ModelSpec) -> list[MegatronFlag]:
@@ -562,28 +457,8 @@ def _mixer(model: ModelSpec) -> list[MegatronFlag]:
     ]
 
 
-def _latent_attention(mla: MlaSpec | None) -> list[MegatronFlag]:
-    if mla is None:
-        return []
-    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return [flag("multi-latent-attention"), *stated(mla, "model.mla", *sizes)]
-
-
 # --------------------------------------------------------------------------------------------------
 # What Megatron-Core refuses and no plan of the search states: ``validate_args``, ``TransformerConfig``.
-
-
-def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
-    """Require plain rotary positions for multi-token prediction (``validate_args``)."""
-    model, positions = target.model, positions_of(target.model)
-    if model.num_mtp_layers and positions != "rope":
-        words = "learned positions" if positions == "learned_absolute" else "positions by YaRN"
-        yield FieldError(
-            pointer="/model/num_mtp_layers",
-            message=f"{model.num_mtp_layers} with {words}",
-            allowed=f"0 with {words}",
-            nearest="0",
-        )
 
 
 def low_precision_has_units(target: Target) -> Iterator[FieldError]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reference.facts import removed
-from meshwright.launchers.megatron_lm import flags as megatron_flags
+from meshwright.launchers.megatron_core.model import expert_values, latent_values, model_values
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
@@ -68,19 +68,12 @@ MODELS = models()
 
 def seen(model: ModelSpec) -> tuple[object, ...]:
     """What a fact may change."""
-    flags = (*megatron_flags._model(model, 1), *_router(model))
-    latent = megatron_flags._latent_attention(model.mla)
+    values = model_values(model) | (latent_values(model.mla) if model.mla else {})
+    values |= expert_values(model, model.moe) if model.moe else {}
     counts = (model.num_parameters(), model.mtp_parameters(), model.model_flops_per_token(4096))
     named = (SINGLE_TARGETS, ("gate_proj", "up_proj", "down_proj"), ("gate",))
     adapters = (adapter_parameters(model, 8, targets) for targets in named)
-    return *counts, *adapters, model_facts(model), flags, tuple(latent)
-
-
-def _router(model: ModelSpec) -> list[megatron_flags.MegatronFlag]:
-    if model.moe is None:
-        return []
-    layers = megatron_flags.flag("moe-layer-freq", megatron_flags.expert_layers(model))
-    return [layers, *megatron_flags._router(model.moe)]
+    return *counts, *adapters, model_facts(model), values
 
 
 def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator[ModelSpec]:
