@@ -466,11 +466,9 @@ class Progress:
     stage: str  # enumerating, bounding, solving, certifying, done
     explored: int
     total: int
-    incumbent_step_time_s: float | None
-    bound_step_time_s: (
-        float | None
-    )  # no plan that may still be ranked is faster; the answer bounds every split
-    gap: float | None
+    incumbent_step_time_s: float | None = None
+    bound_step_time_s: float | None = None  # no plan that may yet be ranked is faster
+    gap: float | None = None
     elapsed_s: float
 
 

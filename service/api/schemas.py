@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
-from meshwright.service.db.plan_records import PlanFigures, PlanFilter
+from meshwright.service.db.plan_records import PlanFigures, PlanFilter, PlanRow
 from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
-from meshwright.solver.answer import (
-    Baseline,
-    Infeasibility,
-    ObjectiveClaim,
-    ParetoFront,
-    Plan,
-    Prediction,
-    SkippedLauncher,
-    Status,
-    Why,
-)
+from meshwright.solver.answer import Answer as FoundAnswer
+from meshwright.solver.answer import Infeasibility, Plan, Prediction, Status, Why
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Progress
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
@@ -42,16 +34,10 @@ class Answer(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
-class ProgressView(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressView(Progress):
     """How far a running search has come."""
 
-    stage: str
-    explored: int
-    total: int
-    incumbent_step_time_s: float | None = None
-    bound_step_time_s: float | None = None
-    gap: float | None = None
-    elapsed_s: float
     deadline: datetime | None = None  # when the search's own time limit ends
 
 
@@ -112,15 +98,12 @@ class JobPage(Answer):
     next_page_token: str | None = None
 
 
-class JobQuery(BaseModel):
-    """Which jobs are listed: those with all that is given."""
+class ListQuery(BaseModel):
+    """Which jobs or fleets are listed: those with all that is given."""
 
     model_config = ConfigDict(extra="forbid")
 
-    state: Annotated[State | None, Field(description="default: jobs in every state")] = None
-    model: Annotated[
-        str | None, Field(max_length=MAX_NAME, pattern="^[^\\x00-\\x1f]+$", description="name of the model")
-    ] = None
+    state: Annotated[State | None, Field(description="default: in every state")] = None
     owner: Annotated[
         str | None,
         Field(pattern="^[A-Za-z0-9]{1,16}$", description="key that submitted them; `me`: your own"),
@@ -134,7 +117,7 @@ class JobQuery(BaseModel):
         str | None, Field(max_length=256, description="next_page_token of the page before")
     ] = None
 
-    def wanted(self, caller: str | None) -> JobFilter:
+    def wanted(self, caller: str | None, *, fleets: bool = False) -> JobFilter:
         """Return the filter; ``caller``: the id of the caller's key.
 
         Raises:
@@ -142,7 +125,19 @@ class JobQuery(BaseModel):
         """
         labels = {} if self.labels is None else read_selector(self.labels, "/query/labels")
         owner = caller if self.owner == "me" else self.owner
-        return JobFilter(state=self.state, model=self.model, owner=owner, labels=labels)
+        return JobFilter(state=self.state, owner=owner, labels=labels, fleets=fleets)
+
+
+class JobQuery(ListQuery):
+    """Which jobs are listed: those with all that is given."""
+
+    model: Annotated[
+        str | None, Field(max_length=MAX_NAME, pattern="^[^\\x00-\\x1f]+$", description="name of the model")
+    ] = None
+
+    def wanted(self, caller: str | None, *, fleets: bool = False) -> JobFilter:
+        """Return the filter, by model too; errors as ``ListQuery.wanted``."""
+        return replace(super().wanted(caller, fleets=fleets), model=self.model)
 
 
 class PlanView(Answer):
@@ -231,34 +226,12 @@ class MeasuredView(Answer):
     out_of_memory: bool  # any of them
 
 
-class PlanSummary(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary(PlanRow):
     """The figures of one plan; the plan itself is at ``/v1/plans/{plan_id}``."""
 
-    plan_id: str
-    job_id: str
-    rank: int
     found_at: datetime | None
-    model: str | None
-    cluster: str | None
-    launcher: str | None
-    num_gpus: int | None
-    tensor_parallel_size: int | None
-    pipeline_parallel_size: int | None
-    context_parallel_size: int | None
-    expert_parallel_size: int | None
-    data_parallel_size: int | None
-    micro_batch_size: int | None
-    zero_stage: int | None
-    step_time_s: float | None
-    step_time_low_s: float | None
-    step_time_high_s: float | None
-    tokens_per_s_per_gpu: float | None
-    mfu: float | None
-    peak_memory_bytes: int | None
-    out_of_memory_probability: float | None
-    cost: float | None
     measured: MeasuredView | None  # null: no run of it was reported
-    verified: str | None  # queued, running, or the launcher's verdict; null: never asked
 
 
 class PlanPage(Answer):
@@ -276,7 +249,11 @@ def plan_summary(one: PlanFigures) -> PlanSummary:
         peak_memory_bytes=one.measured_peak_memory_bytes,
         out_of_memory=bool(one.measured_out_of_memory),
     )
-    return view_of(PlanSummary, one, measured=measured if one.num_measurements else None)
+    return PlanSummary(
+        **{field.name: getattr(one, field.name) for field in fields(PlanRow)},
+        found_at=moment(one.found_at_s),
+        measured=measured if one.num_measurements else None,
+    )
 
 
 class QuantityView(Answer):
@@ -558,36 +535,6 @@ class FleetFilesView(Answer):
     warnings: list[str]
 
 
-class FleetQuery(BaseModel):
-    """Which fleets are listed: those with all that is given."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    state: Annotated[State | None, Field(description="default: fleets in every state")] = None
-    owner: Annotated[
-        str | None,
-        Field(pattern="^[A-Za-z0-9]{1,16}$", description="key that submitted them; `me`: your own"),
-    ] = None
-    labels: Annotated[
-        str | None,
-        Field(max_length=2100, description="labels that they all have", examples=["team=nlp,run=7"]),
-    ] = None
-    page_size: Annotated[int, Field(ge=1, le=200, description="entries of one page")] = 50
-    page_token: Annotated[
-        str | None, Field(max_length=256, description="next_page_token of the page before")
-    ] = None
-
-    def wanted(self, caller: str | None) -> JobFilter:
-        """Return the filter; ``caller``: the id of the caller's key.
-
-        Raises:
-            InvalidProblemError: ``labels`` is not a list of labels.
-        """
-        labels = {} if self.labels is None else read_selector(self.labels, "/query/labels")
-        owner = caller if self.owner == "me" else self.owner
-        return JobFilter(state=self.state, owner=owner, labels=labels, fleets=True)
-
-
 def fleet_view(job: JobSummary, heading: QuestionHeading) -> FleetView:
     """One fleet of a list as the API shows it."""
     named = {"name": heading.fleet, "cluster": heading.cluster, "num_nodes": heading.num_nodes}
@@ -637,41 +584,28 @@ class RankedPlan(Plan):
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 
-class AnswerView(Answer):
+class AnswerPage(Answer):
     """The answer of a job with one page of its plans, best first."""
 
     job_id: str
     state: State
     certainty: str | None = None  # how good the first plan is, in words; none of older releases
-    status: Status
-    certified_by: list[str]
-    decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"  # what chose stages and layers
-    objective_gap: float | None
-    objective_excess: float | None
-    bound_step_time_s: float | None
-    gap: float | None
-    space_size: int
-    legal: int
-    fit: int
-    explored: int
-    counts: dict[str, int]
-    elapsed_s: float
-    seed: int
-    versions: dict[str, str]
-    warnings: list[str]
-    infeasible: Infeasibility | None
-    num_gpus_used: int | None
-    peak_flops: float | None
-    notes: dict[str, str]
-    objective: ObjectiveClaim | None = None
-    baseline: Baseline | None = None
-    pareto: ParetoFront | None = None
     points: list[PointView] | None = None  # of a sweep
-    space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
-    skipped_launchers: list[SkippedLauncher] = Field(default_factory=list)  # of a request for any launcher
     model: ModelFigures | None = None  # none of a sweep: its points may differ
     plans: list[RankedPlan]
     next_page_token: str | None
+
+
+_HINTS = get_type_hints(FoundAnswer)
+_STATED: dict[str, Any] = {
+    one.name: (_HINTS[one.name], Field(default_factory=one.default_factory))
+    if one.default_factory is not MISSING
+    else (_HINTS[one.name], ... if one.default is MISSING else one.default)
+    for one in fields(FoundAnswer)
+    if one.name not in {*AnswerPage.model_fields, "floors"}
+}
+# With all that an answer states of itself.
+AnswerView = create_model("AnswerView", __base__=AnswerPage, __doc__=AnswerPage.__doc__, **_STATED)
 
 
 # --------------------------------------------------------------------------------------------------

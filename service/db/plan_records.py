@@ -61,13 +61,12 @@ _PREDICTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFigures:
-    """One row of ``plans`` without its body; the columns of an older version's row are None."""
+class PlanRow:
+    """The figures of a plan that lists show; None in a row of an older version."""
 
     job_id: str
     rank: int
     plan_id: str
-    found_at_s: float | None
     model: str | None
     cluster: str | None
     launcher: str | None
@@ -87,11 +86,18 @@ class PlanFigures:
     peak_memory_bytes: int | None
     out_of_memory_probability: float | None
     cost: float | None
+    verified: str | None  # queued, running, or the launcher's verdict; None: never asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures(PlanRow):
+    """One row of ``plans`` without its body."""
+
+    found_at_s: float | None
     num_measurements: int
     measured_step_time_s: float | None
     measured_peak_memory_bytes: int | None
     measured_out_of_memory: bool | None
-    verified: str | None
 
 
 _FIGURES = tuple(plans.c[one.name] for one in fields(PlanFigures))

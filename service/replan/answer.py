@@ -14,7 +14,7 @@ from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.figures import figure, tied
 from meshwright.service.replan.request import Changed
-from meshwright.service.replan.ways import FinishOption, Kind, Layout, Replan
+from meshwright.service.replan.ways import FinishOption, Layout, Replan, Spans
 from meshwright.service.report import formatting as figures
 from meshwright.solver.configuration import Configuration
 
@@ -42,33 +42,21 @@ class LayoutAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayAnswer:
+class WayAnswer(Spans):
     """One way to finish a job; its seconds sum up to ``finish_s``."""
 
     rank: int
-    kind: Kind
-    finish_s: float
-    finish_low_s: float  # with the ends of the step's 80 % interval
-    finish_high_s: float
-    waiting_s: float
-    restart_s: float
-    resharding_s: float  # to write (where the job still runs), read and exchange the checkpoint
-    lost_work_s: float
-    steps_s: float
-    interruptions_s: float
-    moved_bytes: float  # bytes on another GPU afterwards
     layout: LayoutAnswer
     afterwards: LayoutAnswer | None  # what the job goes back to once its nodes are repaired
 
     @classmethod
     def of(cls, way: FinishOption, rank: int) -> WayAnswer:
         """Return one way."""
-        figures_of = {field.name for field in fields(FinishOption)} - {"layout", "afterwards"}
         return cls(
             rank=rank,
             layout=LayoutAnswer.of(way.layout),
             afterwards=None if way.afterwards is None else LayoutAnswer.of(way.afterwards),
-            **{name: getattr(way, name) for name in figures_of},
+            **{field.name: getattr(way, field.name) for field in fields(Spans)},
         )
 
 

@@ -33,11 +33,10 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishOption:
+class Spans:
     """One way to go on, and when the run ends."""
 
     kind: Kind
-    layout: Layout
     finish_s: float  # from now until the last step; the sum of what follows
     finish_low_s: float  # with the ends of the step's 80 % interval
     finish_high_s: float
@@ -48,6 +47,13 @@ class FinishOption:
     steps_s: float
     interruptions_s: float
     moved_bytes: float  # bytes on another GPU afterwards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishOption(Spans):
+    """One way to go on, with its layouts."""
+
+    layout: Layout
     afterwards: Layout | None = None  # what the run goes back to once the nodes are repaired
 
 

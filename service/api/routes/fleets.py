@@ -32,7 +32,7 @@ from meshwright.service.api.schemas import (
     FleetDetail,
     FleetFilesView,
     FleetPage,
-    FleetQuery,
+    ListQuery,
     fleet_detail,
     fleet_view,
 )
@@ -118,14 +118,14 @@ def submit_fleet(
 
 
 @router.get("", dependencies=[READS], response_model=FleetPage, summary="List fleets")
-def list_fleets(query: Annotated[FleetQuery, Query()], jobs: JobsDep, caller: CallerDep) -> Response:
+def list_fleets(query: Annotated[ListQuery, Query()], jobs: JobsDep, caller: CallerDep) -> Response:
     """Fleets, newest first: all, or those in a state, of an owner or with labels.
 
     With several filters, a page may be short or empty: the list ends where there is no next token.
     """
     page = jobs.page(
         caller.tenant,
-        query.wanted(caller.key_id),
+        query.wanted(caller.key_id, fleets=True),
         page_size=query.page_size,
         page_token=query.page_token,
     )
