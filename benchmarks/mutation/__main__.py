@@ -113,11 +113,11 @@ def renew_tests(where: Path) -> None:
 
 
 def measure(where: Path, out: Path, tests: Sequence[str], processes: int) -> None:
-    """Record with pytest-cov which test executes which line, and how long each takes."""
+    """Record with pytest-cov which test executes which line, and the CPU seconds of each."""
     rooms = [f"--cov={room}" for room in ("solver", "profiles", "shell", "launchers", "service")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadfile"]
     command += ["-m", "not alone", *rooms, "--cov-context=test", "--cov-report="]
-    command += [f"--junitxml={out / TIMES}", *tests]
+    command += ["-p", "benchmarks.mutation.cpu_times", f"--junitxml={out / TIMES}", *tests]
     code = subprocess.run(command, cwd=where, env=_environment(where), check=False).returncode
     if code > pytest.ExitCode.TESTS_FAILED:  # limits in seconds may fail here; those tests are not used
         raise SystemExit(f"error: the tests did not run (pytest ended with {code})")
@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants", help="folder of the run")
     parser.add_argument("--processes", type=int, default=2, help="run so many at a time [default: 2]")
     parser.add_argument(
-        "--most-s", type=float, default=60.0, help="longest tests of one mutant, in seconds [default: 60]"
+        "--most-s", type=float, default=60.0, help="longest tests of one mutant, in CPU seconds [default: 60]"
     )
     parser.add_argument(
         "--tests", nargs="+", default=list(TESTS),
