@@ -183,7 +183,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants", help="folder of the run")
     parser.add_argument("--processes", type=int, default=2, help="run so many at a time [default: 2]")
     parser.add_argument(
-        "--most-s", type=float, default=60.0, help="longest tests of one mutant, in CPU seconds [default: 60]"
+        "--most-s",
+        type=float,
+        default=60.0,
+        help="longest tests of one mutant, in CPU seconds [default: 60]",
     )
     parser.add_argument(
         "--tests", nargs="+", default=list(TESTS),

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from benchmarks.fit.accuracy_spread import CLUSTER_RUNS, memory_risks
+from benchmarks.fit.accuracy_spread import memory_risks
 from benchmarks.fit.accuracy_tables import scored
 from benchmarks.fit.accuracy_unseen import judged, vote_of
 from benchmarks.fit.evidence import Evidence
@@ -25,12 +25,12 @@ def evenly(runs: list[Run], count: int) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    """Sixty runs of each cluster at most, so that every cluster counts as in the fit of the spreads."""
+    """Sixteen runs of each cluster at most: every cluster has one vote, as in the fit of the spreads."""
     of_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in read_runs(CATALOG_RUNS):
         if run.shape is not None and run.measured.step_time_s:
             of_cluster[run.cluster].append(run)
-    return [run for mine in of_cluster.values() for run in evenly(mine, CLUSTER_RUNS)]
+    return [run for mine in of_cluster.values() for run in evenly(mine, 16)]
 
 
 @pytest.fixture(scope="module")

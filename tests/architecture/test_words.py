@@ -9,6 +9,7 @@ so that it cannot rise again.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,13 @@ SHOWN = {
 }
 
 
-def shown_texts() -> Iterator[str]:
+@cache
+def shown_texts() -> list[str]:
     """Strings of the code that are not docstrings, and the text of templates without its comments."""
+    return list(_shown_texts())
+
+
+def _shown_texts() -> Iterator[str]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             tree = ast.parse(path.read_text("utf-8"))

@@ -21,7 +21,6 @@ from meshwright.solver.configuration import (
     configuration_from_json,
 )
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.planner.plan import ask_placed
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
@@ -383,17 +382,6 @@ def test_every_order_of_eight_groups_has_its_ends() -> None:
     assert len(found) == len(set(found)) == 720  # 6! of those between the ends
     assert {(one[0], one[-1]) for one in found} == {(3, 5)}
     assert list(_orders([2], (2, 2))) == [(2,)]
-
-
-def test_constraints_on_node_groups_that_cannot_be_met_together_are_the_smallest_set() -> None:
-    texts = ("first('fast')", "last('fast')", "layers('slow') > 0", "zero_stage < 3")
-    problem = a_mixed_problem((FAST, SLOW_GROUP), constraints=texts)
-    profile = default_profile(problem.cluster, "none")
-    answer = ask_placed(problem, profile, Watch(time_limit_s=60.0, on_progress=None, should_stop=None))
-    assert answer.status == "infeasible"
-    assert answer.infeasible is not None
-    assert answer.infeasible.conflicts == (tuple(f"constraint {text}" for text in texts[:3]),)
-    assert answer.infeasible.reasons[0].endswith("no placement of stages on the node groups keeps them")
 
 
 def test_a_group_of_another_name_keeps_no_constraint_that_names_the_old_one() -> None:
