@@ -111,7 +111,7 @@ def zero_plus_plus() -> Iterator[Row]:
 
 
 def twin_flow() -> Iterator[Row]:
-    """Return the gain of leaving a share of the optimizer's states on the GPU."""
+    """Return the gain of leaving a share of the optimizer's states on the GPU, and of leaving all there."""
     for name, cluster_name, gain in (("opt-30b", "dgx-h100", 6.07), ("opt-13b", "dgx-a100-40gb", 3.04)):
         model, found = find_model(name), find_cluster(cluster_name)
         cluster = replace(found, groups=(replace(found.groups[0], num_nodes=1),))
@@ -121,17 +121,22 @@ def twin_flow() -> Iterator[Row]:
             stage_layers=(model.num_layers,),
         )  # fmt: skip
         steps = []
-        for tenths in range(10, 0, -1):
-            options = {"optimizer_offload_fraction": tenths / 10}
+        for tenths in range(10, -1, -1):
+            options = {"optimizer_offload_fraction": tenths / 10} if tenths else {}
             workload = Workload(
                 global_batch_size=8, seq_length=2048, precision="fp16", framework_options=options
             )
             problem = Problem(model=model, cluster=cluster, workload=workload, launcher="deepspeed")
-            one = predict(problem, default_profile(cluster, "deepspeed"), config)
+            tried = config if tenths else replace(config, offload="none")
+            one = predict(problem, default_profile(cluster, "deepspeed"), tried)
             if one.peak_memory_bytes <= one.memory_limit_bytes:
-                steps.append((tenths / 10, one.step_time_s))
-        words = f"{name} on 8 GPUs ({cluster_name}), ratio {steps[-1][0]:g}"
-        yield Row(f"{words}: speed over ratio 1", gain, steps[0][1] / steps[-1][1])
+                steps.append((f"ratio {tenths / 10:g}" if tenths else "without offload", one.step_time_s))
+        for ratio, step_s in steps[-2:]:
+            yield Row(
+                f"{name} on 8 GPUs ({cluster_name}), {ratio}: speed over ratio 1",
+                gain,
+                steps[0][1] / step_s,
+            )
 
 
 # --------------------------------------------------------------------------------------------------
