@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -25,6 +24,7 @@ from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from tests.draws import TIMES
 from tests.launchers.blind_spots import Change, changes
+from tests.launchers.exported import exported
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _TRAINER = ("transformers", "accelerate")
@@ -127,7 +127,7 @@ CASES = {
     launcher: [
         folder.name
         for folder in sorted((GOLDEN / launcher).iterdir())
-        if any((folder / f"{main}{end}").is_file() for end in ("", ".txt"))
+        if any((folder / f"{main}{end}").is_file() for end in ("", ".txt", ".diff"))
     ]
     for launcher, (main, _) in READ.items()
 }
@@ -137,11 +137,8 @@ T = TypeVar("T")
 Arguments = ParamSpec("Arguments")
 
 
-@cache
 def files_of(launcher: str, name: str) -> dict[str, str]:
-    folder = GOLDEN / launcher / name
-    paths = [path for path in folder.iterdir() if path.is_file()]
-    return {path.name.removesuffix(".txt"): path.read_text("utf-8") for path in paths}
+    return dict(exported(launcher.replace("_", "-"), name))
 
 
 def read(launcher: str, files: Mapping[str, str]) -> LaunchFile:

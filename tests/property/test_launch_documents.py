@@ -14,6 +14,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.exported import exported
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # A launcher's documents, and the programs with tables of their arguments.
@@ -80,12 +81,7 @@ def answer(found: LaunchFile) -> object:
 def test_a_changed_value_changes_the_answer_or_is_refused_listed_or_harmless(
     launcher: str, name: str, file: str
 ) -> None:
-    folder, programs = GOLDEN / launcher / name, DOCUMENTS[launcher][file]
-    files = {
-        path.name.removesuffix(".txt"): path.read_text("utf-8")
-        for path in folder.iterdir()
-        if path.is_file()
-    }
+    files, programs = dict(exported(launcher, name)), DOCUMENTS[launcher][file]
     usual, names = read(file, files), flag_names(*programs)
     tried, ignored = list(changes(file, files[file])), []
     for change in tried:
