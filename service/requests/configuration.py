@@ -218,8 +218,6 @@ def completed(
 def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, object]:
     """Return what ``completed`` assumed: every value that ``raw`` does not state, by its name."""
     stated = {*written_out(raw, ("configuration",)), "stage_groups", "replicas", "stage_recompute_layers"}
-    if own.is_placed:
-        return {}
     return {name: value for name, value in asdict(own).items() if name not in stated}
 
 

@@ -303,10 +303,10 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
 
 def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:
     """Return the fault of a request that places stages where they cannot be; None where they can."""
-    if not problem.unplaced:
+    if not (why := problem.unplaced):
         return None
     able = [f"launcher {name}" for name in launchers_placing_stages()]
-    message, alike = f"{what}{problem.unplaced}", problem.cluster.is_homogeneous
+    message, alike = f"{what}{why}", problem.cluster.is_homogeneous
     allowed = f"unlike node groups, under {' or '.join(able)}" if alike else ", ".join(able)
     return FieldError(pointer=at, message=message, allowed=allowed, nearest=None if alike else able[0])
 
