@@ -24,7 +24,7 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
-from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Value, choices_of
+from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Score, choices_of
 from meshwright.solver.fleet.rules import Builder, by_rules, local_search
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
@@ -196,7 +196,7 @@ def _drawn(curves: dict[str, dict[int, float]], jobs: int, seed: int, effort: fl
     builder = Builder(drawn.fleet, drawn.exact)
     first = min(by_rules(drawn.fleet, drawn.exact, orders=0), key=lambda one: one.value)
     rival = local_search(builder, first.schedule, orders=_MANY_ORDERS, seed=seed, ended=ended)
-    late = Value.of(drawn.fleet, rival).lateness
+    late = Score.of(drawn.fleet, rival).lateness
     words = f"{jobs} drawn jobs, seed {seed}: {_words(answer)}; CPU {took_s:.2f} s"
     return f"{words}; local search alone with all durations and the same CPU: {late}"
 

@@ -56,7 +56,7 @@ class SearchCall(Protocol):
         ...
 
 
-class Work(Protocol):
+class JobWork(Protocol):
     """The work of one job; a thread does it, and another asks for the rest, also before it is done."""
 
     def do(self, *, on_progress: OnProgress, should_stop: ShouldStop) -> None:
@@ -112,7 +112,7 @@ class SearchWork:
 class _Running:
     """One job's work while it runs: its thread fills in the error, then sets ``done``."""
 
-    work: Work
+    work: JobWork
     stop: threading.Event
     done: threading.Event
     began_cpu_s: float = field(default_factory=lambda: _cpu_s())  # noqa: PLW0108 - defined below
@@ -136,7 +136,7 @@ class Runner:
         worker: str,
         leaving: threading.Event,
         on_child_ended: Callable[[str], None] = lambda _parent_id: None,
-        fleet: Callable[[Claim], Work] | None = None,
+        fleet: Callable[[Claim], JobWork] | None = None,
     ) -> None:
         self._engine = engine
         self._search = search
@@ -178,7 +178,7 @@ class Runner:
             _log.error("job %s: its search does not stop; this worker exits", claim.job_id)
             self._leaving.set()
 
-    def _work(self, claim: Claim) -> Work:
+    def _work(self, claim: Claim) -> JobWork:
         if claim.kind == FLEET and self._fleet is not None:
             return self._fleet(claim)
         return SearchWork(claim, self._search)

@@ -25,7 +25,7 @@ _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _ConfLine:
     where: str
     values: dict[str, str]
 
@@ -81,7 +81,7 @@ def expand_hostlist(file: ForeignFile, text: str, where: str) -> tuple[str, ...]
     return tuple(hosts)
 
 
-def _lines(file: ForeignFile) -> Iterator[_Line]:
+def _lines(file: ForeignFile) -> Iterator[_ConfLine]:
     held, start = "", 0
     for number, line in file.lines():
         start = start if held else number
@@ -91,7 +91,7 @@ def _lines(file: ForeignFile) -> Iterator[_Line]:
             continue
         held = ""
         if text.strip():
-            yield _Line(f"line {start}", _parameters(file, text.split(), f"line {start}"))
+            yield _ConfLine(f"line {start}", _parameters(file, text.split(), f"line {start}"))
     if held.strip():
         raise file.fault(f"line {start}", "the file ends inside a continued line")
 
@@ -107,7 +107,7 @@ def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str
     return values
 
 
-def _switch(file: ForeignFile, line: _Line) -> NetworkSwitch:
+def _switch(file: ForeignFile, line: _ConfLine) -> NetworkSwitch:
     name = line.values.get("switchname", line.values.get("blockname", ""))
     if not _HOST.fullmatch(name) or not {"nodes", "switches"} & set(line.values):
         raise file.fault(line.where, "expected SwitchName=… (or BlockName=…) with Nodes=… or Switches=…")

@@ -16,8 +16,7 @@ from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
-from meshwright.solver.answer import Answer as FoundAnswer
-from meshwright.solver.answer import Infeasibility, Plan, Prediction, Status, Why
+from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Status, Why
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Progress
 
@@ -28,7 +27,7 @@ def _shown(**example: JsonValue) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
-class Answer(BaseModel):
+class ApiAnswer(BaseModel):
     """What the API answers with; its schema is built once something needs it, not at the server's start."""
 
     model_config = ConfigDict(defer_build=True)
@@ -41,7 +40,7 @@ class ProgressView(Progress):
     deadline: datetime | None = None  # when the search's own time limit ends
 
 
-class LinksView(Answer):
+class LinksView(ApiAnswer):
     """Where to go from a job; a link is absent where it leads nowhere yet."""
 
     self: str
@@ -52,7 +51,7 @@ class LinksView(Answer):
     parent: str | None = None  # of a point: its sweep; of a fleet's job: the fleet
 
 
-class JobView(Answer):
+class JobView(ApiAnswer):
     """One job; times are the database's, in UTC."""
 
     id: str
@@ -81,7 +80,7 @@ class JobDetail(JobView):
     request: dict[str, Any]  # the canonical problem, every figure spelled out
 
 
-class EventView(Answer):
+class EventView(ApiAnswer):
     """The data of one server-sent event: the job as it was from then on."""
 
     job_id: str
@@ -91,7 +90,7 @@ class EventView(Answer):
     progress: ProgressView | None = None
 
 
-class JobPage(Answer):
+class JobPage(ApiAnswer):
     """Jobs, newest first."""
 
     jobs: list[JobView]
@@ -140,7 +139,7 @@ class JobQuery(ListQuery):
         return replace(super().wanted(caller, fleets=fleets), model=self.model)
 
 
-class PlanView(Answer):
+class PlanView(ApiAnswer):
     """One plan and the job that found it."""
 
     job_id: str
@@ -217,7 +216,7 @@ class PlanQuery(BaseModel):
         )
 
 
-class MeasuredView(Answer):
+class MeasuredView(ApiAnswer):
     """Measurements of the reported runs of a plan."""
 
     num_runs: int
@@ -234,7 +233,7 @@ class PlanSummary(PlanRow):
     measured: MeasuredView | None  # null: no run of it was reported
 
 
-class PlanPage(Answer):
+class PlanPage(ApiAnswer):
     """Plans of all jobs in the order that was asked for."""
 
     plans: list[PlanSummary]
@@ -256,7 +255,7 @@ def plan_summary(one: PlanFigures) -> PlanSummary:
     )
 
 
-class QuantityView(Answer):
+class QuantityView(ApiAnswer):
     """One figure of one rank."""
 
     rank: int
@@ -268,7 +267,7 @@ class QuantityView(Answer):
     error: float | None  # built / priced - 1
 
 
-class VerificationView(Answer):
+class VerificationView(ApiAnswer):
     """Figures of a plan as priced and as the launcher's own code built it."""
 
     plan_id: str
@@ -282,7 +281,7 @@ class VerificationView(Answer):
     peak_memory_bytes: int | None = None  # traced, with what is priced of no tensor
 
 
-class ExportView(Answer):
+class ExportView(ApiAnswer):
     """Launch files of one plan."""
 
     plan_id: str
@@ -291,7 +290,7 @@ class ExportView(Answer):
     warnings: list[str]
 
 
-class ModelFigures(Answer):
+class ModelFigures(ApiAnswer):
     """A model's name and exact counts of parameters."""
 
     name: str
@@ -301,7 +300,7 @@ class ModelFigures(Answer):
     num_trainable_parameters: int  # of adapters next to frozen weights, else num_parameters
 
 
-class PredictionView(Answer):
+class PredictionView(ApiAnswer):
     """Step time and memory of a given configuration, as the cost model predicts them."""
 
     config: Configuration  # completed: what was left out is filled in
@@ -315,7 +314,7 @@ class PredictionView(Answer):
     unread: list[str] = Field(default_factory=list)  # names of the launch file that are not understood
 
 
-class ProfileView(Answer):
+class ProfileView(ApiAnswer):
     """One stored profile; problems name it by its id."""
 
     id: str
@@ -333,14 +332,14 @@ class ProfileDetail(ProfileView):
     document: dict[str, Any]
 
 
-class ProfilePage(Answer):
+class ProfilePage(ApiAnswer):
     """Profiles, newest first."""
 
     profiles: list[ProfileView]
     next_page_token: str | None = None
 
 
-class MeasurementView(Answer):
+class MeasurementView(ApiAnswer):
     """The calibration learnt from a measured run of a plan."""
 
     id: str
@@ -352,14 +351,14 @@ class MeasurementView(Answer):
     prediction: Prediction  # of the plan, under that calibration
 
 
-class CatalogView(Answer):
+class CatalogView(ApiAnswer):
     """Entries of one catalog, by name; ``origin`` stored: the tenant's own, with versions."""
 
     items: list[dict[str, Any]]
     next_page_token: str | None = None
 
 
-class DefinitionView(Answer):
+class DefinitionView(ApiAnswer):
     """One model, cluster or GPU type with every figure spelled out."""
 
     kind: Literal["model", "cluster", "gpu"]
@@ -370,7 +369,7 @@ class DefinitionView(Answer):
     document: dict[str, Any]
 
 
-class ReadyView(Answer):
+class ReadyView(ApiAnswer):
     """The state of this server's database and queue."""
 
     ready: bool
@@ -456,7 +455,7 @@ class FleetView(JobView):
     num_nodes: int  # of the first kind of nodes
 
 
-class FleetJobView(Answer):
+class FleetJobView(ApiAnswer):
     """One job of a planned fleet; hours count from the beginning of the plan."""
 
     name: str
@@ -475,7 +474,7 @@ class FleetJobView(Answer):
     config: Configuration
 
 
-class FleetObjectiveView(Answer):
+class FleetObjectiveView(ApiAnswer):
     """One objective, with its proof."""
 
     name: Literal["weighted_lateness_hours", "last_end_hours", "node_hours", "cost"]
@@ -484,7 +483,7 @@ class FleetObjectiveView(Answer):
     gap: float
 
 
-class FleetRuleView(Answer):
+class FleetRuleView(ApiAnswer):
     """A simple rule's schedule."""
 
     rule: str
@@ -494,7 +493,7 @@ class FleetRuleView(Answer):
     cost: float | None = None  # where the fleet states the price of a node-hour
 
 
-class FleetAnswerView(Answer):
+class FleetAnswerView(ApiAnswer):
     """The schedule of a fleet; of one that has none, the faults of its jobs."""
 
     status: Literal["optimal", "feasible", "infeasible"]
@@ -520,14 +519,14 @@ class FleetDetail(JobView):
     answer: FleetAnswerView | None = None
 
 
-class FleetPage(Answer):
+class FleetPage(ApiAnswer):
     """Fleets, newest first."""
 
     fleets: list[FleetView]
     next_page_token: str | None = None
 
 
-class FleetFilesView(Answer):
+class FleetFilesView(ApiAnswer):
     """Launch files of a fleet by their path in its folder, and ``start.sh``."""
 
     fleet_id: str
@@ -551,7 +550,7 @@ def fleet_detail(job: JobRecord) -> FleetDetail:
 # What the API shows of an answer: its certificate, its plans, and the points of a sweep.
 
 
-class PointView(Answer):
+class PointView(ApiAnswer):
     """One point of a sweep with its best plan and its certificate."""
 
     point: int
@@ -584,7 +583,7 @@ class RankedPlan(Plan):
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 
-class AnswerPage(Answer):
+class AnswerPage(ApiAnswer):
     """The answer of a job with one page of its plans, best first."""
 
     job_id: str
@@ -596,12 +595,12 @@ class AnswerPage(Answer):
     next_page_token: str | None
 
 
-_HINTS = get_type_hints(FoundAnswer)
+_HINTS = get_type_hints(Answer)
 _STATED: dict[str, Any] = {
     one.name: (_HINTS[one.name], Field(default_factory=one.default_factory))
     if one.default_factory is not MISSING
     else (_HINTS[one.name], ... if one.default is MISSING else one.default)
-    for one in fields(FoundAnswer)
+    for one in fields(Answer)
     if one.name not in {*AnswerPage.model_fields, "floors"}
 }
 # With all that an answer states of itself.
@@ -612,7 +611,7 @@ AnswerView = create_model("AnswerView", __base__=AnswerPage, __doc__=AnswerPage.
 # What the API answers with about keys and the audit trail.
 
 
-class KeyView(Answer):
+class KeyView(ApiAnswer):
     """One key, without its secret."""
 
     id: str
@@ -631,14 +630,14 @@ class NewKeyView(KeyView):
     token: str | None  # null in the answer to a repeated request: revoke the key and make another
 
 
-class KeyPage(Answer):
+class KeyPage(ApiAnswer):
     """Keys, newest first."""
 
     keys: list[KeyView]
     next_page_token: str | None = None
 
 
-class ShareLinkView(Answer):
+class ShareLinkView(ApiAnswer):
     """One link to an answer, without its address."""
 
     id: str
@@ -653,13 +652,13 @@ class NewShareLinkView(ShareLinkView):
     path: str | None  # null in the answer to a repeated request: revoke the link and make another
 
 
-class ShareLinkList(Answer):
+class ShareLinkList(ApiAnswer):
     """The active links of a job, newest first."""
 
     links: list[ShareLinkView]
 
 
-class AuditView(Answer):
+class AuditView(ApiAnswer):
     """One act of an administrator."""
 
     at: datetime
@@ -669,7 +668,7 @@ class AuditView(Answer):
     details: dict[str, Any]
 
 
-class AuditPage(Answer):
+class AuditPage(ApiAnswer):
     """The audit trail, newest first."""
 
     acts: list[AuditView]
@@ -688,7 +687,7 @@ class ChildView(JobView):
     reused: bool  # it was answered before
 
 
-class ChildPage(Answer):
+class ChildPage(ApiAnswer):
     """Points of a sweep, in order."""
 
     children: list[ChildView]
@@ -711,7 +710,7 @@ def child_view(child: JobSummary) -> ChildView:
 # What the API shows of re-plans on record.
 
 
-class ReplanView(Answer):
+class ReplanView(ApiAnswer):
     """One re-plan: what a launcher asked."""
 
     model_config = _shown(
@@ -737,7 +736,7 @@ class ReplanDetail(ReplanView):
     answer: ReplanAnswer
 
 
-class ReplanPage(Answer):
+class ReplanPage(ApiAnswer):
     """Re-plans of a job, newest first."""
 
     replans: list[ReplanView]
@@ -748,7 +747,7 @@ class ReplanPage(Answer):
 # What the API shows of use: CPU seconds of keys, and live workers.
 
 
-class UsageView(Answer):
+class UsageView(ApiAnswer):
     """CPU seconds of the searches of one key that ended on one day (UTC)."""
 
     model_config = _shown(day="2026-01-31", key_id="3f9a1c04be27", cpu_s=812.5, jobs=41)
@@ -759,13 +758,13 @@ class UsageView(Answer):
     jobs: int
 
 
-class UsageList(Answer):
+class UsageList(ApiAnswer):
     """CPU seconds by day and key, newest day first."""
 
     usage: list[UsageView]
 
 
-class WorkerView(Answer):
+class WorkerView(ApiAnswer):
     """One live worker."""
 
     model_config = _shown(
@@ -784,7 +783,7 @@ class WorkerView(Answer):
     busy_since: datetime | None
 
 
-class WorkerList(Answer):
+class WorkerList(ApiAnswer):
     """The workers that are alive, by name."""
 
     workers: list[WorkerView]

@@ -13,7 +13,7 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.service.fleets.request import START_FILE, FleetRequest
 from meshwright.solver.answer import Plan
-from meshwright.solver.fleet.problem import FleetJob, Run, Schedule, pairs_apart
+from meshwright.solver.fleet.problem import FleetJob, PlannedRun, Schedule, pairs_apart
 from meshwright.solver.problem import Problem
 
 _HOUR_MIN = 60
@@ -106,7 +106,7 @@ def _lines(fleet: ScheduledFleet, jobs: list[FleetJob]) -> Iterator[str]:
 _TIME_LIMIT = 1.25  # of the predicted minutes: Slurm ends a job there
 
 
-def _begin(request: FleetRequest, run: Run) -> str:
+def _begin(request: FleetRequest, run: PlannedRun) -> str:
     if request.begin is None:
         return f"--begin=now+{run.start_min}minutes" if run.start_min else "--begin=now"
     try:

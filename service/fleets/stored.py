@@ -15,7 +15,7 @@ from meshwright.service.fleets.request import Parse
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.configuration import configuration_from_json
-from meshwright.solver.fleet.problem import Fleet, NodeChoice, Run
+from meshwright.solver.fleet.problem import Fleet, NodeChoice, PlannedRun
 
 
 def scheduled_again(
@@ -113,6 +113,6 @@ def _merged(planned: dict[str, Any], stated: object) -> object:
     return {**kept, **stated}
 
 
-def _run(job: Mapping[str, Any]) -> Run:
+def _run(job: Mapping[str, Any]) -> PlannedRun:
     start, end = (round(job[name] * 60) for name in ("start_hours", "end_hours"))
-    return Run(choice=NodeChoice(job["kind"], job["nodes"]), start_min=start, end_min=end)
+    return PlannedRun(choice=NodeChoice(job["kind"], job["nodes"]), start_min=start, end_min=end)

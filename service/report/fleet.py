@@ -195,7 +195,7 @@ def left_out_lines(document: Mapping[str, Any]) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPage:
+class FleetReport:
     """The schedule of a fleet as pages show it."""
 
     title: str
@@ -210,9 +210,9 @@ class FleetPage:
     marks: tuple[str, ...]
 
 
-def fleet_page(document: Mapping[str, Any]) -> FleetPage:
+def fleet_page(document: Mapping[str, Any]) -> FleetReport:
     """Return the schedule of an answered fleet."""
-    return FleetPage(
+    return FleetReport(
         title=document["name"],
         jobs=tuple(jobs_by_start(document)),
         is_mixed=len(document["nodes"]) > 1,

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from meshwright.profiles.figures import NO_BREAK
 from meshwright.service.report.document import Document, PredictionDocument
-from meshwright.service.report.fleet import FleetPage
+from meshwright.service.report.fleet import FleetReport
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
 
 HTML = Path(__file__).parent / "html"
@@ -45,7 +45,7 @@ def render_prediction_page(document: PredictionDocument) -> str:
     return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
 
 
-def render_fleet_page(document: FleetPage) -> str:
+def render_fleet_page(document: FleetReport) -> str:
     """Return the schedule of a fleet as one file without a script."""
     template = environment().get_template("fleet_report.html")
     return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())

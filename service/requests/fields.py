@@ -51,7 +51,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class FormQuestion:
     """How the web form asks for a field."""
 
     part: Literal["first", "config", "documents", "limits", "run"]
@@ -82,7 +82,7 @@ class RequestField:
     # that digests of stored problems stay; False for those that were always written.
     sparse: bool = False
     option: Option | None = None
-    question: Question | None = None
+    question: FormQuestion | None = None
 
     name: str = field(init=False)  # the last part of the path
     section: str = field(init=False)  # the path without the name; empty: the request itself
@@ -124,7 +124,7 @@ FIELDS = (
             help="Catalog name, Hugging Face id, or config.json (./PATH).",
             completes="library:model_names",
         ),
-        question=Question(
+        question=FormQuestion(
             part="config",
             name="config",
             label="config.json of a model on Hugging Face",
@@ -134,7 +134,7 @@ FIELDS = (
     ),
     RequestField(
         path="model.name",
-        question=Question(
+        question=FormQuestion(
             part="first",
             name="model",
             label="Model",
@@ -158,7 +158,7 @@ FIELDS = (
     ),
     RequestField(
         path="cluster.name",
-        question=Question(
+        question=FormQuestion(
             part="first",
             name="cluster",
             label="Cluster",
@@ -186,7 +186,7 @@ FIELDS = (
             default="1",
             metavar=COUNTS,
         ),
-        question=Question(part="first", label="Nodes", kind="number", default="16"),
+        question=FormQuestion(part="first", label="Nodes", kind="number", default="16"),
     ),
     RequestField(
         path="cluster.gpus_per_node",
@@ -200,7 +200,7 @@ FIELDS = (
         type="Batches",
         about="sequences per optimizer step: one number, a list, or a range by doubling",
         option=Option(group=COMMON, help="Sequences per optimizer step.", metavar=COUNTS),
-        question=Question(
+        question=FormQuestion(
             part="first",
             name="batch",
             label="Batch",
@@ -216,7 +216,7 @@ FIELDS = (
         about="tokens per sequence",
         limits={"ge": 1, "le": MAX_SEQ_LENGTH},
         option=Option(group=COMMON, help="Tokens per sequence.", kind=int),
-        question=Question(
+        question=FormQuestion(
             part="first",
             label="Sequence length",
             kind="number",
@@ -233,14 +233,14 @@ FIELDS = (
         "mxfp8 and nvfp4 mean fp8 with the recipe of that name "
         "(precision_recipe of framework_options)",
         option=Option(group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
-        question=Question(part="first", label="Precision", kind="choice"),
+        question=FormQuestion(part="first", label="Precision", kind="choice"),
     ),
     RequestField(
         path="workload.optimizer",
         type="Optimizer",
         default="adamw",
         option=Option(group=MODEL, help=f"{', '.join(OPTIMIZERS)}."),
-        question=Question(part="first", label="Optimizer", kind="choice"),
+        question=FormQuestion(part="first", label="Optimizer", kind="choice"),
     ),
     RequestField(
         path="workload.optimizer_rank",
@@ -328,7 +328,7 @@ FIELDS = (
     ),
     RequestField(
         path="workload.lengths.percentiles",
-        question=Question(
+        question=FormQuestion(
             part="documents",
             name="lengths",
             label="Tokens of a document",
@@ -344,7 +344,7 @@ FIELDS = (
             help="How documents become sequences: packing, padding or padding_to_longest.",
             default="packing",
         ),
-        question=Question(
+        question=FormQuestion(
             part="documents",
             label="Sequences are made by",
             kind="choice",
@@ -434,7 +434,7 @@ FIELDS = (
             completes="capabilities:launcher_names",
             more=("any", "none"),
         ),
-        question=Question(
+        question=FormQuestion(
             part="first",
             label="Launcher",
             kind="choice",
@@ -465,7 +465,7 @@ FIELDS = (
             group=SEARCH,
             help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token, energy_per_token or robust.",
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="Look for",
             kind="choice",
@@ -485,7 +485,7 @@ FIELDS = (
         limits={"ge": 1, "le": MAX_TOP_K},
         about="number of plans to rank",
         option=Option(group=SEARCH, help="Number of plans to rank.", kind=int, takers="rankings"),
-        question=Question(part="limits", label="Plans", kind="number", hint="how many are ranked"),
+        question=FormQuestion(part="limits", label="Plans", kind="number", hint="how many are ranked"),
     ),
     RequestField(
         path="search.diverse",
@@ -520,7 +520,7 @@ FIELDS = (
         default=30.0,
         limits={"gt": 0, "le": MAX_TIME_LIMIT_S},
         option=Option(group=SEARCH, help="Seconds the search may take.", kind=float),
-        question=Question(part="limits", label="Time limit", kind="number", hint="seconds of search"),
+        question=FormQuestion(part="limits", label="Time limit", kind="number", hint="seconds of search"),
     ),
     RequestField(
         path="search.seed",
@@ -536,7 +536,7 @@ FIELDS = (
         option=Option(
             group=SEARCH, help="Judge that proves plans: none, cp-sat (the best plan) or cp-sat-all."
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="Certify",
             kind="choice",
@@ -556,7 +556,7 @@ FIELDS = (
             kind=float,
             takers="all",
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             name="risk",
             label="Accepted risk",
@@ -572,7 +572,7 @@ FIELDS = (
         option=Option(
             group=CLUSTER, help="Use all GPUs, or the fewest that fit a plan.", metavar="all|fewest"
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="GPUs",
             kind="choice",
@@ -688,7 +688,7 @@ FIELDS = (
             repeats=True,
             metavar="NAME",
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="Also try",
             kind="checks",
@@ -709,7 +709,7 @@ FIELDS = (
             repeats=True,
             metavar="EXPRESSION",
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="Constraints",
             kind="lines",
@@ -730,7 +730,7 @@ FIELDS = (
             switch=True,
             takers="rankings",
         ),
-        question=Question(
+        question=FormQuestion(
             part="limits",
             label="Time against memory too",
             kind="check",
@@ -745,7 +745,7 @@ FIELDS = (
         limits={"min_length": 1, "max_length": 200},
         about="id of a stored profile; `latest`, the default: what the service has learnt of this "
         "cluster; `catalog`: the catalog alone; in a problem file, the path of a profile file",
-        question=Question(
+        question=FormQuestion(
             part="run",
             label="Profile",
             suggestions="profiles",

@@ -27,7 +27,7 @@ _TOKEN = re.compile(r"ml_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NO_HASH = hash_of("")
 
 
-class Shares:
+class ShareLinks:
     """The use cases of links to answers."""
 
     def __init__(self, database: Database) -> None:

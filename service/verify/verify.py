@@ -55,18 +55,18 @@ _FLOPS_TOLERANCE = 1e-2  # routers, norms and losses are counted by neither side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
+class LauncherBuild:
     """The command that asks a launcher."""
 
     environment: Environment
     script: str
 
 
-BUILDERS: Mapping[str, Builder] = {
-    "megatron-lm": Builder(environment=MEGATRON_LM, script="build_megatron_lm.py"),
-    "accelerate": Builder(environment=ACCELERATE, script="build_accelerate.py"),
-    "deepspeed": Builder(environment=DEEPSPEED, script="build_deepspeed.py"),
-    "torchtitan": Builder(environment=TORCHTITAN, script="build_torchtitan.py"),
+BUILDERS: Mapping[str, LauncherBuild] = {
+    "megatron-lm": LauncherBuild(environment=MEGATRON_LM, script="build_megatron_lm.py"),
+    "accelerate": LauncherBuild(environment=ACCELERATE, script="build_accelerate.py"),
+    "deepspeed": LauncherBuild(environment=DEEPSPEED, script="build_deepspeed.py"),
+    "torchtitan": LauncherBuild(environment=TORCHTITAN, script="build_torchtitan.py"),
 }
 
 
@@ -150,7 +150,7 @@ def verify(
     return _judged(target, builder, answers, ranks, profile)
 
 
-def builder_of(launcher: str, *, elsewhere: bool = False) -> Builder:
+def builder_of(launcher: str, *, elsewhere: bool = False) -> LauncherBuild:
     """Return the builder of a launcher; ``elsewhere``: its environment is another machine's concern.
 
     Raises:
@@ -209,7 +209,7 @@ def _case(
 
 
 def _asked(
-    builder: Builder,
+    builder: LauncherBuild,
     case: str,
     time_s: float,
     stop: Callable[[], bool],
@@ -273,7 +273,7 @@ def _output(
 
 def _judged(
     target: Target,
-    builder: Builder,
+    builder: LauncherBuild,
     answers: Sequence[dict[str, Any]],
     ranks: Sequence[int],
     profile: Profile | None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshwright.launchers.reading.registry import reader_names
 from meshwright.launchers.registry import launcher_names
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
-from meshwright.service.requests.fields import FIELDS, Choices, Question, RequestField
+from meshwright.service.requests.fields import FIELDS, Choices, FormQuestion, RequestField
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import TYPES, words_of
 from meshwright.service.web.fields import FormField
@@ -36,7 +36,7 @@ _CHOICES: Mapping[str, Choices] = {
 }
 
 
-def _asked(row: RequestField, question: Question) -> FormField:
+def _asked(row: RequestField, question: FormQuestion) -> FormField:
     chosen = question.kind in ("choice", "checks")
     choices = (question.choices or _CHOICES.get(row.path) or _words(row)) if chosen else ()
     plain = isinstance(row.default, str | int | float) and not isinstance(row.default, bool)

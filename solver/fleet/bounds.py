@@ -26,7 +26,7 @@ from meshwright.solver.fleet.problem import (
     Fleet,
     FleetJob,
     Minutes,
-    Value,
+    Score,
     common_choices,
     in_order,
     lateness_of,
@@ -45,7 +45,7 @@ def heads_of(fleet: Fleet, minutes: Durations) -> dict[str, int]:
     return found
 
 
-def bounds_of(fleet: Fleet, durations: Durations, best: Value, *, rounds: int) -> Value:
+def bounds_of(fleet: Fleet, durations: Durations, best: Score, *, rounds: int) -> Score:
     """Return a lower bound on each objective by itself.
 
     ``best``: the objectives of a known schedule; ``rounds`` of the subgradient raise lateness towards it.
@@ -60,7 +60,7 @@ def bounds_of(fleet: Fleet, durations: Durations, best: Value, *, rounds: int) -
     lateness = alone
     if best.lateness > alone:
         lateness = max(alone, _lateness(fleet, minutes, heads, best, rounds))
-    return Value(lateness=lateness, last_end_min=_last_end(fleet, minutes, heads), cost=sum(costs))
+    return Score(lateness=lateness, last_end_min=_last_end(fleet, minutes, heads), cost=sum(costs))
 
 
 def _last_end(fleet: Fleet, minutes: Durations, heads: dict[str, int]) -> int:
@@ -114,7 +114,7 @@ def _runs(
     return found
 
 
-def _lateness(fleet: Fleet, minutes: Durations, heads: dict[str, int], best: Value, rounds: int) -> int:
+def _lateness(fleet: Fleet, minutes: Durations, heads: dict[str, int], best: Score, rounds: int) -> int:
     """Raise the bound on lateness along the subgradient, at most to ``best``."""
     edges = np.linspace(0.0, float(best.last_end_min), _INTERVALS + 1)
     width = edges[1]

@@ -24,9 +24,9 @@ from meshwright.solver.fleet.problem import (
     Fleet,
     FleetJob,
     NodeChoice,
-    Run,
+    PlannedRun,
     Schedule,
-    Value,
+    Score,
     common_choices,
     equal_counts,
     pairs_apart,
@@ -42,8 +42,8 @@ class Mastered:
     """
 
     schedule: Schedule
-    value: Value
-    bound: Value
+    value: Score
+    bound: Score
     effort: float  # deterministic seconds that were used
 
     @property
@@ -54,7 +54,7 @@ class Mastered:
 
 
 @dataclass(slots=True)
-class _Model:
+class _FleetModel:
     of: Any
     start: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Master:
         self.cp = without_pandas()
         self.apart = {name for pair in pairs_apart(fleet) for name in pair}
 
-    def solve(self, durations: Durations, hint: Schedule, least: Value, *, effort: float) -> Mastered:
+    def solve(self, durations: Durations, hint: Schedule, least: Score, *, effort: float) -> Mastered:
         """Return the best schedule found from ``hint`` on within so many deterministic seconds.
 
         ``least``: lower bounds on the objectives. An objective that is not proved ends the search, since
         those behind it mean little then.
         """
         minutes = common_choices(self.fleet, durations)
-        best, value, used = hint, Value.of(self.fleet, hint), 0.0
+        best, value, used = hint, Score.of(self.fleet, hint), 0.0
         bounds = list(least)
         for at in range(len(value)):
             share = effort if at == 0 else effort / 2.0
@@ -97,7 +97,7 @@ class Master:
                 bounds[at] = max(bounds[at], found.bound[at])
             if value[at] > bounds[at]:
                 break
-        return Mastered(best, value, Value(*bounds), used)
+        return Mastered(best, value, Score(*bounds), used)
 
     def possible(self, durations: Durations, *, effort: float) -> Schedule | None:
         """Return any schedule; None: there is none, or it takes more deterministic seconds to find one."""
@@ -109,7 +109,7 @@ class Master:
             return None
         return {name: self._run(solver, model, name) for name in model.start}
 
-    def improve(self, durations: Durations, hint: Schedule, least: Value, *, effort: float) -> Schedule:
+    def improve(self, durations: Durations, hint: Schedule, least: Score, *, effort: float) -> Schedule:
         """Return a schedule as good as ``hint`` or better, by large neighbourhoods.
 
         Some jobs that run at about one time are free, and the others keep choice and start: CP-SAT places
@@ -119,7 +119,7 @@ class Master:
         minutes, size, stale = common_choices(self.fleet, durations), _SMALLEST, 0
         alike = {name: some for some in equal_counts(self.fleet) for name in some}
         while left > 0.0 and not self.ended() and stale < _GIVEN_UP:
-            value = Value.of(self.fleet, best)
+            value = Score.of(self.fleet, best)
             at = next((one for one in range(len(value)) if value[one] > least[one]), None)
             if at is None:
                 break
@@ -138,7 +138,7 @@ class Master:
         self, minutes: Durations, hint: Schedule, goal: _Goal, held: Schedule | None = None
     ) -> Mastered:
         """Return the best schedule for one objective, the ones before it held at what ``hint`` has."""
-        value, at, least = Value.of(self.fleet, hint), goal.at, goal.least
+        value, at, least = Score.of(self.fleet, hint), goal.at, goal.least
         if held:
             minutes = {**minutes, **{name: {run.choice: run.minutes} for name, run in held.items()}}
         model = self._model(minutes, value, at)
@@ -155,12 +155,12 @@ class Master:
         status = solver.solve(model.of, _Stopping(self.cp, self.ended))
         used = float(solver.response_proto.deterministic_time)
         low = max(least, _whole(solver.best_objective_bound))
-        bound = Value(*(low if one == at else value[one] for one in range(len(value))))
+        bound = Score(*(low if one == at else value[one] for one in range(len(value))))
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             kept = bound if status != self.cp.INFEASIBLE else value
             return Mastered(hint, value, kept, used)
         schedule = {name: self._run(solver, model, name) for name in model.start}
-        return Mastered(schedule, Value.of(self.fleet, schedule), bound, used)
+        return Mastered(schedule, Score.of(self.fleet, schedule), bound, used)
 
     def _solver(self, effort: float) -> Any:  # noqa: ANN401 - OR-Tools
         solver = solver_within(self.cp, max(effort, 0.01), self.seed)
@@ -169,8 +169,8 @@ class Master:
         parameters.linearization_level = 0  # the relaxation is weak: bounds.py has a stronger one
         return solver
 
-    def _model(self, minutes: Durations, value: Value, at: int) -> _Model:
-        model = _Model(of=self.cp.CpModel())
+    def _model(self, minutes: Durations, value: Score, at: int) -> _FleetModel:
+        model = _FleetModel(of=self.cp.CpModel())
         horizon = self._horizon(minutes) if at == 0 else value.last_end_min
         heads = heads_of(self.fleet, minutes)
         model.intervals.update((kind.name, []) for kind in self.fleet.kinds)
@@ -196,7 +196,9 @@ class Master:
             model.of.add(model.last >= end)
         return model
 
-    def _add_job(self, model: _Model, job: FleetJob, minutes: Durations, head: int, latest: int) -> None:
+    def _add_job(
+        self, model: _FleetModel, job: FleetJob, minutes: Durations, head: int, latest: int
+    ) -> None:
         cp, own, name = model.of, minutes[job.name], job.name
         is_pinned = job.start_min is not None
         start = model.start[name] = cp.new_int_var(head, head if is_pinned else latest, "")
@@ -215,7 +217,7 @@ class Master:
             late = model.late[name] = cp.new_int_var(0, max(0, latest - job.due_min), "")
             cp.add(late >= end - job.due_min)
 
-    def _objectives(self, model: _Model, minutes: Durations) -> tuple[Any, Any, Any]:
+    def _objectives(self, model: _FleetModel, minutes: Durations) -> tuple[Any, Any, Any]:
         prices, weights = self.fleet.prices(), {job.name: job.weight for job in self.fleet.jobs}
         lateness = sum(weights[name] * late for name, late in model.late.items())
         cost = sum(
@@ -230,7 +232,7 @@ class Master:
         released = max((max(job.release_min, job.start_min or 0) for job in self.fleet.jobs), default=0)
         return released + sum(max(own.values()) for own in minutes.values())
 
-    def _hint(self, model: _Model, hint: Schedule) -> None:
+    def _hint(self, model: _FleetModel, hint: Schedule) -> None:
         dues = {job.name: job.due_min for job in self.fleet.jobs}
         for name, run in hint.items():
             model.of.add_hint(model.start[name], run.start_min)
@@ -241,13 +243,13 @@ class Master:
                 model.of.add_hint(model.late[name], max(0, run.end_min - (dues[name] or 0)))
         model.of.add_hint(model.last, max(run.end_min for run in hint.values()))
 
-    def _run(self, solver: Any, model: _Model, name: str) -> Run:  # noqa: ANN401 - OR-Tools
+    def _run(self, solver: Any, model: _FleetModel, name: str) -> PlannedRun:  # noqa: ANN401 - OR-Tools
         takes = model.takes[name]
         choice = next(choice for choice, literal in takes.items() if solver.boolean_value(literal))
-        return Run(choice, int(solver.value(model.start[name])), int(solver.value(model.end[name])))
+        return PlannedRun(choice, int(solver.value(model.start[name])), int(solver.value(model.end[name])))
 
 
-_ANY = Value(2**50, 2**50, 2**50)  # no schedule is worse
+_ANY = Score(2**50, 2**50, 2**50)  # no schedule is worse
 _SMALLEST, _LARGEST = 5, 14  # jobs of a neighbourhood
 _GIVEN_UP = 60  # neighbourhoods in a row without a better schedule
 _PARTS = 25  # of the effort, of which a neighbourhood gets one
@@ -268,7 +270,7 @@ def _neighbours(schedule: Schedule, draw: random.Random, size: int) -> set[str]:
     return {*near[: size - 2], *draw.sample(names, min(2, len(names)))}
 
 
-def _node_minutes(model: _Model, minutes: Durations, kind: str) -> Any:  # noqa: ANN401 - OR-Tools
+def _node_minutes(model: _FleetModel, minutes: Durations, kind: str) -> Any:  # noqa: ANN401 - OR-Tools
     return sum(
         choice.nodes * minutes[name][choice] * literal
         for name, takes in model.takes.items()
@@ -277,7 +279,7 @@ def _node_minutes(model: _Model, minutes: Durations, kind: str) -> Any:  # noqa:
     )
 
 
-def _nodes(model: _Model, name: str) -> Any:  # noqa: ANN401 - OR-Tools
+def _nodes(model: _FleetModel, name: str) -> Any:  # noqa: ANN401 - OR-Tools
     return sum(choice.nodes * literal for choice, literal in model.takes[name].items())
 
 

@@ -22,7 +22,7 @@ from meshwright.solver.fleet.problem import (
     Fleet,
     NodeChoice,
     Schedule,
-    Value,
+    Score,
     choices_of,
     common_choices,
     equal_counts,
@@ -262,7 +262,7 @@ def _round(
         message = f"no schedule that keeps the pinned starts of {', '.join(names)} was found"
         allowed = "later starts, or fewer nodes for these jobs"
         raise InvalidProblemError.of(at(names[-1], "start_hours"), message, allowed=allowed)
-    least = bounds_of(fleet, known.minutes, Value.of(fleet, hint), rounds=_HINT_PRICES)
+    least = bounds_of(fleet, known.minutes, Score.of(fleet, hint), rounds=_HINT_PRICES)
     return master.solve(known.minutes, hint, least, effort=limits.effort * _ROUND_SHARE)
 
 
@@ -282,16 +282,16 @@ def _finished(
     best = best or master.possible(exact, effort=limits.effort)
     if best is None:
         raise StoppedError(_STOPPED)
-    value = Value.of(fleet, best)
+    value = Score.of(fleet, best)
     bound = found.bound
     if not settled:  # those behind the first hold at its value under bounds alone
-        bound = Value(found.bound.lateness, 0, 0)
+        bound = Score(found.bound.lateness, 0, 0)
     if settled and found.value <= value:
         best, value = found.schedule, found.value
     if not proved:
         best = _improved(known, master, best, bound, limits)
-        value = Value.of(fleet, best)
-        bound = Value(*map(max, bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS), bound))
+        value = Score.of(fleet, best)
+        bound = Score(*map(max, bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS), bound))
     objectives = tuple(
         Objective(name=name, value=reached, bound=min(low, reached))
         for name, reached, low in zip(OBJECTIVES, value, bound, strict=True)
@@ -305,7 +305,7 @@ def _finished(
     )  # fmt: skip
 
 
-def _improved(known: _Known, master: Master, best: Schedule, bound: Value, limits: Limits) -> Schedule:
+def _improved(known: _Known, master: Master, best: Schedule, bound: Score, limits: Limits) -> Schedule:
     """Return a schedule of exact durations that is as good as ``best`` or better.
 
     Neighbourhoods choose among all choices, by their bounds; what they pick is searched. The last ones
@@ -323,7 +323,7 @@ def _improved(known: _Known, master: Master, best: Schedule, bound: Value, limit
         if not keeps_pins(known.fleet, schedule):
             schedule = best
         if not known.unsearched(schedule):
-            best = min(best, schedule, key=lambda one: Value.of(known.fleet, one))
+            best = min(best, schedule, key=lambda one: Score.of(known.fleet, one))
         if settled or limits.ended():
             break
     return master.improve(known.only_exact(), best, bound, effort=limits.effort * _LAST_SHARE)

@@ -77,7 +77,7 @@ Minutes = Mapping[NodeChoice, int]  # of one job, for each of its choices
 Durations = Mapping[str, Minutes]  # by job
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """One job of a schedule."""
 
     choice: NodeChoice
@@ -90,10 +90,10 @@ class Run(NamedTuple):
         return self.end_min - self.start_min
 
 
-Schedule = Mapping[str, Run]  # by job
+Schedule = Mapping[str, PlannedRun]  # by job
 
 
-class Value(NamedTuple):
+class Score(NamedTuple):
     """The objectives of a schedule, in their order."""
 
     lateness: int  # minutes behind due dates, times the weights
@@ -101,7 +101,7 @@ class Value(NamedTuple):
     cost: int  # price times nodes times minutes
 
     @classmethod
-    def of(cls, fleet: Fleet, schedule: Schedule) -> Value:
+    def of(cls, fleet: Fleet, schedule: Schedule) -> Score:
         """Return the objectives of a schedule of all jobs."""
         prices = fleet.prices()
         runs = [(job, schedule[job.name]) for job in fleet.jobs]

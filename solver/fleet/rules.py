@@ -17,9 +17,9 @@ from meshwright.solver.fleet.problem import (
     Fleet,
     FleetJob,
     NodeChoice,
-    Run,
+    PlannedRun,
     Schedule,
-    Value,
+    Score,
     common_choices,
     equal_counts,
     in_order,
@@ -84,7 +84,7 @@ class Builder:
         ``fixed``: choices of jobs that ``taste`` does not decide.
         """
         usage = {kind.name: _Usage(kind.nodes) for kind in self.fleet.kinds}
-        placed = dict[str, Run]()
+        placed = dict[str, PlannedRun]()
         for name in self._repaired(order):
             job = self.jobs[name]
             run = self._best(job, usage, placed, taste, None if fixed is None else fixed.get(name))
@@ -92,9 +92,9 @@ class Builder:
             placed[name] = run
         return placed
 
-    def rank(self, schedule: Schedule) -> tuple[bool, Value]:
+    def rank(self, schedule: Schedule) -> tuple[bool, Score]:
         """Return what schedules are compared by: those that pinned starts rule out come last."""
-        return not keeps_pins(self.fleet, schedule), Value.of(self.fleet, schedule)
+        return not keeps_pins(self.fleet, schedule), Score.of(self.fleet, schedule)
 
     def _repaired(self, order: Sequence[str]) -> list[str]:
         """Return the order with pinned jobs first and each job after those that it waits for."""
@@ -110,7 +110,7 @@ class Builder:
     def _best(
         self, job: FleetJob, usage: Mapping[str, _Usage], placed: Schedule, taste: Taste,
         fixed: NodeChoice | None,
-    ) -> Run:  # fmt: skip
+    ) -> PlannedRun:  # fmt: skip
         minutes = self.minutes[job.name]
         counts = {placed[one].choice.nodes for one in self.alike.get(job.name, ()) if one in placed}
         choices = [fixed] if fixed is not None else list(minutes)
@@ -121,7 +121,7 @@ class Builder:
         runs = (self._run(job, choice, minutes[choice], usage, placed) for choice in choices)
         return min(runs, key=lambda run: self._rank(job, run, taste))
 
-    def _rank(self, job: FleetJob, run: Run, taste: Taste) -> tuple[int, ...]:
+    def _rank(self, job: FleetJob, run: PlannedRun, taste: Taste) -> tuple[int, ...]:
         cost = self.prices[run.choice.kind] * run.choice.nodes * run.minutes
         if taste == "soonest":
             return run.end_min, cost, run.choice.nodes
@@ -129,9 +129,9 @@ class Builder:
 
     def _run(
         self, job: FleetJob, choice: NodeChoice, minutes: int, usage: Mapping[str, _Usage], placed: Schedule
-    ) -> Run:
+    ) -> PlannedRun:
         if job.start_min is not None:
-            return Run(choice, job.start_min, job.start_min + minutes)
+            return PlannedRun(choice, job.start_min, job.start_min + minutes)
         start = max([job.release_min, *(placed[one].end_min for one in job.after)])
         others = [placed[one] for one in self.apart.get(job.name, ()) if one in placed]
         while True:
@@ -140,7 +140,7 @@ class Builder:
                 run.end_min for run in others if run.start_min < start + minutes and start < run.end_min
             ]
             if not ends:
-                return Run(choice, start, start + minutes)
+                return PlannedRun(choice, start, start + minutes)
             start = max(ends)
 
 
@@ -150,7 +150,7 @@ class RuleResult:
 
     rule: str
     schedule: Schedule
-    value: Value
+    value: Score
 
 
 def by_rules(
@@ -174,7 +174,7 @@ def by_rules(
     start = min(found.values(), key=builder.rank)
     found["local search"] = local_search(builder, start, orders=orders, seed=seed, ended=ended)
     return tuple(
-        RuleResult(rule, schedule, Value.of(fleet, schedule))
+        RuleResult(rule, schedule, Score.of(fleet, schedule))
         for rule, schedule in found.items()
         if keeps_pins(fleet, schedule)
     )

@@ -56,7 +56,7 @@ from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.service.stores.replans import Replans
-from meshwright.service.stores.shares import Shares
+from meshwright.service.stores.shares import ShareLinks
 from meshwright.service.stores.verifications import Verifications, not_built
 from tests.integration.conftest import new_postgres
 from tests.served.job_records import SUCCESS, TENANT, TINY_PROBLEM
@@ -285,7 +285,7 @@ def use_stores(database: Database, jobs: Jobs) -> None:
     newest = jobs.page(TENANT, page_size=1, page_token=None).items[0].id
     use_replans(Replans(database), newest)
     answered = JobFilter(state="succeeded")
-    use_links(Shares(database), jobs.page(TENANT, answered, page_size=1, page_token=None).items[0].id)
+    use_links(ShareLinks(database), jobs.page(TENANT, answered, page_size=1, page_token=None).items[0].id)
     record, _ = keys.create(NewKey(tenant=TENANT))
     session = begin_session(database, record.id)
     with database.read() as connection:
@@ -306,7 +306,7 @@ def use_replans(replans: Replans, job_id: str) -> None:
     replans.read(TENANT, job_id, kept.id)
 
 
-def use_links(shares: Shares, job_id: str) -> None:
+def use_links(shares: ShareLinks, job_id: str) -> None:
     made, token = shares.create(TENANT, job_id, days=1.0, key_id=None, repeatable=ONCE)
     assert token is not None
     assert shares.opened(token) == made

@@ -14,7 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.solver.fleet.bounds import bounds_of
 from meshwright.solver.fleet.master import Master
 from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
-from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Schedule, Value
+from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Schedule, Score
 from meshwright.solver.fleet.rules import by_rules
 from tests.draws import draws
 from tests.property.fleet_judge import best_of_all, broken, worth
@@ -210,9 +210,9 @@ def test_simple_rules_and_neighbourhoods_break_nothing(jobs: dict[str, dict[str,
     rules = by_rules(fleet, minutes, orders=30)
     for one in rules:
         assert list(broken(jobs, NODES, placed(one.schedule))) == [], one.rule
-    improved = Master(fleet).improve(minutes, rules[0].schedule, Value(0, 0, 0), effort=0.2)
+    improved = Master(fleet).improve(minutes, rules[0].schedule, Score(0, 0, 0), effort=0.2)
     assert list(broken(jobs, NODES, placed(improved))) == []
-    assert Value.of(fleet, improved) <= rules[0].value
+    assert Score.of(fleet, improved) <= rules[0].value
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

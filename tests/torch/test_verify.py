@@ -23,7 +23,7 @@ from meshwright.service.verify.environments import (
     MissingEnvironmentError,
     make,
 )
-from meshwright.service.verify.verify import Builder, Verification, VerifiedQuantity, verify
+from meshwright.service.verify.verify import LauncherBuild, Verification, VerifiedQuantity, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
@@ -360,7 +360,7 @@ def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     script = tmp_path / "build.py"
     script.write_text("import json, sys\nprint(json.dumps({'done': sys.dont_write_bytecode}))\n")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as the service's own image has it
-    asked = Builder(environment=environment, script=str(script))
+    asked = LauncherBuild(environment=environment, script=str(script))
     assert module._asked(asked, "{}", 60.0, lambda: False) == [{"done": False}]
 
 

@@ -23,7 +23,7 @@ from meshwright.service.api.openapi import SHARE_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import NewShareLinkView, ShareLinkList, ShareLinkView, view_of
 from meshwright.service.auth.access import Caller
-from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, Shares
+from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, ShareLinks
 
 SHARED = "/shared/"  # the page of a link, which a token follows
 router = APIRouter(
@@ -68,14 +68,14 @@ def new_link(
 
     Raises:
         InvalidProblemError: a field of the body is wrong.
-        PlannerError: as ``Shares.create``.
+        PlannerError: as ``ShareLinks.create``.
     """
     reader = FieldReader(body, "")
     days = reader.number("expires_in_days", low=1e-5, high=MAX_LIFE_DAYS, default=DEFAULT_LIFE_DAYS)
     reader.refuse_unknown()
     reader.finish()
     repeatable = repeatable_of(service, idempotency_key, "share", job_id, body)
-    record, token = Shares(service.database).create(
+    record, token = ShareLinks(service.database).create(
         caller.tenant, job_id, days=days, key_id=caller.key_id, repeatable=repeatable
     )
     return view_of(NewShareLinkView, record, path=f"{SHARED}{token}" if token else None)
@@ -84,7 +84,7 @@ def new_link(
 @router.get("", dependencies=[READS], summary="List the links to an answer")
 def list_share_links(job_id: str, service: ServiceDep, tenant: TenantDep) -> ShareLinkList:
     """Return the active links of a job, newest first, without their addresses, which are not stored."""
-    found = Shares(service.database).of_job(tenant, job_id)
+    found = ShareLinks(service.database).of_job(tenant, job_id)
     return ShareLinkList(links=[view_of(ShareLinkView, one) for one in found])
 
 
@@ -92,4 +92,4 @@ def list_share_links(job_id: str, service: ServiceDep, tenant: TenantDep) -> Sha
 def revoke_share_link(job_id: str, link_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Revoke a link for good: its address is a 404 from then on."""
     actor = caller.key_id or "local user"
-    Shares(service.database).revoke(caller.tenant, job_id, link_id, actor=actor)
+    ShareLinks(service.database).revoke(caller.tenant, job_id, link_id, actor=actor)

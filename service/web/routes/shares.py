@@ -14,7 +14,7 @@ from meshwright.service.api.routes.shares import SHARED, new_link, revoke_share_
 from meshwright.service.api.schemas import NewShareLinkView
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.reporting import MOST_LISTED
-from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, Shares
+from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, ShareLinks
 from meshwright.service.web.callers import SUBMITS, FormDep
 from meshwright.service.web.fields import Form, FormField, faulty, request_of
 from meshwright.service.web.rendering import page
@@ -37,7 +37,7 @@ FIELDS = (
 @router.get(SHARED + "{token}")
 async def show_shared(request: Request, token: str, service: ServiceDep) -> Response:
     """The report that a link shows, and nothing else of its tenant."""
-    link = await run_in_threadpool(Shares(service.database).opened, token)
+    link = await run_in_threadpool(ShareLinks(service.database).opened, token)
     job = await run_in_threadpool(service.jobs.read, link.tenant, link.job_id)
     if job.kind == FLEET:
         shown = page_of_fleet(job)
@@ -95,6 +95,6 @@ def _page(
         title=job.request["name"] if job.kind == FLEET else named(job)[0],
         form=form,
         fields=FIELDS,
-        links=Shares(service.database).of_job(tenant, job_id),
+        links=ShareLinks(service.database).of_job(tenant, job_id),
         address=f"{request.url.scheme}://{request.url.netloc}{made.path}" if made and made.path else None,
     )

@@ -12,7 +12,7 @@ from meshwright.solver.fleet.problem import (
     FleetJob,
     NodeChoice,
     NodeKind,
-    Value,
+    Score,
     choices_of,
     faults_of,
     usual_counts,
@@ -198,5 +198,5 @@ def test_usual_counts_are_powers_of_two_and_both_ends() -> None:
 
 
 def test_values_are_compared_in_the_order_of_the_objectives() -> None:
-    assert Value(1, 9, 9) < Value(2, 0, 0)
-    assert Value(1, 1, 9) < Value(1, 2, 0)
+    assert Score(1, 9, 9) < Score(2, 0, 0)
+    assert Score(1, 1, 9) < Score(1, 2, 0)
