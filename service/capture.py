@@ -139,7 +139,7 @@ class _Run:
         self._limit = limit
         self._printed = 0
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what loses its parent becomes ours
-        self._others = set(_children(os.getpid()))
+        self._others = {child for child, parent in _parents().items() if parent == os.getpid()}
         read, write = os.pipe()
         stat = os.fstat(write)
         whole = {**environment, f"{FOLDER}_OUTPUT": f"{stat.st_dev}:{stat.st_ino}"}
@@ -297,10 +297,6 @@ def _threads_of_user() -> int:
             if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
                 count += len(os.listdir(f"/proc/{name}/task"))  # noqa: PTH208
     return count
-
-
-def _children(parent: int) -> list[int]:
-    return [process for process, other in _parents().items() if other == parent]
 
 
 def _parents() -> dict[int, int]:

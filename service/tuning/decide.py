@@ -98,7 +98,8 @@ def standing(
         runs: of its plans.
     """
     by_id = {plan.plan_id: plan for plan in plans}
-    taught = [_observation(problem, by_id[one.plan_id], one) for one in runs if _teaches(one)]
+    learning = [one for one in runs if one.outcome in ("measured", "out of memory")]
+    taught = [_observation(problem, by_id[one.plan_id], one) for one in learning]
     found, costs = None, profile
     if any(one.step_time_s for one in taught):
         found = calibrate(taught, cluster=problem.cluster.name)
@@ -180,11 +181,6 @@ def next_plan(problem: Problem, profile: Profile, now: TuningState, confidence: 
 def likely_gpu_minutes(now: TuningState) -> float:
     """Return the possible cost of the next run: the most so far; 0 before the first."""
     return max((one.gpu_minutes for one in now.runs), default=0.0)
-
-
-def _teaches(one: RunResult) -> bool:
-    """Return whether calibration learns from a run: a step time, or that memory ran out."""
-    return one.outcome in ("measured", "out of memory")
 
 
 def believed(problem: Problem, plan: Plan, one: RunResult) -> RunResult:

@@ -114,17 +114,23 @@ def _stacked(
     colors: Mapping[str, str],
 ) -> StackedBar:
     hints = MEMORY_TERMS if colors is MEMORY_COLORS else TIME_TERMS
-    segments, at = [], 0.0
-    for name, value in values.items():
-        label = f"{words(name)} {texts[name]}"
-        place, width = round(at, 1), round(value * unit, 1)
-        segments.append(Segment(term=name, label=label, at=place, width=width, color=colors[name]))
-        at += value * unit
     legend = tuple(
         LegendEntry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name])
         for name in values
     )
-    return StackedBar(title=title, segments=tuple(segments), legend=legend)
+    return StackedBar(title=title, segments=_segments(values, texts, unit, colors), legend=legend)
+
+
+def _segments(
+    values: Mapping[str, float], texts: Mapping[str, str], unit: float, colors: Mapping[str, str]
+) -> tuple[Segment, ...]:
+    """Return one piece a term, each where the one before ends."""
+    found, at = [], 0.0
+    for name, value in values.items():
+        label, width = f"{words(name)} {texts[name]}", round(max(value * unit, 0.0), 1)
+        found.append(Segment(term=name, label=label, at=round(at, 1), width=width, color=colors[name]))
+        at += value * unit
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,28 +173,16 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
 def _stage(
     stage: StagePrediction, terms: Sequence[str], unit: float, *, limit: int, band: float | None
 ) -> Bar:
-    segments, at = [], 0.0
-    for name in terms:
-        size = stage.memory_bytes.get(name, 0)
-        label = f"{words(name)} {figures.gib(size)} GiB"
-        segments.append(
-            Segment(
-                term=name,
-                label=label,
-                at=round(at, 1),
-                width=round(max(size * unit, 0.0), 1),
-                color=MEMORY_COLORS[name],
-            )
-        )
-        at += size * unit
+    sizes = {name: stage.memory_bytes.get(name, 0) for name in terms}
+    texts = {name: f"{figures.gib(size)} GiB" for name, size in sizes.items()}
     layers = f"{stage.layers} layer{'s' if stage.layers != 1 else ''}"
     peak = stage.peak_memory_bytes
     return Bar(
         name=f"stage {stage.stage}",
         note=layers,
-        segments=tuple(segments),
+        segments=_segments(sizes, texts, unit, MEMORY_COLORS),
         figure=f"{figures.gib(peak)} of {figures.gib(limit)} GiB",
-        cells=tuple(figures.gib(stage.memory_bytes.get(name, 0)) for name in terms),
+        cells=tuple(map(figures.gib, sizes.values())),
         low=round(peak / band * unit, 1) if band else None,
         high=round(peak * band * unit, 1) if band else None,
         limit=round(limit * unit, 1),

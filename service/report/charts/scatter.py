@@ -106,7 +106,7 @@ _UNDER = ((0.0, 18.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One mark."""
+    """One mark; first of figures, then at its place."""
 
     x: float
     y: float
@@ -139,17 +139,6 @@ class Scatter:
     y_title: str
     summary: str
     legend: tuple[tuple[str, str], ...] = ()  # kind of a point or line, words
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """A point before it is placed."""
-
-    x: float
-    y: float
-    label: str
-    title: str
-    kind: str
 
 
 def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
@@ -212,28 +201,28 @@ def _legend(kinds: set[str]) -> tuple[tuple[str, str], ...]:
     return (*named, ("line", "Pareto front: no plan beats these in both"))
 
 
-def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
+def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> Point:
     seen, words = plan.prediction, formatting.configuration_words(plan.config)
     kind = "chosen" if plan.plan_id == chosen else "plan" if listed else "front"
     label = f"#{plan.rank}" if listed else ""
     return _of(seen.step_time_s, seen.peak_memory_bytes, label, f"{label} {words}".strip(), kind)
 
 
-def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> _Mark:
+def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> Point:
     said = f"{title}: {formatting.seconds(step_s)}, {formatting.gib(peak_bytes)} GiB"
-    return _Mark(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
+    return Point(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
 
 
-def _front(marks: Sequence[_Mark]) -> list[_Mark]:
+def _front(marks: Sequence[Point]) -> list[Point]:
     """Return marks that no other beats in both, fastest first."""
-    found: list[_Mark] = []
+    found: list[Point] = []
     for mark in sorted((one for one in marks if one.kind != "baseline"), key=lambda one: (one.x, one.y)):
         if not found or mark.y < found[-1].y:
             found.append(mark)
     return found
 
 
-def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
+def _named(marks: Sequence[Point], front: Sequence[Point]) -> list[Point]:
     """Return the plans to label; if there are many, those behind the front lose their labels."""
     kept = {mark.title for mark in front}
     few = len(marks) <= _ALL_NAMED
@@ -243,7 +232,7 @@ def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
     ]
 
 
-def _pareto_summary(front: Sequence[_Mark]) -> str:
+def _pareto_summary(front: Sequence[Point]) -> str:
     first, last = front[0], front[-1]
     if first is last:
         return "No plan listed needs less memory than the fastest."
@@ -251,14 +240,14 @@ def _pareto_summary(front: Sequence[_Mark]) -> str:
     return f"The leanest plan listed needs {first.y - last.y:.1f} GiB less and is {slower:.1f} % slower."
 
 
-def _placed(marks: Sequence[_Mark], x: Axis, y: Axis, factor: float = 1.0) -> tuple[Point, ...]:
+def _placed(marks: Sequence[Point], x: Axis, y: Axis, factor: float = 1.0) -> tuple[Point, ...]:
     """Return marks at their places, the chosen one on top; labels only where they cover nothing."""
     order = sorted(marks, key=lambda mark: (mark.kind != "chosen", mark.kind != "baseline"))
     places = [(x.at(mark.x * factor), y.at(mark.y)) for mark in order]
     taken = [(a - _RADIUS, b - _RADIUS, a + _RADIUS, b + _RADIUS) for a, b in places]
     found = []
     for mark, at in zip(order, places, strict=True):
-        point = Point(x=at[0], y=at[1], label="", title=mark.title, kind=mark.kind)
+        point = replace(mark, x=at[0], y=at[1], label="")
         for way in (_UNDER if mark.kind == "operator" else _BESIDE) if mark.label else ():
             box = _box(at, way, len(mark.label))
             if box[0] >= _LEFT and box[2] <= WIDTH and not any(_overlap(box, one) for one in taken):
@@ -300,7 +289,7 @@ def roofline_scatter(roof: Roofline) -> Scatter:
         f"{x.at(foot)},{y.at(foot * roof.bytes_per_s / TERA)} {corner[0]},{corner[1]} {_RIGHT},{corner[1]}"
     )
     marks = [
-        _Mark(
+        Point(
             x=point.intensity,
             y=point.rate_flops / TERA,
             label=str(number),

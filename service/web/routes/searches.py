@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
@@ -34,7 +34,7 @@ router = APIRouter()
 def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: TenantDep) -> Response:
     """The form, and the newest jobs."""
     recent = job_rows(jobs, tenant, jobs.page(tenant, page_size=RECENT, page_token=None).items)
-    return _question_page(request, service, tenant, Form(), recent=recent)
+    return _form_page(request, service, tenant, "question.html", Form(), recent=recent)
 
 
 @router.post("/jobs", dependencies=[SUBMITS])
@@ -45,14 +45,14 @@ def submit(request: Request, values: FormDep, service: ServiceDep, tenant: Tenan
         job = _submitted(request, service, tenant, body, values)
     except InvalidProblemError as fault:
         form = faulty(questions.QUESTION, values, fault)
-        return _question_page(request, service, tenant, form, status=422)
+        return _form_page(request, service, tenant, "question.html", form, status=422, recent=())
     return seen_at(request, f"/jobs/{job.id}")
 
 
 @router.get("/own", dependencies=[READS])
 def own_page(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
     """The form for a launch file."""
-    return _own_page(request, service, tenant, Form())
+    return _form_page(request, service, tenant, "own.html", Form(), priced=None)
 
 
 @router.post("/own", dependencies=[SUBMITS])
@@ -66,9 +66,9 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
             return seen_at(request, f"/jobs/{job.id}")
         priced = create_prediction(body, tenant, service)
     except InvalidProblemError as fault:
-        return _own_page(
-            request, service, tenant, faulty(questions.OWN, values, _placed(fault, values)), status=422
-        )
+        placed = InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
+        form = faulty(questions.OWN, values, placed)
+        return _form_page(request, service, tenant, "own.html", form, status=422, priced=None)
     seen = priced.prediction
     facts = (
         ("Step", step_time(seen)),
@@ -85,7 +85,7 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         "memory": memory_bars(seen, None),
         "waterfall": waterfall_bars(priced.why.waterfall_s, seen.step_time_s),
     }
-    return _own_page(request, service, tenant, Form(values=values), priced=shown)
+    return _form_page(request, service, tenant, "own.html", Form(values=values), priced=shown)
 
 
 def seen_at(request: Request, path: str) -> Response:
@@ -123,12 +123,8 @@ _IN_FILE = "/launch_file/text"
 _NOT_STATED = "the launch file does not state it: enter it here"
 
 
-def _placed(fault: InvalidProblemError, values: Values) -> InvalidProblemError:
-    """Return the faults with their places in the form; what the file lacks is asked for in its field."""
-    return InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
-
-
 def _in_form(one: FieldError, values: Values) -> FieldError:
+    """Return a fault at its place in the form; what the file lacks is asked for in its field."""
     said = f"{one.message} {one.allowed or ''}"
     if one.pointer not in (_IN_FILE, "/model"):
         return replace(one, pointer=one.pointer.removeprefix("/problem"))
@@ -141,43 +137,24 @@ def _in_form(one: FieldError, values: Values) -> FieldError:
     return one
 
 
-def _question_page(
+def _form_page(
     request: Request,
     service: Service,
     tenant: str,
+    template: str,
     form: Form,
     *,
     status: int = 200,
-    recent: Sequence[object] = (),
+    **more: object,
 ) -> Response:
+    """Return a page with a form of ``questions``; ``more`` is the template's own."""
     return page(
         request,
-        "question.html",
+        template,
         status=status,
         form=form,
         q=questions,
         once=secrets.token_hex(16),
-        recent=recent,
-        **suggestions_of(service, tenant),
-    )
-
-
-def _own_page(
-    request: Request,
-    service: Service,
-    tenant: str,
-    form: Form,
-    *,
-    status: int = 200,
-    priced: Mapping[str, object] | None = None,
-) -> Response:
-    return page(
-        request,
-        "own.html",
-        status=status,
-        form=form,
-        q=questions,
-        once=secrets.token_hex(16),
-        priced=priced,
+        **more,
         **suggestions_of(service, tenant),
     )
