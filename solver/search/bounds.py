@@ -39,7 +39,6 @@ Tiers, each at most the next (``tests/property/test_bounds.py``):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,17 +175,17 @@ SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 
 
 class Bounds:
-    """Lower bounds of n rows, +inf where none was set: those take no memory.
+    """Lower bounds of n rows, +inf where none was set: those take no memory, and are not looked at.
 
     They are kept as bits that differ from those of +inf, in pages of zeros that exist once written to.
     """
 
-    __slots__ = ("_bits",)
+    __slots__ = ("_bits", "_set")
     _NEVER = np.float64(np.inf).view(np.int64)
-    _AT_ONCE = 2**20
 
     def __init__(self, count: int) -> None:
         self._bits = np.zeros(count, dtype=np.int64)
+        self._set = [np.zeros(0, dtype=np.int64)]  # rows that were
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -196,28 +195,25 @@ class Bounds:
         """Return the bounds at an index, as of an array."""
         return (self._bits[index] ^ self._NEVER).view(np.float64)
 
-    def __setitem__(self, index: Any, values: FloatArray | float) -> None:  # noqa: ANN401
+    def __setitem__(self, index: IntArray | int, values: FloatArray | float) -> None:
         """Set some of the bounds."""
+        rows = np.atleast_1d(np.asarray(index, dtype=np.int64))
+        self._set.append(rows[self._bits[rows] == 0])
         self._bits[index] = np.asarray(values, dtype=np.float64).view(np.int64) ^ self._NEVER
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray:  # noqa: ANN401
         """Return all bounds as an array."""
         return np.asarray(self[:], dtype=dtype)
 
-    def _pieces(self) -> Iterator[tuple[int, FloatArray]]:
-        """Yield all bounds, some at a time, with the number of the first."""
-        for start in range(0, len(self), self._AT_ONCE):
-            look()
-            yield start, self[start : start + self._AT_ONCE]
-
     def below(self, limit: float) -> IntArray:
-        """Return the rows with a lower bound."""
-        found = [start + np.flatnonzero(piece < limit) for start, piece in self._pieces()]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+        """Return the rows with a lower bound, which is not +inf, in ascending order."""
+        look()
+        self._set = [np.unique(np.concatenate(self._set))]
+        return np.asarray(self._set[0][self[self._set[0]] < limit])
 
     def least(self) -> float:
         """Return the least bound of all; +inf if there is none."""
-        return min((float(piece.min()) for _, piece in self._pieces()), default=np.inf)
+        return min(float(self[rows].min(initial=np.inf)) for rows in self._set)
 
 
 def end_limit_s(rows: Rows, step_s: FloatArray | float) -> FloatArray:

@@ -86,12 +86,15 @@ def _ways(shape: Shape, rank: int) -> FloatArray:
     """Return in how many ways a rank holds 0 … L layers, (L + 1,)."""
     if 1 < rank < shape.p - 1:
         return _ways(shape, 1)
-    counts = np.zeros(shape.num_layers + 1)
-    for held in range(shape.num_layers + 1):
-        counts[held] = min(
-            sum(comb(alike, more) for _, alike, more, _ in _patterns(shape, rank, held)), MOST + 1
-        )
-    return counts
+    v, least, held = shape.v, shape.smallest, np.arange(shape.num_layers + 1)
+    if shape.in_a_v and rank == 0:
+        return np.clip(held - 2.0 * least + 1.0, 0.0, MOST + 1.0)
+    loose = v > 1 and rank in (0, shape.p - 1) and not shape.in_a_v
+    alike, end = v - int(loose), held[least:] if loose else held[:1]
+    each, more = np.divmod(held[:, None] - end, alike)
+    there = (each >= least) & ((end <= each + 1) | (not loose))
+    number = np.array([float(min(comb(alike, larger), MOST + 1)) for larger in range(alike)])
+    return np.asarray(np.minimum(np.where(there, number[more], 0.0).sum(axis=1), MOST + 1.0))
 
 
 def _patterns(shape: Shape, rank: int, held: int) -> Iterator[tuple[int, int, int, int | None]]:

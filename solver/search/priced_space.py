@@ -204,10 +204,8 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
 
 
 def _of_none(problem: Problem, profile: Profile) -> Priced:
-    none = Columns.nothing()
-    return Priced.of(
-        _rows(problem, profile, none, _laid_out(problem, price_memory(problem, none, profile)))
-    )
+    nothing = RowPrices.partly(0, LayerLayout.of(problem.model).num_kinds + 2, {})
+    return Priced.of(_rows(problem, profile, Columns.nothing(), _laid_out(problem, nothing)))
 
 
 def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) -> Priced:
