@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from meshwright.profiles.cluster import MAX_NODES
 from meshwright.profiles.errors import InvalidProblemError
@@ -23,14 +25,16 @@ from meshwright.profiles.inline import (
 from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
-from meshwright.service.db import definition_records as records
+from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.definition_records import DefinitionRecord, Kind
 from meshwright.service.db.key_records import note
+from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.tables import definitions
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
 from meshwright.service.requests.parts import named_parts
 
+Kind = Literal["model", "cluster", "gpu"]
 MAX_NAMES = 1_000  # of one kind, for one tenant
 MAX_VERSIONS = 1_000  # of one name
 KINDS: tuple[Kind, ...] = ("model", "cluster", "gpu")
@@ -38,6 +42,19 @@ _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?:@([1-9][0-9]{0,8}))?")
 _RESERVED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
     "model": model_names, "cluster": cluster_names, "gpu": gpu_names,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionRecord:
+    """One version of one definition."""
+
+    name: str
+    version: int
+    document: Mapping[str, Any]
+    created_at_s: float
+
+
+_RECORD = tuple(definitions.c[name] for name in DefinitionRecord.__slots__)
 
 
 class Definitions:
@@ -65,19 +82,26 @@ class Definitions:
             NotFoundError: this tenant has no such definition.
         """
         with self._database.read() as connection:
-            found = (
-                records.find_definition(connection, tenant, kind, name, version)
-                if NAME.fullmatch(name)
-                else None
-            )
+            found = _found(connection, tenant, kind, name, version) if NAME.fullmatch(name) else None
         if found is None:
             raise NotFoundError(f"there is no such {kind}")
         return found
 
     def page(self, tenant: str, kind: Kind, *, after: str, limit: int) -> list[DefinitionRecord]:
         """Return the newest versions of up to ``limit`` definitions after the name ``after``, by name."""
+        there, name = _there(tenant, kind), definitions.c.name
+        newest = (
+            select(name.label("name"), func.max(definitions.c.version).label("version"))
+            .where(*there, name > after)
+            .group_by(name)
+            .order_by(name)
+            .limit(limit)
+            .subquery()
+        )
+        same = (name == newest.c.name) & (definitions.c.version == newest.c.version)
+        query = select(*_RECORD).join(newest, same).where(*_own(tenant, kind)).order_by(name)
         with self._database.read() as connection:
-            return records.newest_definitions(connection, tenant, kind, after=after, limit=limit)
+            return all_of(connection, DefinitionRecord, query)
 
     def delete(self, tenant: str, kind: Kind, name: str, *, actor: str) -> None:
         """Delete every version of a definition.
@@ -86,8 +110,9 @@ class Definitions:
             NotFoundError: this tenant has no such definition.
         """
         with self._database.write() as connection:
-            gone = NAME.fullmatch(name) and records.delete_definition(connection, tenant, kind, name)
-            if not gone:
+            gone = update(definitions).where(*_there(tenant, kind), definitions.c.name == name)
+            known = NAME.fullmatch(name) is not None
+            if not known or not connection.execute(gone.values(deleted_at_s=now_s())).rowcount:
                 raise NotFoundError(f"there is no such {kind}")
             note(connection, tenant, actor=actor, action=f"{kind}.delete", subject=name)
 
@@ -125,20 +150,25 @@ class Definitions:
     ) -> tuple[DefinitionRecord, bool]:
         """Compare with the newest version, and add one where it differs."""
         with self._database.write() as connection:
-            newest = records.find_definition(connection, tenant, kind, name, None)
+            newest = _found(connection, tenant, kind, name, None)
             if newest is not None and dict(newest.document) == document:
                 return newest, False
-            if newest is None and records.count_names(connection, tenant, kind) >= MAX_NAMES:
+            names = select(func.count(definitions.c.name.distinct())).where(*_there(tenant, kind))
+            if newest is None and connection.execute(names).scalar_one() >= MAX_NAMES:
                 message = f"there are {MAX_NAMES} of this kind; delete one first"
                 raise InvalidProblemError.of("/path/name", message)
-            if (
-                newest is not None
-                and records.count_versions(connection, tenant, kind, name) >= MAX_VERSIONS
-            ):
+            own = *_there(tenant, kind), definitions.c.name == name
+            versions = select(func.count()).select_from(definitions).where(*own)
+            if newest is not None and connection.execute(versions).scalar_one() >= MAX_VERSIONS:
                 message = f"there are {MAX_VERSIONS} versions; delete them, or use another name"
                 raise InvalidProblemError.of("/path/name", message)
-            records.insert_definition(connection, tenant, kind, name, document=document)
-            added = records.find_definition(connection, tenant, kind, name, None)
+            last = select(func.coalesce(func.max(definitions.c.version), 0) + 1)
+            last = last.where(*_own(tenant, kind), definitions.c.name == name)
+            values = {"version": last.scalar_subquery(), "document": document, "created_at_s": now_s()}
+            connection.execute(
+                insert(definitions).values(tenant=tenant, kind=kind, name=name, **values)
+            )  # IntegrityError if another request did at the same time: ``settled`` tries again
+            added = _found(connection, tenant, kind, name, None)
         if added is None:
             raise NotFoundError(f"the {kind} was deleted while it was stored")
         return added, True
@@ -155,7 +185,24 @@ class Definitions:
             return None
         version = int(match[2]) if match[2] else None
         with self._database.read() as connection:
-            return records.find_definition(connection, tenant, kind, match[1], version)
+            return _found(connection, tenant, kind, match[1], version)
+
+
+def _own(tenant: str, kind: Kind) -> tuple[ColumnElement[bool], ...]:
+    return definitions.c.tenant == tenant, definitions.c.kind == kind
+
+
+def _there(tenant: str, kind: Kind) -> tuple[ColumnElement[bool], ...]:
+    return *_own(tenant, kind), definitions.c.deleted_at_s.is_(None)
+
+
+def _found(
+    connection: Connection, tenant: str, kind: Kind, name: str, version: int | None
+) -> DefinitionRecord | None:
+    query = select(*_RECORD).where(*_there(tenant, kind), definitions.c.name == name)
+    if version is not None:
+        query = query.where(definitions.c.version == version)
+    return one_of(connection, DefinitionRecord, query.order_by(definitions.c.version.desc()).limit(1))
 
 
 def _require_free(kind: Kind, name: str) -> None:

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from meshwright.service.db import replan_records as records
+from sqlalchemy import Connection, delete, insert, select
+
+from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.records import find_job
-from meshwright.service.db.replan_records import ReplanRecord
+from meshwright.service.db.records import find_job, is_identifier
+from meshwright.service.db.rows import all_of, newest_first, one_of
+from meshwright.service.db.tables import replans
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, page_of
 
+MAX_REPLANS = 100  # of one job on record; a new one takes the place of the oldest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanRecord:
+    """One row of ``replans`` without its answer."""
+
+    id: str
+    job_id: str
+    key_id: str | None  # of the caller; None: no keys are demanded
+    request: Mapping[str, Any]
+    created_at_s: float
+
+
+_RECORD = tuple(replans.c[one.name] for one in fields(ReplanRecord))
 Stored = tuple[ReplanRecord, Mapping[str, Any]]
 
 
@@ -31,7 +50,7 @@ class Replans:
         """
         with self._database.read() as connection:
             made = made_before(connection, tenant, request)
-            return None if made is None else records.find_replan(connection, tenant, job_id, made)
+            return None if made is None else _found(connection, tenant, job_id, made)
 
     def keep(
         self,
@@ -53,19 +72,25 @@ class Replans:
         def store() -> Stored:
             with self._database.write() as connection:
                 made = made_before(connection, tenant, repeatable)
-                found = records.find_replan(connection, tenant, job_id, made) if made else None
+                found = _found(connection, tenant, job_id, made) if made else None
                 if found is not None:
                     return found
                 if find_job(connection, tenant, job_id) is None:
                     raise NotFoundError("there is no such job")
                 record_id = uuid.uuid4().hex
-                records.insert_replan(
-                    connection, tenant, record_id,
-                    job_id=job_id, key_id=key_id, request=body, answer=answer,
+                connection.execute(
+                    insert(replans).values(
+                        id=record_id, tenant=tenant, job_id=job_id, key_id=key_id, request=dict(body),
+                        answer=dict(answer), created_at_s=now_s(),
+                    )
                 )  # fmt: skip
+                newest = (replans.c.created_at_s.desc(), replans.c.id.desc())
+                own = select(replans.c.id).where(replans.c.job_id == job_id).order_by(*newest)
+                beyond = own.limit(MAX_REPLANS).offset(MAX_REPLANS)
+                connection.execute(delete(replans).where(replans.c.id.in_(beyond)))
                 if made is None:
                     remember(connection, tenant, repeatable, subject=record_id)
-                found = records.find_replan(connection, tenant, job_id, record_id)
+                found = _found(connection, tenant, job_id, record_id)
             if found is None:
                 raise NotFoundError("the re-plan was deleted while it was stored")
             return found
@@ -85,7 +110,9 @@ class Replans:
         with self._database.read() as connection:
             if find_job(connection, tenant, job_id) is None:
                 raise NotFoundError("there is no such job")
-            found = records.newest_replans(connection, tenant, job_id, limit=page_size + 1, before=before)
+            own = select(*_RECORD).where(replans.c.job_id == job_id, replans.c.tenant == tenant)
+            query = newest_first(own, replans, before=before, limit=page_size + 1)
+            found = all_of(connection, ReplanRecord, query)
         return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def read(self, tenant: str, job_id: str, replan_id: str) -> Stored:
@@ -95,7 +122,17 @@ class Replans:
             NotFoundError: this tenant has no such job, or the job has no such re-plan.
         """
         with self._database.read() as connection:
-            found = records.find_replan(connection, tenant, job_id, replan_id)
+            found = _found(connection, tenant, job_id, replan_id)
         if found is None:
             raise NotFoundError("there is no such re-plan")
         return found
+
+
+def _found(connection: Connection, tenant: str, job_id: str, replan_id: str) -> Stored | None:
+    if not is_identifier(replan_id):
+        return None
+    own = replans.c.id == replan_id, replans.c.job_id == job_id, replans.c.tenant == tenant
+    found = one_of(connection, ReplanRecord, select(*_RECORD).where(*own))
+    if found is None:
+        return None
+    return found, connection.execute(select(replans.c.answer).where(*own)).scalar_one()

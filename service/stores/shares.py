@@ -9,22 +9,44 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+from dataclasses import dataclass, fields
+
+from sqlalchemy import Connection, delete, func, insert, select
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.auth.keys import DAY_S, SECRET_BYTES, hash_of
-from meshwright.service.db import share_records as records
+from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
 from meshwright.service.db.records import JobRecord, find_job
-from meshwright.service.db.share_records import MAX_LINKS, ShareRecord
+from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
 from meshwright.service.jobs.states import FLEET
 
 DEFAULT_LIFE_DAYS = 7.0
 MAX_LIFE_DAYS = 365.0
+MAX_LINKS = 100  # of one job at once
 _TOKEN = re.compile(r"ml_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NO_HASH = hash_of("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRecord:
+    """One row of ``share_links`` without its secret's hash."""
+
+    id: str
+    tenant: str
+    job_id: str
+    key_id: str | None  # that made it; None: no keys are demanded
+    created_at_s: float
+    expires_at_s: float
+
+
+_LINK = share_links.c
+_RECORD = tuple(_LINK[one.name] for one in fields(ShareRecord))
+_WORKS = _LINK.expires_at_s > now_s()
 
 
 class ShareLinks:
@@ -63,7 +85,7 @@ class ShareLinks:
                 if job is None:
                     raise NotFoundError("there is no such job")
                 made = made_before(connection, tenant, repeatable)
-                earlier = records.find_link(connection, made) if made else None
+                earlier = _found(connection, made) if made else None
                 if earlier is not None:
                     return earlier[0], None
                 if not _can_be_shown(job):
@@ -71,11 +93,16 @@ class ShareLinks:
                         "only a job with an answer, or a fleet with a schedule, can be shared; for a "
                         "sweep, share its points"
                     )
-                if records.count_links(connection, job_id) >= MAX_LINKS:
+                working = select(func.count()).where(_LINK.job_id == job_id, _WORKS)
+                if connection.execute(working).scalar_one() >= MAX_LINKS:
                     raise ConflictError(f"the job has {MAX_LINKS} links: revoke one first")
-                records.insert_link(
-                    connection, life_s=days * DAY_S, id=link_id, tenant=tenant, job_id=job_id,
-                    key_id=key_id, secret_sha256=hash_of(token),
+                connection.execute(delete(share_links).where(_LINK.job_id == job_id, ~_WORKS))
+                connection.execute(
+                    insert(share_links).values(
+                        id=link_id, tenant=tenant, job_id=job_id, key_id=key_id,
+                        secret_sha256=hash_of(token), created_at_s=now_s(),
+                        expires_at_s=now_s() + days * DAY_S,
+                    )
                 )  # fmt: skip
                 note(
                     connection, tenant, actor=key_id or "local user", action="share.create",
@@ -83,7 +110,7 @@ class ShareLinks:
                 )  # fmt: skip
                 if made is None:
                     remember(connection, tenant, repeatable, subject=link_id)
-                found = records.find_link(connection, link_id)
+                found = _found(connection, link_id)
             if found is None:
                 raise NotFoundError("the link expired while it was stored")
             return found[0], token
@@ -99,7 +126,9 @@ class ShareLinks:
         with self._database.read() as connection:
             if find_job(connection, tenant, job_id) is None:
                 raise NotFoundError("there is no such job")
-            return records.links_of(connection, tenant, job_id)
+            own = select(*_RECORD).where(_LINK.job_id == job_id, _LINK.tenant == tenant, _WORKS)
+            newest = (_LINK.created_at_s.desc(), _LINK.id.desc())
+            return all_of(connection, ShareRecord, own.order_by(*newest).limit(MAX_LINKS))
 
     def revoke(self, tenant: str, job_id: str, link_id: str, *, actor: str) -> None:
         """End a link for good.
@@ -107,8 +136,9 @@ class ShareLinks:
         Raises:
             NotFoundError: the job has no such link.
         """
+        own = _LINK.id == link_id[:16], _LINK.job_id == job_id, _LINK.tenant == tenant
         with self._database.write() as connection:
-            if not link_id.isalnum() or not records.delete_link(connection, tenant, job_id, link_id[:16]):
+            if not link_id.isalnum() or not connection.execute(delete(share_links).where(*own)).rowcount:
                 raise NotFoundError("the job has no such link")
             note(connection, tenant, actor=actor, action="share.revoke", subject=link_id, job=job_id)
 
@@ -122,12 +152,21 @@ class ShareLinks:
         found = None
         if match is not None:
             with self._database.read() as connection:
-                found = records.find_link(connection, match.group(1))
+                found = _found(connection, match.group(1))
         record, stored = found or (None, _NO_HASH)
         same = hmac.compare_digest(stored, hash_of(token))
         if record is None or not same:
             raise NotFoundError("this link does not work: it was revoked, has expired or is incomplete")
         return record
+
+
+def _found(connection: Connection, link_id: str) -> tuple[ShareRecord, str] | None:
+    """Return a link that works, whoever asks for it, and the hash of its secret."""
+    own = _LINK.id == link_id, _WORKS
+    found = one_of(connection, ShareRecord, select(*_RECORD).where(*own))
+    if found is None:
+        return None
+    return found, connection.execute(select(_LINK.secret_sha256).where(*own)).scalar_one()
 
 
 def _can_be_shown(job: JobRecord) -> bool:

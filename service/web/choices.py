@@ -17,7 +17,7 @@ from meshwright.profiles.library import (
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.api.deps import MAX_PAGE_SIZE, Service
-from meshwright.service.db.definition_records import Kind
+from meshwright.service.stores.definitions import Kind
 
 Names = list[tuple[str, str]]  # name, and what to know of it
 BILLION, HUNDRED = 1e9, 100

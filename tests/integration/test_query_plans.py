@@ -25,15 +25,12 @@ from meshwright.service.api.schemas import PlanSort
 from meshwright.service.auth.access import begin_session, end_session
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db import (
-    definition_records,
     event_records,
     key_records,
     metric_records,
     plan_records,
     profile_records,
     records,
-    replan_records,
-    share_records,
     usage_records,
 )
 from meshwright.service.db.database import Database
@@ -51,7 +48,10 @@ from meshwright.service.jobs.states import AnsweredPart
 from meshwright.service.jobs.submission import FleetAsked, Submission
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stores import definitions as definition_store
 from meshwright.service.stores import deletion, verifications
+from meshwright.service.stores import replans as replan_store
+from meshwright.service.stores import shares as share_store
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.profiles import ProfileStore
@@ -66,9 +66,9 @@ from tests.served.sweep_jobs import a_sweep
 NUM_JOBS = 100_000
 ALLOWED = Path(__file__).with_name("query_plans.json")
 MODULES: tuple[ModuleType, ...] = (
-    records, plan_records, event_records, profile_records, definition_records, key_records, metric_records,
-    replan_records, share_records, usage_records, deletion, claiming, engines, idempotency, retention,
-    sweep_jobs, sweeper, verifications,
+    records, plan_records, event_records, profile_records, key_records, metric_records,
+    usage_records, definition_store, replan_store, share_store, deletion, claiming, engines, idempotency,
+    retention, sweep_jobs, sweeper, verifications,
 )  # fmt: skip
 JOB_LISTS = (
     *(JobFilter(state=state) for state in (None, "failed", "queued", "succeeded")),
@@ -276,11 +276,12 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         profile_records.insert_measurement(connection, TENANT, "own", plan_id=run.plan_id, **values)
         plan_records.note_measured(connection, TENANT, [run.plan_id])
         profile_records.is_full(connection, TENANT, 10_000)
-        definition_records.count_versions(connection, TENANT, "model", "model-5")
-    raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
-    definitions.put(TENANT, "cluster", "own", raw)
+    for num_nodes in (2, 3):  # the second is a new version
+        raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": num_nodes}]}
+        definitions.put(TENANT, "cluster", "own", raw)
     definitions.read(TENANT, "cluster", "own", 1)
     definitions.page(TENANT, "model", after="model-5", limit=50)
+    definitions.filled_in(TENANT, {"model": {"name": "model-5"}})
     definitions.delete(TENANT, "cluster", "own", actor="me")
     newest = jobs.page(TENANT, page_size=1, page_token=None).items[0].id
     use_replans(Replans(database), newest)

@@ -36,9 +36,9 @@ from meshwright.service.api.openapi import CLUSTER_BODY, GPU_BODY, MODEL_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
 from meshwright.service.api.tags import tagged
-from meshwright.service.db.definition_records import DefinitionRecord, Kind
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.pagination import decode_name, encode_token
+from meshwright.service.stores.definitions import DefinitionRecord, Kind
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
 

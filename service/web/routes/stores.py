@@ -22,7 +22,7 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.routes.catalogs import TITLES, definition_of, heading_of, page_of
 from meshwright.service.api.schemas import DefinitionView
-from meshwright.service.db.definition_records import Kind
+from meshwright.service.stores.definitions import Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from meshwright.service.web.choices import suggestions_of
 from meshwright.service.web.fields import Form, FormField, Values, faulty, request_of

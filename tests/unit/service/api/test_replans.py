@@ -6,12 +6,12 @@ from sqlalchemy import delete, func, select
 
 from meshwright.service.api import deps
 from meshwright.service.api.app import create_app
-from meshwright.service.db import replan_records
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs as job_rows
 from meshwright.service.db.tables import replans
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
+from meshwright.service.stores import replans as replan_store
 from tests.served.access_cases import token_of
 from tests.served.api_client import plan_next, submit
 
@@ -59,7 +59,7 @@ def test_the_same_key_gives_the_same_answer_without_a_turn(
 def test_a_job_keeps_its_newest_replans_and_takes_them_along(
     client: TestClient, here: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replan_records, "MAX_REPLANS", 2)
+    monkeypatch.setattr(replan_store, "MAX_REPLANS", 2)
     first = client.post(f"{here}:replan", json=CHANGE, headers=KEY)
     for nodes in (3, 4):
         client.post(f"{here}:replan", json={**CHANGE, "num_nodes": nodes})

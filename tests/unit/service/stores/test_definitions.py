@@ -8,10 +8,9 @@ from sqlalchemy import Connection
 
 from meshwright.profiles.inline import MAX_GROUPS
 from meshwright.profiles.library import model_names
-from meshwright.service.db import definition_records
 from meshwright.service.db.database import Database
-from meshwright.service.db.definition_records import DefinitionRecord, Kind, find_definition
-from meshwright.service.stores.definitions import MAX_NAMES, MAX_VERSIONS
+from meshwright.service.stores import definitions
+from meshwright.service.stores.definitions import MAX_NAMES, MAX_VERSIONS, DefinitionRecord, Kind
 from tests.served.access_cases import token_of
 from tests.served.api_client import BODY, PROBLEM_TYPE, submit
 
@@ -64,14 +63,15 @@ def test_a_list_of_too_many_groups_is_refused_without_a_query_for_each(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries: list[str] = []
+    found = definitions._found
 
     def noted(
         connection: Connection, tenant: str, kind: Kind, name: str, version: int | None = None
     ) -> DefinitionRecord | None:
         queries.append(name)
-        return find_definition(connection, tenant, kind, name, version)
+        return found(connection, tenant, kind, name, version)
 
-    monkeypatch.setattr(definition_records, "find_definition", noted)
+    monkeypatch.setattr(definitions, "_found", noted)
     groups = [{"gpu": "mine", "num_nodes": 1}] * (MAX_GROUPS + 1)
     refused = client.put("/v1/clusters/many", json={"groups": groups})
     assert refused.status_code == 422

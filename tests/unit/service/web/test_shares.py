@@ -9,9 +9,9 @@ from sqlalchemy import select, update
 from meshwright.service.auth.access import begin_session
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.share_records import MAX_LINKS
 from meshwright.service.db.tables import share_links
 from meshwright.service.stores.deletion import Deletion
+from meshwright.service.stores.shares import MAX_LINKS
 from tests.served.access_cases import token_of
 from tests.served.answered_jobs import add_answered_job
 from tests.served.job_records import add_tiny_job
