@@ -87,7 +87,7 @@ ENVIRONMENTS = {
                 "pillow",
                 "numba",
             ),
-            ("axolotl==0.19.0",),
+            ("axolotl==0.19.0",),  # 0.21.0 exchanges heads by ringmaster, which is not priced: judged.yaml
         ),
         Environment("trl", ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0")),
         TORCHTITAN,
