@@ -31,7 +31,6 @@ class Run:
 
     answer: Mapping[str, Any]
     cpu_s: float
-    wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,7 @@ def ask(name: str, command: Sequence[str], request: Mapping[str, object], budget
     """
     if budget.left_s <= 0.0:
         raise UnavailableError(f"{name} is not measured: time is up")
-    before, began_s = _children_cpu_s(), time.perf_counter()
+    before = _children_cpu_s()
     try:
         process = _started(command)
     except OSError as fault:
@@ -101,14 +100,14 @@ def ask(name: str, command: Sequence[str], request: Mapping[str, object], budget
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise UnavailableError(f"{name} is not measured: it was not done when time was up") from None
-    wall_s, cpu_s = time.perf_counter() - began_s, _children_cpu_s() - before
+    cpu_s = _children_cpu_s() - before
     if process.returncode:
         raise UnavailableError(f"{name} did not run: {_last_words(err)}")
     try:
         answer: Mapping[str, Any] = json.loads(out.strip().splitlines()[-1])
     except (IndexError, ValueError):
         raise UnavailableError(f"{name} did not run: its last line is no JSON") from None
-    return Run(answer=answer, cpu_s=cpu_s, wall_s=wall_s)
+    return Run(answer=answer, cpu_s=cpu_s)
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[str]:

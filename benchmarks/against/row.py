@@ -9,7 +9,7 @@ from typing import Self
 from benchmarks.against.process import Run
 
 _WHOLE_S = 100.0  # from here on without decimals
-HEADINGS = ("planner", "covered", "CPU", "wall", "step by the peer's judge", "step by Meshwright's")
+HEADINGS = ("planner", "covered", "CPU", "step by the peer's judge", "step by Meshwright's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,6 @@ class Row:
     planner: str
     covered: str
     cpu_s: float
-    wall_s: float
     by_peer: str = "–"
     by_us: str = "–"
 
@@ -32,15 +31,13 @@ class Row:
             planner=planner,
             covered=covered,
             cpu_s=median_of([run.cpu_s for run in runs]),
-            wall_s=median_of([run.wall_s for run in runs]),
             by_peer=by_peer,
             by_us=by_us,
         )
 
     def cells(self) -> tuple[str, ...]:
         """As shown."""
-        times = (seconds(self.cpu_s), seconds(self.wall_s))
-        return (self.planner, self.covered, *times, self.by_peer, self.by_us)
+        return (self.planner, self.covered, seconds(self.cpu_s), self.by_peer, self.by_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
