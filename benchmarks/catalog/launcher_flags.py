@@ -15,7 +15,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Release:
     name: str  # of its folder
     files: tuple[str, ...]  # patterns in it
     roots: tuple[str, ...] = ()  # classes with the arguments as fields; empty: all classes
+    # Further classes, by the section that their fields are in: its annotation names others, too
+    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _factory(version: str) -> Release:
@@ -96,7 +98,12 @@ PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
     "ms-swift": tuple(map(_swift, ("4.6.0", "3.9.0", "2.6.1"))),
     "axolotl": tuple(map(_axolotl, ("0.21.0", "0.19.0", "0.12.2", "0.8.0"))),
     "nanotron": tuple(
-        Release(name=name, files=(f"{folder}nanotron/config/*.py",), roots=("Config",))
+        Release(
+            name=name,
+            files=(f"{folder}nanotron/config/*.py",),
+            roots=("Config",),
+            sections={"model.model_config": ("LlamaConfig", "Qwen2Config")},
+        )
         for name, folder in (("nanotron-2411b022", "src/"), ("nanotron-0.4", ""))
     ),
     "megatron-bridge": (
@@ -225,6 +232,8 @@ def declared(folder: Path, release: Release) -> dict[str, Flag]:
     found: dict[str, Flag] = {}
     for root in release.roots or tuple(classes.nodes):
         found |= classes.fields(root)
+    for section, roots in release.sections.items():
+        found |= {f"{section}.{key}": flag for root in roots for key, flag in classes.fields(root)}
     return found
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from meshwright.launchers.export import bucket_option
+from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, passing
 from meshwright.launchers.reading.known import known_of
+from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
@@ -29,16 +32,6 @@ _SECTIONS = (
     "logging", "metrics_logging", "model", "nanoset", "optimizer", "parallelism", "profiler", "s3_upload",
     "tokenizer", "tokens",
 )  # fmt: skip
-# Of LlamaConfig and Qwen2Config; its parser refuses others, which forks use for other layers.
-_SHAPE = (
-    "attention_bias", "bos_token_id", "eos_token_id", "flex_attention_mask", "hidden_act", "hidden_size",
-    "initializer_range", "intermediate_size", "interpolation_factor", "is_llama_config", "is_qwen2_config",
-    "log_attn_probs", "max_position_embeddings", "no_rope_layer", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "pad_token_id", "pretraining_tp",
-    "ring_attn_heads_k_stride", "rms_norm_eps", "rope_interleaved", "rope_scaling",
-    "rope_seq_len_interpolation_factor", "rope_theta", "tie_word_embeddings", "use_cache", "vocab_size",
-    "z_loss_coefficient", "z_loss_enabled",
-)  # fmt: skip
 _MAX_ZERO = 1
 
 
@@ -50,7 +43,7 @@ def _recognises(source: Source) -> bool:
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields = Fields(source.name, document_of(source), overrides, ("nanotron",))
     known = known_of(source, overrides)
-    model = _padded(fields, _read_model(fields, overrides))
+    model = _padded(fields, _model(fields, overrides))
     configuration = _configuration(fields, model)
     fields.expect("tokens.sequence_length")
     workload = Workload(
@@ -99,10 +92,10 @@ _OPTION = "--config-file"
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     for name in ("dp", "pp", "tp"):
         fields.expect(f"parallelism.{name}")
-    dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
-    cp = fields.integer("parallelism.context_parallel_size", 1)
-    micro = fields.integer("tokens.micro_batch_size", 1)
-    count = fields.integer("tokens.batch_accumulation_per_replica", 1)
+    dp, pp, tp = (fields.integer(f"parallelism.{name}") for name in ("dp", "pp", "tp"))
+    cp = fields.integer("parallelism.context_parallel_size")
+    micro = fields.integer("tokens.micro_batch_size")
+    count = fields.integer("tokens.batch_accumulation_per_replica")
     zero = _zero(fields) if dp * cp > 1 else 0
     if not fields.flag("optimizer.accumulate_grad_in_fp32", default=True):
         fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
@@ -112,10 +105,8 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
             "(optim/gradient_accumulator.py:355, trainer.py:645); it is priced as older versions ran it"
         )
     schedule = _schedule(fields, pp)
-    recompute = fields.flag("parallelism.recompute_layer", default=False)
-    sequence = _sequence_parallel(fields)
-    if fields.integer("parallelism.expert_parallel_size", 1) > 1:
-        fields.fault("parallelism.expert_parallel_size", "experts of nanotron are not read", allowed="1")
+    recompute = fields.flag("parallelism.recompute_layer")
+    sequence = fields.priced("parallelism.tp_mode", "ALL_REDUCE") == "True"
     fields.stop()
     split = _split(fields, model, pp, tp)
     return Configuration(
@@ -177,18 +168,12 @@ def _zero(fields: Fields) -> int:
 
 
 def _schedule(fields: Fields, pp: int) -> str:
-    engine = fields.word("parallelism.pp_engine", "afab", allowed=("afab", "1f1b"))
+    schedule = fields.priced("parallelism.pp_engine", "afab")
     if pp == 1:
         return "none"
     if not fields.has("parallelism.pp_engine"):
         fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
-    return "gpipe" if engine == "afab" else "1f1b"
-
-
-def _sequence_parallel(fields: Fields) -> bool:
-    """Return whether the mode is REDUCE_SCATTER (sequence parallel); ALL_REDUCE is the default."""
-    mode = fields.word("parallelism.tp_mode", "ALL_REDUCE", allowed=("ALL_REDUCE", "REDUCE_SCATTER"))
-    return mode == "REDUCE_SCATTER"
+    return schedule
 
 
 def _precision(fields: Fields) -> str:
@@ -205,64 +190,63 @@ def _optimizer(fields: Fields) -> str:
     return "adamw"
 
 
-def _read_model(fields: Fields, overrides: Overrides) -> ModelSpec:
-    """Return the supplied model if the file has the same kind, else the file's."""
-    other_kind = fields.has("model.model_config.is_mamba_config")
-    return _model(fields) if overrides.model is None or other_kind else overrides.model
-
-
-def _refuse_layers(fields: Fields) -> None:
-    """Record a fault for each model key that neither LlamaConfig nor Qwen2Config has."""
-    at = "model.model_config"
-    for name in fields.names_in(at):
-        known = name.startswith(("_", "moe_config", "rope_scaling.")) or name in (*_SHAPE, *_REFUSED_APART)
-        value = fields.raw(f"{at}.{name}") if known else fields.peek(f"{at}.{name}")
-        if not known and value not in (None, False):
-            message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
-            fields.fault(f"{at}.{name}", message, allowed=passing(f"{at}.{name}"))
-    for name in ("is_llama_config", "is_qwen2_config"):
-        fields.flag(f"{at}.{name}", default=False)
-    if fields.word(f"{at}.hidden_act", "silu") != "silu":
-        fields.fault(f"{at}.hidden_act", "is not priced", allowed="silu")
-    kernel = fields.word(f"{at}._attn_implementation", _KERNELS[0])
-    if kernel not in _KERNELS:
-        fields.note(f"_attn_implementation {shown(kernel)} is priced as {_KERNELS[0]}")
-    if fields.has(f"{at}.sliding_window_size"):
-        fields.fault(f"{at}.sliding_window_size", "windows are not priced under nanotron", allowed="null")
-
-
-_KERNELS = ("flash_attention_2", "ring_flash_triton")  # the latter for context parallelism
-_REFUSED_APART = ("is_mamba_config", "ssm_cfg", "sliding_window_size")
-
-
-def _model(fields: Fields) -> ModelSpec:
-    """Return the model of a Llama or Qwen2 configuration, which uses transformers' names.
+def _model(fields: Fields, overrides: Overrides) -> ModelSpec:
+    """Return the supplied model, else that of a Llama or Qwen2 configuration, by the rows of their fields.
 
     Raises:
         InvalidProblemError: a size is missing, or the shape is not priced.
     """
-    at = "model.model_config."
+    fields.refuse_unpriced()
+    fields.stop()
+    if overrides.model is not None:
+        fields.take(*(_AT + name for name in fields.names_in(_AT[:-1])))
+        fields.note(f"the model is {overrides.model.title}, not model.model_config")
+        return overrides.model
     _refuse_layers(fields)
-    if fields.has(f"{at}is_mamba_config") or fields.has(f"{at}ssm_cfg"):
-        fields.fault(f"{at}is_mamba_config", "state-space models are not priced")
-        fields.stop()
-    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    for name in sizes:
-        fields.expect(at + name, "is not given; add it, or name the model with --model")
-    if fields.has(f"{at}moe_config") or fields.has(f"{at}moe_config.num_experts"):
-        fields.fault(f"{at}moe_config", "experts of nanotron are not read")
+    for name in _SIZES:
+        fields.expect(_AT + name, "is not given; add it, or name the model with --model")
     fields.stop()
-    layers, hidden, ffn, heads, vocabulary = (fields.integer(at + name, 1) for name in sizes)
+    raw: dict[str, Any] = {}
+    for name, row in flags_of("nanotron").items():
+        field = row.sets.removeprefix("model.")
+        if name.startswith(_AT) and field not in (row.sets, "activation"):
+            usual = row.default
+            if row.type == "bool":
+                raw[field] = fields.flag(name)
+            elif isinstance(usual, float):
+                raw[field] = fields.number(name, usual)
+            else:
+                raw[field] = fields.integer(name) if usual else fields.optional(name)
     fields.stop()
-    kv_heads = fields.integer(f"{at}num_key_value_heads", heads)
-    rotary = fields.number(f"{at}rope_theta", 10_000.0)
-    raw: dict[str, object] = {
-        "num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": ffn, "num_attention_heads": heads,
-        "num_kv_heads": kv_heads, "vocab_size": vocabulary, "rotary_base": max(int(rotary), 1),
-        "tied_embeddings": fields.flag(f"{at}tie_word_embeddings", default=False),
-        "max_position_embeddings": fields.integer(f"{at}max_position_embeddings", 2048),
-        "qkv_bias": fields.flag(f"{at}attention_bias", default=False),
-        "norm_epsilon": fields.number(f"{at}rms_norm_eps", 1e-6),
-    }  # fmt: skip
-    fields.stop()
-    return model_from_shape(raw, name="launch file")
+    raw["rotary_base"] = max(int(raw["rotary_base"]), 1)
+    model = model_from_shape({key: value for key, value in raw.items() if value}, name="launch file")
+    every = model.no_rotary_every
+    if every and model.num_layers % every:  # Qwen2Config asserts it
+        fields.fault(
+            _AT + "no_rope_layer",
+            f"{every} does not divide {model.num_layers} layers",
+            allowed=f"divisors of {model.num_layers}",
+            nearest=near_divisors(every, model.num_layers),
+        )
+    return model
+
+
+_AT = "model.model_config."
+_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+
+
+def _refuse_layers(fields: Fields) -> None:
+    """Record a fault for each model key that neither LlamaConfig nor Qwen2Config has."""
+    table = flag_names("nanotron")
+    for name in (_AT + name for name in fields.names_in(_AT[:-1])):
+        if table.row(name) is None and fields.peek(name) not in (None, False):
+            message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
+            fields.fault(name, message, allowed=passing(name))
+    if fields.word(_AT + "hidden_act", "silu") != "silu":
+        fields.fault(_AT + "hidden_act", "is not priced", allowed="silu")
+    kernel = fields.word(_AT + "_attn_implementation", _KERNELS[0])
+    if kernel not in _KERNELS:
+        fields.note(f"_attn_implementation {shown(kernel)} is priced as {_KERNELS[0]}")
+
+
+_KERNELS = ("flash_attention_2", "ring_flash_triton")  # the latter for context parallelism

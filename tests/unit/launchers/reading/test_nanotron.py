@@ -2,10 +2,11 @@
 
 import pytest
 
-from meshwright.launchers.reading.base import LaunchFile, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from tests.launchers.plans import CASES
 
 CASE = CASES["nanotron"]["llama-3-70b-tensor"]  # tp 8, dp 8; a vocabulary of 128256
@@ -59,6 +60,25 @@ def test_a_name_of_the_model_that_only_a_fork_has_is_refused() -> None:
     )
     with pytest.raises(InvalidProblemError, match=r"hidden_act: line \d+: is not priced"):
         read("num_key_value_heads: 8", "num_key_value_heads: 8\n    hidden_act: gelu")
+
+
+def test_layers_without_rotary_positions_are_read_and_masks_refused() -> None:
+    """nanotron's models/qwen.py, ``_forward_packed``: every n-th layer, counted from 1, rotates nothing."""
+    key = "num_key_value_heads: 8"
+    assert read(key, f"{key}\n    no_rope_layer: 4").model.layers_without_rotary()[:4] == (False,) * 3 + (
+        True,
+    )
+    with pytest.raises(InvalidProblemError, match=r"3 does not divide 80 layers.* Nearest: 2 or 4"):
+        read(key, f"{key}\n    no_rope_layer: 3")
+    with pytest.raises(InvalidProblemError, match=r"flex_attention_mask: line \d+: .* Allowed: null"):
+        read(key, f"{key}\n    flex_attention_mask: document")
+
+
+def test_a_supplied_model_replaces_the_files() -> None:
+    source = Source(name="nanotron.yaml", text=YAML)
+    found = read_launch_files(source, Overrides(model=find_model("llama-2-7b")))
+    assert found.model.num_layers == 32
+    assert "the model is Llama 2 7B, not model.model_config" in found.notes
 
 
 @pytest.mark.parametrize(("layers", "stages", "nearest"), [(80, 100, 38), (1, 2, 1)])
