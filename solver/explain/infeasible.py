@@ -103,9 +103,11 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     limits = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
     corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
-    shortfall, offloaded = _shortfall(rows), _lacking_hosts(problem, profile, space)
+    offloaded = _lacking_hosts(problem, profile, space)
+    lack = _lack(problem, profile, rows, " that the hosts can hold" if offloaded else "")
+    shortfall = lack.shortfall if lack else None
     found = [one for one in (shortfall, offloaded) if one is not None]
-    reasons = [_memory_reason(problem, rows, shortfall, also=offloaded is not None)] if shortfall else []
+    reasons = [lack.reason] if lack else []
     reasons += [_host_reason(offloaded)] if offloaded else []
     reasons += _request_reasons(space, conflicts)
     changes = chain(
@@ -159,35 +161,46 @@ def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns
     return fits
 
 
-def _shortfall(legal: Rows) -> Shortfall | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """Nearest configuration, with its shortage in words."""
+
+    shortfall: Shortfall
+    reason: str
+    group: str  # of the stage that lacks; empty in a mesh over all nodes
+    log_memory_sigma: float  # of predictions there
+
+
+def _lack(problem: Problem, profile: Profile, legal: Rows, within: str = "") -> Lack | None:
     rows = legal.take(lightest(legal.columns))
     found = nearest(rows) if len(rows) else None
     if found is None:
         return None
     row, split = found
-    one = rows.take([row])
-    stages = one.stages([split])
-    stage = int(stages.peak_memory_bytes[0].argmax())
-    memory = {name: round(float(value[0, stage])) for name, value in stages.memory_bytes.items()}
-    return Shortfall(
-        config=one.configurations([split])[0],
-        stage=stage,
-        needed_bytes=sum(memory.values()),
-        limit_bytes=int(rows.budget_bytes),
-        memory_bytes=memory,
+    return _lack_of(problem, profile, rows.take([row]).configurations([split])[0], within)
+
+
+def _lack_of(problem: Problem, profile: Profile, config: Configuration, within: str = "") -> Lack:
+    """Return what the stage of a configuration lacks that lacks most; ``within``: the limits it keeps."""
+    stages = evaluate(problem, profile, [config])[0].stages
+    budgets = [stage.on.budget_bytes for stage in stages]
+    memory = [stage.memory_bytes() for stage in stages]
+    short = [sum(terms.values()) - budget for terms, budget in zip(memory, budgets, strict=True)]
+    at = int(np.argmax(short))
+    on, needed = stages[at].on, sum(memory[at].values())
+    static = sum(memory[at][term] for term in _STATIC_TERMS)
+    limit, place, there = on.problem.memory_limit_bytes, f" on {on.name}" * bool(on.name), " there"
+    reason = (
+        f"memory: stage {at}{place} of the nearest configuration{within} needs {needed / GIB:.1f} GiB "
+        f"({static / GIB:.1f} GiB of it weights, gradients and optimizer states), {short[at] / GIB:.1f} "
+        f"GiB more than a predicted peak may fill{there * bool(on.name)}: "
+        f"{budgets[at] / GIB:.1f} of {limit / GIB:.1f} GiB"
     )
-
-
-def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall, *, also: bool) -> str:
-    limit, budget = problem.memory_limit_bytes, rows.budget_bytes
-    short = shortfall.needed_bytes - shortfall.limit_bytes
-    static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
-    within = " that the hosts can hold" if also else ""
-    return (
-        f"memory: stage {shortfall.stage} of the nearest configuration{within} needs "
-        f"{shortfall.needed_bytes / GIB:.1f} GiB ({static / GIB:.1f} GiB of it weights, gradients and "
-        f"optimizer states), {short / GIB:.1f} GiB more than a predicted peak may fill: "
-        f"{budget / GIB:.1f} of {limit / GIB:.1f} GiB"
+    shortfall = Shortfall(
+        config=config, stage=at, needed_bytes=needed, limit_bytes=int(budgets[at]), memory_bytes=memory[at]
+    )
+    return Lack(
+        shortfall=shortfall, reason=reason, group=on.name, log_memory_sigma=on.profile.log_memory_sigma
     )
 
 
@@ -204,10 +217,10 @@ def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfal
         rows = rows.take(np.flatnonzero(fits))
         lacks = sum(lacking_outside(problem, rows.columns))
         rows = rows.take(np.flatnonzero(lacks == np.min(lacks)))
-    short = _shortfall(rows)
-    if short is None:
+    lack = _lack(problem, profile, rows)
+    if lack is None:
         return None
-    own = lacking_outside(problem, Columns.of([short.config]))
+    short, own = lack.shortfall, lacking_outside(problem, Columns.of([lack.shortfall.config]))
     named = zip(("host memory", "NVMe"), own, strict=True)
     return replace(short, lacks_outside={what: ceil(each[0]) for what, each in named if each[0]})
 
@@ -270,16 +283,6 @@ _LARGEST_BYTES = 2.0**44  # more than any stage lacks
 _CLOSE_BYTES = 2.0**20  # the shortfall is known to a MiB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
-    """Nearest configuration, with its shortage in words."""
-
-    shortfall: Shortfall
-    reason: str
-    group: str
-    log_memory_sigma: float  # of that group's predictions
-
-
 def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
     """Return the placement that lacks least, of the rows with most room; None if no row is legal.
 
@@ -319,28 +322,6 @@ def _least_lack(
         able = LineSplit(rows, row, line, more_bytes=middle).any_fitting()
         low, high, split = (middle, high, split) if able is None else (low, middle, able)
     return split, high
-
-
-def _lack_of(problem: Problem, profile: Profile, config: Configuration) -> Lack:
-    stages = evaluate(problem, profile, [config])[0].stages
-    budgets = [stage.on.budget_bytes for stage in stages]
-    memory = [stage.memory_bytes() for stage in stages]
-    short = [sum(terms.values()) - budget for terms, budget in zip(memory, budgets, strict=True)]
-    at = int(np.argmax(short))
-    on, needed = stages[at].on, sum(memory[at].values())
-    static = sum(memory[at][term] for term in _STATIC_TERMS)
-    limit, group = on.problem.memory_limit_bytes, config.stage_groups[at].group
-    reason = (
-        f"memory: stage {at} on {group} of the nearest configuration needs {needed / GIB:.1f} GiB "
-        f"({static / GIB:.1f} GiB of it weights, gradients and optimizer states), {short[at] / GIB:.1f} "
-        f"GiB more than a predicted peak may fill there: {budgets[at] / GIB:.1f} of {limit / GIB:.1f} GiB"
-    )
-    shortfall = Shortfall(
-        config=config, stage=at, needed_bytes=needed, limit_bytes=int(budgets[at]), memory_bytes=memory[at]
-    )
-    return Lack(
-        shortfall=shortfall, reason=reason, group=group, log_memory_sigma=on.profile.log_memory_sigma
-    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -266,25 +266,32 @@ Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
 Judge = Callable[[ProblemChange], Fastest]
 
 
+Changes = tuple[Iterator[ProblemChange], int]  # of one kind, and how many with a plan are enough
+
+
+def changes_of_kinds(problem: Problem, profile: Profile, nearest: Shortfall | None) -> list[Changes]:
+    """Return the changes of a request on equal nodes: free ones, less work, and hardware by kind."""
+    return [
+        (chain(asked_less(problem, profile, nearest), done_otherwise(problem, profile)), _MOST),
+        (less_work(problem, profile), _ENOUGH),
+        (more_hardware(problem, profile), 1),
+        (other_gpus(problem), 1),
+    ]
+
+
 def with_remedies(
-    problem: Problem, profile: Profile, found: Infeasibility, watch: Watch, judge: Judge
+    found: Infeasibility, kinds: Sequence[Changes], watch: Watch, judge: Judge
 ) -> Infeasibility:
     """Add verified changes to the reasons, as many as were found before the time was over."""
-    groups: list[list[Remedy]] = [[] for _ in range(4)]
+    groups: list[list[Remedy]] = [[] for _ in kinds]
     complete, judged = False, True
     with watch.cut():
-        kinds = (
-            (chain(asked_less(problem, profile, found.nearest), done_otherwise(problem, profile)), _MOST),
-            (less_work(problem, profile), _ENOUGH),
-            (more_hardware(problem, profile), 1),
-            (other_gpus(problem), 1),
-        )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
             judged &= _add_fitting(group, changes, enough, judge)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
-    cheap, work, nodes, gpus = groups
-    remedies = remedies_in_order(cheap, work, [*nodes, *gpus], most=_MOST)
+    cheap, work, *hardware = groups
+    remedies = remedies_in_order(cheap, work, [*chain(*hardware)], most=_MOST)
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
@@ -533,20 +540,16 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
     """
     lack = nearest_lack(problem, profile, watch)
     limits = limits_of(problem, profile)
-    found = explained(limits, lack, watch)
-    cheap, work, hardware = list[Remedy](), list[Remedy](), list[Remedy]()
-    complete, judged = False, True
-    with watch.cut():
-        judged &= _add_fitting(cheap, _free_placed(limits, lack), _MOST, _fastest_placed)
-        judged &= _add_fitting(work, less_work(problem, profile), _ENOUGH, _fastest_placed)
-        for group in range(len(problem.cluster.distinct_groups)):
-            for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
-                judged &= _add_fitting(hardware, changes, len(hardware) + 1, _fastest_placed)
-        complete = True
-    remedies = remedies_in_order(cheap, work, hardware, most=_MOST)
-    reasons = (*found.reasons, *missing(complete=complete, judged=judged))
-    offered = tuple(one.change for one in remedies)
-    return replace(found, reasons=reasons, remedies=remedies, changes=offered)
+    kinds: list[Changes] = [
+        (_free_placed(limits, lack), _MOST),
+        (less_work(problem, profile), _ENOUGH),
+        *(
+            (changes(problem, profile, group), 1)
+            for group in range(len(problem.cluster.distinct_groups))
+            for changes in (_more_nodes, _larger_gpus)
+        ),
+    ]
+    return with_remedies(explained(limits, lack, watch), kinds, watch, _fastest_placed)
 
 
 def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemChange]:

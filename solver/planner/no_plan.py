@@ -21,6 +21,7 @@ from meshwright.solver.explain.remedies import (
     More,
     PricedRun,
     ProblemChange,
+    changes_of_kinds,
     fastest,
     fastest_run,
     on_nodes,
@@ -86,7 +87,8 @@ def with_changed(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> A
         return one
     if options.deadline_days is not None and found.remedies:  # what is late has a plan
         return one
-    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch, judge)
+    kinds = changes_of_kinds(one.variant.problem, one.variant.profile, found.nearest)
+    reasons = with_remedies(found, kinds, watch, judge)
     return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from meshwright.solver.answer import Infeasibility
 
 ADDED = {
-    "no_plan.with_remedies": 2,
+    "no_plan.with_remedies": 0,
     "no_plan.run_too_late": 1,
     "plan.with_reasons": 2,
     "plan.with_odds": 2,

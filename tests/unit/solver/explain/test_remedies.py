@@ -15,6 +15,7 @@ from meshwright.solver.explain import remedies
 from meshwright.solver.explain.remedies import (
     ProblemChange,
     asked_less,
+    changes_of_kinds,
     done_otherwise,
     fastest,
     less_work,
@@ -130,9 +131,8 @@ def test_too_many_configurations_prove_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert fastest(problem, profile) == "unknown"
     assert shapes.shape_advice(problem, profile) == "unknown"
     found = with_remedies(
-        problem,
-        profile,
         Infeasibility(reasons=("why",)),
+        changes_of_kinds(problem, profile, None),
         Watch(time_limit_s=60.0),
         lambda change: fastest(change.problem, change.profile),
     )
