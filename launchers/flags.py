@@ -47,7 +47,7 @@ class Flag:
     words: Sequence[str] = ()  # those that are priced
     priced_as: Mapping[str, Any] = field(default_factory=dict)  # the field's value for each priced word
     least: int = 1  # of a whole number
-    most: int | None = None  # of a number; None: any
+    most: int | None = None  # the largest number; None: any
     unless: Sequence[str] = ()  # values priced all the same: not refused, not listed
     needs: str | None = None  # the argument without which it does nothing
 

@@ -259,17 +259,9 @@ def _deepspeed_configuration(
     count = count or own or 1
     fields.stop()
     zero = zero if world > 1 else 0
-    return Configuration(
-        data_parallel_size=world,
-        zero_stage=zero,
-        zero_shard_size=world if zero else 1,
-        micro_batch_size=micro,
-        num_microbatches=known.number("num_microbatches", None, count),
-        recompute_granularity="full" if recompute else "none",
-        recompute_layers=layers if recompute else 0,
-        offload=offload,
-        stage_layers=(layers,),
-    )
+    count = known.number("num_microbatches", None, count)
+    mesh = (1, 1, world, 1)
+    return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
@@ -393,12 +385,12 @@ def _configuration(
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
     hybrid = _hybrid(fields, known, world) if sharded else None
     shard, replicas = hybrid or (shard, replicas)
-    sizes = {"micro_batch_size": MICRO_BATCH, "num_microbatches": ACCUMULATION}
-    stated = {name: given.optional(key) for name, key in sizes.items()}
+    names = {"micro_batch_size": MICRO_BATCH, "num_microbatches": ACCUMULATION}
+    stated = {name: given.optional(key) for name, key in names.items()}
     given.stop()
     micro, count = (
         known.required(name, stated[name], f"--{key} of the training script, next to it")
-        for name, key in sizes.items()
+        for name, key in names.items()
     )
     zero = _zero(fields) if sharded and world > 1 else 0
     again = str(given.raw(CHECKPOINTING)).lower() in ("true", "1")
@@ -406,19 +398,36 @@ def _configuration(
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"
     fields.stop()
-    layers = model.num_layers
+    mesh, layers = (tp, cp, shard, replicas), model.num_layers
+    return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
+
+
+def meshed(
+    mesh: tuple[int, int, int, int],
+    batch: tuple[int, int],
+    zero: int,
+    offload: str,
+    *,
+    num_layers: int,
+    recompute: bool,
+) -> Configuration:
+    """Return a configuration without stages, on a mesh of tensor ranks, rings, shards and replicas.
+
+    ``batch``: size and number of the micro-batches.
+    """
+    tp, cp, shard, replicas = mesh
     return Configuration(
         tensor_parallel_size=tp,
         context_parallel_size=cp,
         data_parallel_size=replicas * shard,
         zero_stage=zero,
         zero_shard_size=shard * cp if zero else 1,
-        micro_batch_size=micro,
-        num_microbatches=count,
         recompute_granularity="full" if recompute else "none",
-        recompute_layers=layers if recompute else 0,
+        micro_batch_size=batch[0],
+        num_microbatches=batch[1],
+        recompute_layers=num_layers if recompute else 0,
         offload=offload,
-        stage_layers=(layers,),
+        stage_layers=(num_layers,),
     )
 
 

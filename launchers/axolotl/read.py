@@ -14,6 +14,7 @@ from meshwright.launchers.accelerate.read import (
     ACCUMULATION,
     DDP_BUCKET,
     checkpoints,
+    meshed,
 )
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import is_off
@@ -326,20 +327,9 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     if (away := _is_away(fields)) and zero != _SHARDED:
         fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
     fields.stop()
+    mesh, offload = (tp, cp, shard, replicas), "optimizer+parameters" if away else "none"
     layers = known.model().num_layers
-    return Configuration(
-        tensor_parallel_size=tp,
-        context_parallel_size=cp,
-        data_parallel_size=replicas * shard,
-        zero_stage=zero,
-        zero_shard_size=shard * cp if shares else 1,
-        micro_batch_size=micro,
-        num_microbatches=count,
-        recompute_granularity="full" if recompute else "none",
-        recompute_layers=layers if recompute else 0,
-        offload="optimizer+parameters" if away else "none",
-        stage_layers=(layers,),
-    )
+    return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
 def _is_away(fields: Fields) -> bool:

@@ -302,11 +302,6 @@ def _zenflow(fields: Fields, configuration: Configuration) -> Options:
         fields.fault(interval, "auto depends on the gradients", allowed="2 to 1000", nearest="4")
         return {}
     steps, share = fields.number(interval, 4.0), fields.number(f"{_ZENFLOW}.topk_ratio", 0.1)
-    low, high = OPTION_NUMBERS["selected_gradient_share"]
-    if not low <= share <= high:
-        nearest = f"{min(max(share, low), high):g}"
-        message = f"{share:g} is not a share that is priced"
-        fields.fault(f"{_ZENFLOW}.topk_ratio", message, allowed=f"{low:g} to {high:g}", nearest=nearest)
     most = OPTION_NUMBERS["cpu_update_interval"][1]
     if steps != int(steps) or not 1 < steps <= most:
         nearest = f"{min(max(round(steps), 2), most):g}"

@@ -19,6 +19,7 @@ from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.shell.values import unknown_fault, unknown_in
 
 # --------------------------------------------------------------------------------------------------
@@ -348,18 +349,22 @@ class Fields:
         return number
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number, from ``least`` to ``most`` of its row if that has both."""
+        """Return a finite number, in the range of its row, else of the option that the row sets."""
         value, row = self.raw(name), self._row(name)
         if value is None:
             return default
-        allowed = "a finite number" if row.most is None else f"{row.least} to {row.most}"
+        option = row.sets.removeprefix("option.") if row.type == "float" else ""
+        low, most = OPTION_NUMBERS.get(option, (-math.inf, math.inf))
+        if row.most is not None:
+            low, most = row.least, row.most
+        allowed = f"{low:g} to {most:g}" if math.isfinite(most) else "a finite number"
         if self._is_unfilled(name, value, allowed):
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.fault(name, f"{_words(value)} is not a number", allowed=allowed)
             return default
-        if row.most is not None and not row.least <= value <= row.most:
-            nearest = f"{min(max(value, row.least), row.most):g}"
+        if not low <= value <= most:
+            nearest = f"{min(max(value, low), most):g}"
             self.fault(name, f"{value:g} is out of range", allowed=allowed, nearest=nearest)
             return default
         return float(value)

@@ -8,7 +8,7 @@ LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they diffe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -474,37 +474,6 @@ def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
         fields.fault("optim_target_modules", "leaves out some linear layers", allowed=allowed)
 
 
-# Why a GaLore is refused: the option, the reason, what is allowed, the nearest value.
-_Refusal = tuple[str, str, str, str | None]
-_OF_TRAINER: Mapping[str, _Refusal] = {
-    "shards": (
-        "optim", "GaLore is not priced with DeepSpeed or FSDP: it decomposes whole gradients",
-        "another optimizer, or plain data parallelism", None,
-    ),
-    "several": (
-        "optim", "layerwise updates: transformers refuses several GPUs and gradient accumulation",
-        "the optimizer without _layerwise, or one GPU and one micro-batch", None,
-    ),
-    "fp32": (
-        "optim", "layerwise updates are not priced with weights in fp32",
-        "the optimizer without _layerwise, or weights in bfloat16 (dtype)", None,
-    ),
-}  # fmt: skip
-_OF_LLAMA_FACTORY: Mapping[str, _Refusal] = {
-    "shards": (
-        "use_galore", "is not priced with DeepSpeed or FSDP: GaLore decomposes whole gradients",
-        "false, or plain replicas", "false",
-    ),
-    "several": (
-        "galore_layerwise", "is refused by LLaMA-Factory on several GPUs, and with gradient accumulation",
-        "false, or one GPU and one micro-batch", "false",
-    ),
-    "fp32": (
-        "galore_layerwise", "is not priced with weights in fp32", "false, or pure_bf16: true", "false",
-    ),
-}  # fmt: skip
-
-
 def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "optim") -> str:
     """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs.
 
@@ -512,16 +481,17 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     """
     own = TRAINERS_GALORE.get(str(fields.raw(named)))
     by_layer = fields.flag("galore_layerwise") if own is None else own[1]
+    galore, layers = ("use_galore", "galore_layerwise") if own is None else (named, named)
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
-    broken = {
-        "shards": config.zero_stage > 0 or found.launcher == "deepspeed",
-        "several": by_layer and (config.num_gpus > 1 or config.num_microbatches > 1),
-        "fp32": name not in OPTIMIZERS,
-    }
-    for kind in (kind for kind, is_broken in broken.items() if is_broken):
-        key, why, allowed, nearest = (_OF_LLAMA_FACTORY if own is None else _OF_TRAINER)[kind]
-        key = named if own is not None else key
-        fields.fault(key, why, allowed=allowed, nearest=nearest)
+    if config.zero_stage > 0 or found.launcher == "deepspeed":
+        why = "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP"
+        fields.fault(galore, why, allowed="plain replicas, or another optimizer")
+    if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
+        why = "layerwise: its trainer refuses several GPUs and gradient accumulation"
+        fields.fault(layers, why, allowed="one GPU and one micro-batch, or updates of all layers at once")
+    if name not in OPTIMIZERS:
+        why = "layerwise updates are not priced with weights in fp32"
+        fields.fault(layers, why, allowed="weights in bfloat16, or updates of all layers at once")
     return name if name in OPTIMIZERS else optimizer
 
 
