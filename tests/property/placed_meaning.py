@@ -15,6 +15,7 @@ from itertools import combinations, islice, pairwise, permutations, product
 from random import Random
 from typing import Any
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile
@@ -25,11 +26,20 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
-from tests.property.meaning import divisors
+from tests.property.meaning import Limits, divisors
 
 MOST = 100  # placements of a request, legal or not: limits are added until there are no more
 LIMITED = ("zero_stage", "recompute_granularity", "micro_batch_size", "context_parallel_size",
            "pipeline_parallel_size", "tensor_parallel_size", "expert_parallel_size")  # fmt: skip
+OF_ALL_REPLICAS = (
+    "data_parallel_size"  # a limit on it leaves no unlike classes (docs/how-the-search-works.md)
+)
+FORMS = ("pin", "constraint", "forbid", "bounds")
+OPTIMIZERS = ("adamw", "adamw-bf16", "adamw-8bit", "sgd-momentum", "muon")
+OPTIONS: tuple[dict[str, str | float | bool], ...] = (
+    {}, {}, {"loss_fused": True}, {"dropout": True}, {"overlap_gradients": False}, {"layer_launch_s": 1e-4},
+    {"overlap_transfer": False}, {"gradient_dtype": "bf16"}, {"recompute_modules": "mlp"},
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,11 @@ class Placed:
     objective_s: float  # the closed form; of classes of replicas their step
 
 
-def a_placed_request(random: Random) -> Problem:
-    """Two or three unlike groups of one to four GPUs, a small model, and limits around one placement."""
+def a_placed_request(random: Random, *, varied: bool = False) -> Problem:
+    """Two or three unlike groups of one to four GPUs, a small model, and limits around one placement.
+
+    ``varied``: under some launcher, precision, optimizer and framework options, with limits of every form.
+    """
     groups = tuple(
         a_group(
             speed=random.choice([0.2, 0.5, 1.0, 1.7]),
@@ -62,7 +75,35 @@ def a_placed_request(random: Random) -> Problem:
     if random.randint(0, 2) == 0:
         moe = MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=2048, num_dense_layers=random.randint(0, 1))
         problem = replace(problem, model=replace(problem.model, moe=moe))
-    return _limited(random, problem)
+    return _limited(random, _varied(random, problem)) if varied else _limited(random, problem)
+
+
+def _varied(random: Random, problem: Problem) -> Problem:
+    """The problem in one of the ways that a request states and no search chooses on unlike groups."""
+    launcher = random.choice(["none", "flagscale"])
+    optimizer = random.choice(launcher_capabilities(launcher).optimizers or OPTIMIZERS)
+    options, lora_rank = random.choice(OPTIONS), random.choice([0, 0, 0, 8]) * (launcher == "none")
+    work = replace(
+        problem.workload, optimizer=optimizer, precision=random.choice(["bf16", "fp16"]),
+        seq_length=random.choice([1024, 4096]), framework_options=options, lora_rank=lora_rank,
+    )  # fmt: skip
+    name, form = random.choice([OF_ALL_REPLICAS, "num_microbatches"]), random.choice(FORMS)
+    return with_limit(replace(problem, launcher=launcher, workload=work), form, name, random.choice([1, 2]))
+
+
+def with_limit(problem: Problem, form: str, name: str, value: int | str) -> Problem:
+    """The problem with a limit on a variable that leaves it this value alone."""
+    options = problem.options
+    if form == "pin":
+        options = replace(options, pin={**options.pin, name: value})
+    elif form == "bounds" and isinstance(value, int):
+        options = replace(options, bounds={**options.bounds, name: (value, value)})
+    elif form == "forbid":
+        others = tuple(other for other in range(9) if other != value)
+        options = replace(options, forbid={**options.forbid, name: others})
+    else:
+        options = replace(options, constraints=(*options.constraints, f"{name} == {value!r}"))
+    return replace(problem, options=options)
 
 
 # Constraints on node groups g and h with a number k, as a request writes them and as Python does.
@@ -130,18 +171,15 @@ def keeps(problem: Problem, config: Configuration, python: str) -> bool:
 
 def _limited(random: Random, problem: Problem) -> Problem:
     """Limits that one of the first placements keeps, until there are few."""
-    anchor = random.choice(list(islice(placements(problem), 2000)))
+    few = list(islice(placements(problem), 2000))
+    if not few:
+        return problem
+    anchor = random.choice(few)
     one = anchor.replicas[0] if anchor.replicas else anchor
     for name in random.sample(LIMITED, len(LIMITED)):
         if len(list(islice(placements(problem), MOST + 1))) <= MOST:
             break
-        value, options = getattr(one, name), problem.options
-        form = random.choice(["pin", "pin", "constraint"])
-        if form == "pin":
-            options = replace(options, pin={**options.pin, name: value})
-        else:
-            options = replace(options, constraints=(*options.constraints, f"{name} == {value!r}"))
-        problem = replace(problem, options=options)
+        problem = with_limit(problem, random.choice(["pin", "pin", "constraint"]), name, getattr(one, name))
     return problem
 
 
@@ -150,6 +188,8 @@ def placements(problem: Problem) -> Iterator[Configuration]:
     batch = problem.workload.global_batch_size
     groups = dict(zip(problem.cluster.group_names, problem.cluster.groups, strict=True))
     yield from _pipelines(problem, groups, batch)
+    if OF_ALL_REPLICAS in _fixed(problem) or OF_ALL_REPLICAS in problem.options.named:
+        return
     for size in range(2, len(groups) + 1):
         for some in combinations(groups, size):
             for cut in combinations(range(1, batch), size - 1):
@@ -202,7 +242,8 @@ def _fixed(problem: Problem) -> dict[str, Any]:
 def _allows(problem: Problem, **values: int | str) -> bool:
     """Whether the request's limits keep these values."""
     fixed = _fixed(problem)
-    return all(fixed.get(name, value) == value for name, value in values.items())
+    kept = all(fixed.get(name, value) == value for name, value in values.items())
+    return kept and Limits.of(problem).allow(**values)
 
 
 def _runs(problem: Problem, dp: int, cp: int, batch: int) -> Iterator[dict[str, Any]]:
@@ -217,7 +258,7 @@ def _runs(problem: Problem, dp: int, cp: int, batch: int) -> Iterator[dict[str, 
             "micro_batch_size": size, "expert_parallel_size": ep, "zero_stage": zero,
             "recompute_granularity": word, "context_parallel_size": cp,
         }  # fmt: skip
-        if _allows(problem, **run):
+        if _allows(problem, **run, data_parallel_size=dp, num_microbatches=batch // dp // size):
             yield run
 
 

@@ -3,8 +3,8 @@
 A *row* is (cp, dp, ep, micro-batch, ZeRO stage, recomputation): what all stages share. An *option* is a
 node group with a tensor-parallel size: what each stage chooses. A stage takes tp * cp * dp GPUs of its
 group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is free: of a
-row's prices only the transfers and the straggler depend on it, so the least is taken of few and of many
-stages. Replicas are alike and chunks do not interleave.
+row's prices only the transfers, the straggler and the wait for unequal documents depend on it, so the
+least is taken of few and of many stages. Replicas are alike and chunks do not interleave.
 
 A row that recomputes fully leaves to each stage how many of its layers it recomputes, where the launcher
 and the request do. Its prices are those of no recomputation, its ``kept_bytes`` those of all:
@@ -311,9 +311,13 @@ class MixedRows:
         problem = fleet.problem
         columns, further = (columns_of(problem, sizes, stages) for stages in _PRICED_FOR)
         two = on_all(fleet, columns, options)
+        both = [two, *_on_most_stages(fleet, sizes, options)]
 
         def each(read: Callable[[Rows], FloatArray]) -> FloatArray:
             return np.stack([read(one) for one in two])
+
+        def passes(read: Callable[[Rows], FloatArray], of: np.ufunc = np.minimum) -> FloatArray:
+            return np.asarray(of.reduce([np.stack([read(one) for one in some]) for some in both]))
 
         def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
             return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
@@ -334,11 +338,11 @@ class MixedRows:
             gpus=each_group(lambda group: group.num_gpus),
             least_layers=each_group(lambda _: 0),
             most_layers=each_group(lambda _: problem.model.num_layers),
-            layer_s=straggler[..., None] * each(lambda one: one.layer_s),
-            embedding_s=straggler * each(lambda one: one.embedding_s),
-            head_s=straggler * each(lambda one: one.head_s),
-            forward_share=each(_forward_share),
-            more_forward_s=straggler * each(_more_forward_s),
+            layer_s=straggler[..., None] * passes(lambda one: one.layer_s),
+            embedding_s=straggler * passes(lambda one: one.embedding_s),
+            head_s=straggler * passes(lambda one: one.head_s),
+            forward_share=passes(_forward_share, np.maximum),
+            more_forward_s=straggler * passes(_more_forward_s, np.maximum),
             sent=sent, hops_s=hops_s, straggler=straggler,
             transfers=Transfers(
                 inside_s=np.minimum(*(one.inside_s for one in found)),
@@ -351,7 +355,7 @@ class MixedRows:
             kept_bytes=each(lambda one: one.least_kept_bytes),
             whole_kept_bytes=each(_whole_kept_bytes),
             replay_s=straggler[..., None]
-            * each(lambda one: one.per_stage[:, None] * one.prices.replay_s[:, :-2]),
+            * passes(lambda one: one.per_stage[:, None] * one.prices.replay_s[:, :-2]),
             room_bytes=space - again,
             head_room_bytes=space - np.maximum(again, work),
         )  # fmt: skip
@@ -523,6 +527,20 @@ def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -
     if asked:
         legal[:, :, [at for at in range(layers + 1) if at != len(asked)]] = False
     return legal
+
+
+def _on_most_stages(
+    fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]
+) -> Iterator[list[Rows]]:
+    """Yield the rows with as many stages as there may be, where passes depend on their number.
+
+    Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in p, and the
+    share of slots that wait for it m / (m + 2 (p - 1)): the wait is least at one end of any range of p.
+    """
+    problem = fleet.problem
+    if problem.workload.lengths is not None:
+        most = min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups))
+        yield on_all(fleet, columns_of(problem, sizes, max(most, 2)), options)
 
 
 def _hops(
