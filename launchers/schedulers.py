@@ -16,12 +16,7 @@ import yaml
 from meshwright.launchers.export import SLURM_FILE, TORCHRUN_FILE
 from meshwright.launchers.target import ExportBundle, Target, target_of
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import (
-    FieldError,
-    InvalidProblemError,
-    RefusedExportError,
-    UnknownNameError,
-)
+from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError, UnknownNameError
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 

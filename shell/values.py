@@ -8,22 +8,8 @@ from dataclasses import dataclass, field
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.shell.expansion import (
-    braced,
-    changed,
-    closing,
-    compared,
-    literal,
-    printed,
-)
-from meshwright.shell.words import (
-    Names,
-    Token,
-    WordPart,
-    lex,
-    parts_of,
-    whole_number,
-)
+from meshwright.shell.expansion import braced, changed, closing, compared, literal, printed
+from meshwright.shell.words import Names, Token, WordPart, lex, parts_of, whole_number
 
 UNKNOWN = "\x00"  # marks an unknown value; followed by its name and another mark
 DOUBT = "@"  # between a variable's name and the line of the condition that it depends on

@@ -6,17 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from meshwright.launchers.export import (
-    MIB,
-    StartCommand,
-    bucket_units,
-    bundled,
-    common_warnings,
-    compiled_facts,
-    model_is_in_the_script,
-    sequences_in_the_script,
-    written_bucket,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
@@ -140,11 +130,11 @@ DECIDED = (
 def export(target: Target) -> ExportBundle:
     """Return the configuration file and the two scripts that start it."""
     refuse_first(target, "accelerate")
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT,
         shape=True,
-        start=StartCommand(
+        start=common.StartCommand(
             program=accelerate_command(target),
             needs=NEEDS,
             packages=(*trainer_packages(target), *tensor_packages(target)),
@@ -227,12 +217,12 @@ def accelerate_command(target: Target) -> str:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
-    yield from accelerate_warnings(target, compiled_facts(target))
-    yield model_is_in_the_script(target)
+    yield from accelerate_warnings(target, common.compiled_facts(target))
+    yield common.model_is_in_the_script(target)
     if target.config.context_parallel_size == 1:  # rings require SDPA
         yield attention_is_in_the_script(target)
     yield from _adapters_are_in_the_script(target)
-    yield sequences_in_the_script(target)
+    yield common.sequences_in_the_script(target)
     if target.config.context_parallel_size > 1:
         yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
 
@@ -263,13 +253,14 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
 
 def ddp_bucket(target: Target) -> dict[str, object]:
     """Return TrainingArguments' size of DistributedDataParallel's buckets if it is not torch's own."""
-    size = bucket_units(target, MIB)
+    size = common.bucket_units(target, common.MIB)
     return {"ddp_bucket_cap_mb": size} if size else {}
 
 
 def accelerate_warnings(target: Target, written: Sequence[str]) -> Iterator[str]:
     """Yield the differences of every trainer over accelerate from the plan."""
-    yield from common_warnings(target, ("launch_blocking", *written, *written_bucket(target, MIB)))
+    bucket = common.written_bucket(target, common.MIB)
+    yield from common.common_warnings(target, ("launch_blocking", *written, *bucket))
     if target.workload.lora_rank and target.problem.model.moe:
         count = target.problem.model_figures["num_trainable_parameters"]
         yield (

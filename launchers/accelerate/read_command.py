@@ -9,13 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from meshwright.launchers.accelerate.read import (
-    ACCELERATE_READER,
-    AT,
-    ENGINE,
-    PLUGIN_FILE,
-    values_of_file,
-)
+from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading.base import Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, Values
@@ -40,7 +34,7 @@ class Shares:
 
     def kind(self) -> str:
         """Return the kind of sharding."""
-        return self.fields.choice(ENGINE, "MULTI_GPU")
+        return self.fields.choice(accelerate.ENGINE, "MULTI_GPU")
 
 
 def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
@@ -63,7 +57,11 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
             following = words[at + 1].text if at + 1 < len(words) else ""
             path = Word(value if equals else following, word.line)
     if path is None:
-        return Shares.of(source, {ENGINE: LocatedValue("MULTI_GPU", 0), **options}) if options else None
+        return (
+            Shares.of(source, {accelerate.ENGINE: LocatedValue("MULTI_GPU", 0), **options})
+            if options
+            else None
+        )
     if path.text in _TRLS:
         built_in = {name: LocatedValue(value, path.line) for name, value in _TRLS[path.text].items()}
         return Shares.of(source, {"num_processes": LocatedValue(8, path.line), **built_in, **options})
@@ -75,7 +73,7 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
         )
     base = path.text.replace("\\", "/").rsplit("/", 1)[-1]
     file = replace(source, name=base, text=text, files={**source.files, source.name: source.text})
-    return Shares.of(file, values_of_file(file) | options)
+    return Shares.of(file, accelerate.values_of_file(file) | options)
 
 
 def shares_beside(
@@ -93,8 +91,8 @@ def shares_beside(
     for script, words in starts:
         if (found := shares_of(words, script)) is not None:
             return found
-    mesh = next((one for one in files if ACCELERATE_READER.recognises(one)), None)
-    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
+    mesh = next((one for one in files if accelerate.ACCELERATE_READER.recognises(one)), None)
+    return None if mesh is None else Shares.of(mesh, accelerate.values_of_file(mesh))
 
 
 def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Source) -> Shares | None:
@@ -109,14 +107,14 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
     engine = next((kind for name, kind in _USED.items() if said.get(name, "").lower() in _ON), None)
     if engine is None:
         return None
-    values: dict[str, LocatedValue] = {ENGINE: LocatedValue(engine, 0)}
+    values: dict[str, LocatedValue] = {accelerate.ENGINE: LocatedValue(engine, 0)}
     for name, text in said.items():
         if not name.startswith(_BEGINNINGS[engine]):
             continue
         if (unknown := unknown_in(text)) is not None:
             raise InvalidProblemError([unknown_fault(name, unknown, 0)])
         key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
-        place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
+        place = accelerate.PLUGIN_FILE if key == "config_file" else f"{accelerate.AT}{key}"
         values[f"fsdp_config.{key}" if engine == "FSDP" else place] = LocatedValue(text, 0)
     return Shares.of(source, values)
 
@@ -124,11 +122,14 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
 # TRL's own option next to accelerate's (trl/accelerate_configs; each for 8 processes).
 _BUILT_IN = "--accelerate_config"
 _TRLS: Mapping[str, Mapping[str, object]] = {
-    "single_gpu": {ENGINE: "NO", "num_processes": 1},
-    "multi_gpu": {ENGINE: "MULTI_GPU"},
-    **{f"zero{stage}": {ENGINE: "DEEPSPEED", f"{AT}zero_stage": stage} for stage in (1, 2, 3)},
-    "fsdp1": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 1},
-    "fsdp2": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 2},
+    "single_gpu": {accelerate.ENGINE: "NO", "num_processes": 1},
+    "multi_gpu": {accelerate.ENGINE: "MULTI_GPU"},
+    **{
+        f"zero{stage}": {accelerate.ENGINE: "DEEPSPEED", f"{accelerate.AT}zero_stage": stage}
+        for stage in (1, 2, 3)
+    },
+    "fsdp1": {accelerate.ENGINE: "FSDP", "fsdp_config.fsdp_version": 1},
+    "fsdp2": {accelerate.ENGINE: "FSDP", "fsdp_config.fsdp_version": 2},
 }
 
 _ON = ("1", "true", "yes", "on", "y", "t")
@@ -171,7 +172,7 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedV
                 allowed="a Megatron-LM command of its own",
             )
         if name in _ENGINES:
-            yield ENGINE, LocatedValue(_ENGINES[name], word.line)
+            yield accelerate.ENGINE, LocatedValue(_ENGINES[name], word.line)
             continue
         key = _key_of(name)
         if at > own and name and key is None and name not in flag_names("accelerate"):
@@ -191,7 +192,7 @@ def _key_of(name: str) -> str | None:
     """Return the place of an option in accelerate's file; None if it has no effect."""
     if name in _OF_ALL:
         return name
-    keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{AT}{name}")
+    keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{accelerate.AT}{name}")
     return next(
         (key for key in keys if key in flag_names("accelerate") and name not in _OF_TRAINERS),
         None,

@@ -10,12 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import (
-    ACCUMULATION,
-    DDP_BUCKET,
-    checkpoints,
-    meshed,
-)
+from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import is_off
 from meshwright.launchers.reading.adapters import (
@@ -31,21 +26,9 @@ from meshwright.launchers.reading.commands import World, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.launchers.transformers.read import (
-    PADDED,
-    layerwise,
-    optimizer_of,
-    trainers_galore,
-    values_of,
-)
-from meshwright.launchers.transformers.read_ranks import (
-    chunked_loss,
-    kernel_of,
-    run_of_deepspeeds_file,
-)
-from meshwright.launchers.trl.read import (
-    take_model,
-)
+from meshwright.launchers.transformers import read as trainer
+from meshwright.launchers.transformers import read_ranks as ranks
+from meshwright.launchers.trl.read import take_model
 from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
@@ -86,7 +69,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     for name in ("micro_batch_size", "sequence_len"):
         fields.expect(name)
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
-        fields.note(PADDED.format("sequence_len"))
+        fields.note(trainer.PADDED.format("sequence_len"))
     if fields.has("deepspeed"):
         return _by_deepspeed(fields, known, precision, tuned)
     configuration = _configuration(fields, known)
@@ -97,8 +80,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         seq_length=fields.integer("sequence_len"),
         precision=precision,
         framework_options={
-            **kernel_of(fields, "axolotl", configuration),
-            **bucket_option(fields.optional(DDP_BUCKET), "axolotl", configuration),
+            **ranks.kernel_of(fields, "axolotl", configuration),
+            **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model(), configuration.micro_batch_size),
         },
         **tuned,
@@ -109,7 +92,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )  # fmt: skip
     if "optimizer_rank" not in tuned:
         return run
-    variant = layerwise(fields, run, tuned["optimizer"], "optimizer")
+    variant = trainer.layerwise(fields, run, tuned["optimizer"], "optimizer")
     fields.stop()
     return replace(run, workload=replace(run.workload, optimizer=variant))
 
@@ -125,7 +108,7 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
         if starts and any(text.rpartition("/")[2] == source.name for text in texts):
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
             end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
-            found |= values_of(words[at:end], overrides)
+            found |= trainer.values_of(words[at:end], overrides)
     for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
         found[name.removeprefix("no_")] = LocatedValue(one.value != "false" and name[:3] != "no_", one.line)
@@ -155,11 +138,11 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     }
     overrides = replace(known.overrides, model=known.model(), num_gpus=world, values=values)
     name = str(fields.raw("deepspeed"))
-    found = run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
+    found = ranks.run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
     if "base_precision" in tuned:
         require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
     if "optimizer_rank" in tuned:
-        layerwise(fields, found, tuned["optimizer"], "optimizer")
+        trainer.layerwise(fields, found, tuned["optimizer"], "optimizer")
         fields.stop()
     tuned = {**tuned, "optimizer": found.workload.optimizer}
     options = {**found.workload.framework_options, **options}
@@ -176,8 +159,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
 
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
-    projected = trainers_galore(fields, known.model(), "optimizer")
-    name = projected.get("optimizer") or optimizer_of(fields, "optimizer", "adamw_torch_fused")
+    projected = trainer.trainers_galore(fields, known.model(), "optimizer")
+    name = projected.get("optimizer") or trainer.optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
@@ -226,9 +209,11 @@ def _count(fields: Fields, micro: int) -> int:
     """Return the accumulated micro-batches; ``batch_size`` is per rank (utils/config, normalize_config)."""
     whole = fields.optional("batch_size")
     if whole is None:
-        return fields.integer(ACCUMULATION)
-    if fields.raw(ACCUMULATION):
-        fields.fault("batch_size", f"Axolotl takes it or {ACCUMULATION}, not both", allowed="one of them")
+        return fields.integer(accelerate.ACCUMULATION)
+    if fields.raw(accelerate.ACCUMULATION):
+        fields.fault(
+            "batch_size", f"Axolotl takes it or {accelerate.ACCUMULATION}, not both", allowed="one of them"
+        )
     return max(whole // micro, 1)
 
 
@@ -254,7 +239,7 @@ def _kernels(fields: Fields, model: ModelSpec, micro: int) -> Options:
     cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
     if "liger" in listed:
         found |= {names[name]: True for name in names if name in on and names[name]}
-        found |= chunked_loss(model, micro * fields.integer("sequence_len")) if _CHUNKED in on else {}
+        found |= ranks.chunked_loss(model, micro * fields.integer("sequence_len")) if _CHUNKED in on else {}
     elif on:
         fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
@@ -319,7 +304,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     fields.choice(f"{_FSDP}auto_wrap_policy")
     resharded = fields.flag(_RESHARDS, default=True)
     own = _recomputes(fields)
-    recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
+    recompute = accelerate.checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
     tp, cp, shard, replicas = _mesh(fields, known)
     if not shares:
         shard, replicas = 1, shard * replicas
@@ -329,7 +314,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     fields.stop()
     mesh, offload = (tp, cp, shard, replicas), "optimizer+parameters" if away else "none"
     layers = known.model().num_layers
-    return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
+    return accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
 def _is_away(fields: Fields) -> bool:

@@ -6,29 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.launchers.accelerate.export import (
-    CONFIG_FILE,
-    attention_is_in_the_script,
-    deepspeed_plugin_file,
-)
-from meshwright.launchers.export import (
-    StartCommand,
-    bucket_units,
-    bundled,
-    common_warnings,
-    model_is_in_the_script,
-    sequences_in_the_script,
-    written_bucket,
-)
+from meshwright.launchers import export as common
+from meshwright.launchers.accelerate import export as accelerate
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.requirements import ASYNC_IO
-from meshwright.solver.cost.memory import (
-    STATE_BUFFERS,
-    SWAPPED_GROUP,
-    WEIGHT_BUFFERS,
-    WEIGHTS_IN_CPU,
-)
+from meshwright.solver.cost.memory import STATE_BUFFERS, SWAPPED_GROUP, WEIGHT_BUFFERS, WEIGHTS_IN_CPU
 from meshwright.solver.cost.parameters import largest_tensor
 from meshwright.solver.cost.step_end import UPDATE_GROUPS
 
@@ -182,7 +165,7 @@ def _zero(target: Target) -> dict[str, object]:
             "overlap_comm": stage == SHARDED_WEIGHTS,  # the same as by default: only on in stage 3
             "contiguous_gradients": True,
             "reduce_scatter": True,
-            "reduce_bucket_size": bucket_units(target, BUCKET_ELEMENT_BYTES) or 1,
+            "reduce_bucket_size": common.bucket_units(target, BUCKET_ELEMENT_BYTES) or 1,
             "allgather_bucket_size": _BUCKET,
         }
     return values | _offload(target) | (_stage_3(target) if stage == SHARDED_WEIGHTS else {})
@@ -251,7 +234,7 @@ def offload_devices(offload: str) -> dict[str, str]:
 
 
 PRODUCT = "DeepSpeed 0.19.8"
-START = StartCommand(
+START = common.StartCommand(
     program=f'"${{TRAIN_SCRIPT}}" --deepspeed --deepspeed_config "${{here}}/{JSON_FILE}"',
     needs=(("TRAIN_SCRIPT", f"a script that takes the arguments of DeepSpeed and reads {CODE_FILE}"),),
 )
@@ -260,7 +243,7 @@ START = StartCommand(
 def export(target: Target) -> ExportBundle:
     """Return DeepSpeed's JSON, the values that are set in code, and the two scripts that start it."""
     refuse_first(target, "deepspeed")
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT,
         shape=True,
@@ -276,7 +259,7 @@ def _written(target: Target) -> tuple[str, ...]:
         "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
         "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
         "selected_gradient_share",
-        *(written_bucket(target, BUCKET_ELEMENT_BYTES) if target.facts.bucket_bytes else ()),
+        *(common.written_bucket(target, BUCKET_ELEMENT_BYTES) if target.facts.bucket_bytes else ()),
     )  # fmt: skip
 
 
@@ -284,7 +267,7 @@ def own_files(head: str, target: Target) -> dict[str, str]:
     """Return the JSON, the code module, and accelerate's file if its plugin can start the plan, too."""
     files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
     if is_plain_data_parallel(target):
-        files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
+        files[accelerate.CONFIG_FILE] = accelerate.deepspeed_plugin_file(head, target, JSON_FILE)
     return files
 
 
@@ -297,11 +280,11 @@ def is_plain_data_parallel(target: Target) -> bool:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
     config = target.config
-    yield from common_warnings(target, written=_written(target))
-    yield model_is_in_the_script(target)
-    yield attention_is_in_the_script(target)
+    yield from common.common_warnings(target, written=_written(target))
+    yield common.model_is_in_the_script(target)
+    yield accelerate.attention_is_in_the_script(target)
     if target.workload.lengths is not None:
-        yield sequences_in_the_script(target)
+        yield common.sequences_in_the_script(target)
     yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"
     if config.pipeline_parallel_size > 1:
         yield "the embedding and the head must not be of the class that the stages are balanced by"

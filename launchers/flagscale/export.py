@@ -12,15 +12,7 @@ from dataclasses import replace
 
 import yaml
 
-from meshwright.launchers.export import (
-    TORCHRUN_FILE,
-    StartCommand,
-    common_environment,
-    header,
-    printable,
-    required,
-    with_readme,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.flagscale.meshes import (
     Hosts,
     crosses_hosts,
@@ -30,21 +22,8 @@ from meshwright.launchers.flagscale.meshes import (
     returns_to_a_type,
 )
 from meshwright.launchers.megatron_core.names import SWITCHES_OF_ALL, environment, written_cut
-from meshwright.launchers.megatron_lm.flags import (
-    ATTENTION_BACKENDS,
-    Section,
-    facts,
-    padded_vocabulary,
-    sections,
-)
-from meshwright.launchers.rules import (
-    Rule,
-    fault,
-    refuse,
-    refuse_first,
-    runs_under,
-    values_are_known,
-)
+from meshwright.launchers.megatron_lm import flags as megatron
+from meshwright.launchers.rules import Rule, fault, refuse, refuse_first, runs_under, values_are_known
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled, template
 from meshwright.profiles.errors import FieldError
@@ -169,7 +148,7 @@ def train_values(target: Target) -> dict[str, dict[str, object]]:
     """Return what the runner passes to Megatron-LM, in its three sections."""
     system, model = dict[str, object](), dict[str, object]()
     by_meshes = is_heterogeneous(target.config)
-    for section in sections(_largest(target)):
+    for section in megatron.sections(_largest(target)):
         into = model if section.title in OF_MODEL else system
         into |= _values(section, left_out=_BY_MESHES if by_meshes else ())
     if by_meshes:
@@ -209,7 +188,7 @@ def _splits_sequences(target: Target) -> bool:
     return placed or target.config.sequence_parallel
 
 
-def _values(section: Section, *, left_out: tuple[str, ...]) -> dict[str, object]:
+def _values(section: megatron.Section, *, left_out: tuple[str, ...]) -> dict[str, object]:
     found = dict[str, object]()
     for one in section.flags:
         if one.name not in left_out:
@@ -228,7 +207,7 @@ def _sizes(target: Target) -> dict[str, object]:
         "tensor_model_parallel_size": meshes_of_plan(target)[0].tensor_parallel_size
     }
     splits = _splits_sequences(target)
-    overlaps = splits and bool(facts(target).overlap_tensor) and not _has_single_ranks(target)
+    overlaps = splits and bool(megatron.facts(target).overlap_tensor) and not _has_single_ranks(target)
     return found | dict.fromkeys(["sequence_parallel"] * splits + ["tp_comm_overlap"] * overlaps, True)
 
 
@@ -252,7 +231,10 @@ def _recompute(target: Target) -> dict[str, object]:
     """Return the recomputation; with counts by stage, lists of stages, micro-batches and a value each."""
     config = target.config
     if config.recompute_granularity == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": list(facts(target).recomputed)}
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(megatron.facts(target).recomputed),
+        }
     if config.recompute_granularity != "full":
         return {}
     counts = config.stage_recompute_layers
@@ -285,7 +267,7 @@ def experiment_values(target: Target) -> dict[str, object]:
     """Return the experiment: the runner, its hosts and their environment."""
     hosts = hosts_of(target)
     slots = max(count for one in hosts for count in one.slots)
-    wanted = (*environment(target, facts(target)), *common_environment(target))
+    wanted = (*environment(target, megatron.facts(target)), *common.common_environment(target))
     envs: dict[str, object] = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(slots))),  # run_node counts them
         **{one.name: one.value for one in wanted if one.value is not None and not one.is_expression},
@@ -335,7 +317,7 @@ def start_script(head: str, target: Target) -> str:
     for one in hosts:
         last = first + len(one.slots) - 1
         where = f"{first}" if first == last else f"{first} to {last}"
-        lines.append(f"#   {where}: {printable(one.gpu[:200])}")
+        lines.append(f"#   {where}: {common.printable(one.gpu[:200])}")
         first = last + 1
     values = {
         "NEEDS": "\n".join(_needed(name, hint, target.host_names) for name, hint in NEEDS),
@@ -351,23 +333,23 @@ def _needed(name: str, hint: str, hosts: Sequence[str]) -> str:
     """Return the line that asks for a variable; hosts that are in order need not be given."""
     if name == "HOSTS" and hosts:
         return f'HOSTS="${{HOSTS:-{" ".join(hosts)}}}"  # in this order: links between them differ'
-    return required(name, f"set it to {hint}")
+    return common.required(name, f"set it to {hint}")
 
 
 def export(target: Target) -> ExportBundle:
     """Return the experiment, the training arguments, the hosts and the script that starts them."""
     refuse_meshes_first(target)
     warnings = list(found_warnings(target))
-    head = header(target, warnings, PRODUCT)
+    head = common.header(target, warnings, PRODUCT)
     files = {
         EXPERIMENT_FILE: head + _text(experiment_values(target)),
         TRAIN_FILE: head + _text(train_values(target)),
         HOSTS_FILE: head + hostfile(hosts_of(target), target.host_names),
-        TORCHRUN_FILE: start_script(head, target),
+        common.TORCHRUN_FILE: start_script(head, target),
     }
     takes = (("EXP_DIR", "a folder experiment in this one; all hosts must see it"),)
-    start = StartCommand(program="run.py", needs=NEEDS, takes=takes, starts_all=True)
-    return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
+    start = common.StartCommand(program="run.py", needs=NEEDS, takes=takes, starts_all=True)
+    return common.with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 
 class _FlowDumper(yaml.SafeDumper):
@@ -385,13 +367,13 @@ def _text(values: object) -> str:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of FlagScale from the plan, and the parts that the plan leaves open."""
-    config, padded = target.config, padded_vocabulary(target)
+    config, padded = target.config, megatron.padded_vocabulary(target)
     if padded != target.model.vocab_size:
         yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
     if is_heterogeneous(config):
         yield "hetero_process_meshes lists tp, cp, ep, dp and pp of each mesh, as this commit reads them"
     lost = is_heterogeneous(config) and _splits_sequences(target) and _has_single_ranks(target)
-    if lost and facts(target).overlap_tensor:
+    if lost and megatron.facts(target).overlap_tensor:
         yield "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1"
     if len(hosts_of(target)) > 1:
         yield (
@@ -402,10 +384,11 @@ def found_warnings(target: Target) -> Iterator[str]:
         *SWITCHES_OF_ALL,
         "attention_kernel",
         "flash_attention",
-        *written_cut(target, facts(target)),
+        *written_cut(target, megatron.facts(target)),
     }
     if options:
         names = ", ".join(sorted(options))[:200]
         yield f"the prediction assumes framework options that no file here sets: {names}"
-    if facts(target).attention_kernel not in ATTENTION_BACKENDS:
-        yield f"attention kernel {facts(target).attention_kernel} has no flag; Transformer Engine chooses"
+    kernel = megatron.facts(target).attention_kernel
+    if kernel not in megatron.ATTENTION_BACKENDS:
+        yield f"attention kernel {kernel} has no flag; Transformer Engine chooses"

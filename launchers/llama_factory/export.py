@@ -10,13 +10,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwright.launchers.export import (
-    EnvironmentVariable,
-    StartCommand,
-    bundled,
-    common_warnings,
-    model_is_in_the_script,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.images import image_warnings, llama_factory_values
 from meshwright.launchers.megatron_core.names import (
     SWITCHES_OF_ALL,
@@ -58,7 +52,7 @@ def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldE
         yield from gathered_tokens_are_of_equal_sequences(target)
 
 
-USE_MCA = EnvironmentVariable(
+USE_MCA = common.EnvironmentVariable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
 
@@ -66,11 +60,11 @@ USE_MCA = EnvironmentVariable(
 def export(target: Target) -> ExportBundle:
     """Return the YAML and the two scripts that start it."""
     refuse_first(target, "llama-factory", (lengths_differ_where_tokens_are_exchanged,))
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT,
         shape=True,
-        start=StartCommand(
+        start=common.StartCommand(
             program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
             needs=LLAMA_FACTORY_NEEDS,
             packages=megatron_packages(target, megatron_facts(target)),
@@ -146,6 +140,6 @@ def _plain(value: object) -> object:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the parts that the checkpoint sets."""
-    yield from common_warnings(target, written=SWITCHES_OF_ALL)
-    yield model_is_in_the_script(target)
+    yield from common.common_warnings(target, written=SWITCHES_OF_ALL)
+    yield common.model_is_in_the_script(target)
     yield from image_warnings(target)

@@ -10,57 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 
-from meshwright.launchers.accelerate.read import (
-    ACCELERATE_READER,
-    ACCUMULATION,
-    MICRO_BATCH,
-)
+from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
-from meshwright.launchers.megatron_core.read import (
-    DISPATCHER,
-    core_names,
-    flag_of,
-    take,
-    text_of,
-)
+from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.ms_swift.read import completed
+from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import refuse_uncounted
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
-from meshwright.launchers.reading.commands import (
-    Command,
-    World,
-    commands_beside,
-    commands_of,
-    file_of_commands,
-    program_of,
-    readable_script,
-    script_of,
-    world_of,
-)
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.images import settings_of, with_images
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.launchers.transformers.read import (
-    LLAMA_FACTORY,
-    PADDED,
-    require_do_train,
-    start_of,
-    trainer_run,
-    values_of,
-)
-from meshwright.launchers.transformers.read_ranks import (
-    kernel_option,
-    require_gpus_of_their_own,
-    started_by,
-    starts_processes,
-)
-from meshwright.launchers.trl.read import (
-    documents_beside,
-)
+from meshwright.launchers.transformers import read as trainer
+from meshwright.launchers.transformers import read_ranks as ranks
+from meshwright.launchers.trl.read import documents_beside
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_in
 
@@ -100,12 +66,14 @@ def _recognises(source: Source) -> bool:
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     if (command := _on_core(source, overrides)) is not None:
-        document = values_of(command.words, overrides)
-        known.world = _on_one_node(world_of(source.text, script_of(source, overrides), command))
+        document = trainer.values_of(command.words, overrides)
+        known.world = _on_one_node(
+            commands.world_of(source.text, commands.script_of(source, overrides), command)
+        )
     else:
         known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
         document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
-    fields = Fields(source.name, document, overrides, LLAMA_FACTORY.programs)
+    fields = Fields(source.name, document, overrides, trainer.LLAMA_FACTORY.programs)
     if not any(name in document for name in _CORE):
         return LLAMA_FACTORY_TRAINER_READER.read(source, overrides)
     document = {name: found for name, found in document.items() if not overrides.ignores(name)}
@@ -113,22 +81,22 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
     given = Given(notes=fields.notes[:])
     _take_document(given, document)
-    given.refuse_slips(core_names() | {name: name for name in _OWN if name not in document})
+    given.refuse_slips(core.core_names() | {name: name for name in _OWN if name not in document})
     _take_batch(given, fields, known)
     _take_defaults(given)
     sums = document.get("accumulate_allreduce_grads_in_fp32")
     if sums is not None and sums.value is False and given.has("bf16"):
         given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
-    require_do_train(fields)
+    trainer.require_do_train(fields)
     named = fields.word("model_name_or_path", "")
     fields.stop()
     given.stop()
     if fields.integer("expert_model_parallel_size") == 1 and not _packs(fields):
-        given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
+        given.note(trainer.PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
     adapters = _adapters(fields)
     settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
     word = Word(named, fields.place("model_name_or_path")[1]) if named else None
-    usual = _OVER[DISPATCHER]
+    usual = _OVER[core.DISPATCHER]
     run = completed(
         "llama-factory",
         given,
@@ -148,41 +116,41 @@ def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
     """Take the adapter's arguments and the model's as flags of Megatron-LM; list unknown ones."""
     names = flag_names("llama-factory", "transformers")
     for name, found in document.items():
-        key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
+        key, text = name.removeprefix(f"{_MORE}."), core.text_of(found.value)
         misplaced = key != name and key in _OWN  # names of the run are not the model's
         unfilled = is_placeholder(text) and unknown_in(text) is None
-        if unfilled and (flag_of(key) is not None or key in flag_names("megatron-core")):
+        if unfilled and (core.flag_of(key) is not None or key in flag_names("megatron-core")):
             given.refuse(name, f"line {found.line}: {text[:40]} is a placeholder", allowed="the value")
             continue
         if key != name and (key in document or key in _OVER):
-            said = text_of(document[key].value) if key in document else _OVER[key]
+            said = core.text_of(document[key].value) if key in document else _OVER[key]
             given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
-        elif not misplaced and flag_of(key) is not None:
-            take(given, key, text, found.line, called=name)
+        elif not misplaced and core.flag_of(key) is not None:
+            core.take(given, key, text, found.line, called=name)
         elif misplaced or not (key in _READ or names.is_free(key) or names.is_default(key, text)):
             given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
 
 
-def _world(source: Source, known: Known, overrides: Overrides) -> World:
+def _world(source: Source, known: Known, overrides: Overrides) -> commands.World:
     """Return the processes of the command that trains with a YAML, if nothing else sets them."""
     for script, words, _ in _starts(source, overrides):
-        if (command := program_of(words)) is not None:
-            read = script_of(script, overrides)
+        if (command := commands.program_of(words)) is not None:
+            read = commands.script_of(script, overrides)
             started = zip(read.commands, read.environments, strict=True)
             environment = next((env for one, env in started if one == words), None)
-            return _on_one_node(world_of("", read, replace(command, environment=environment)))
+            return _on_one_node(commands.world_of("", read, replace(command, environment=environment)))
     return known.world
 
 
-def _on_one_node(world: World) -> World:
+def _on_one_node(world: commands.World) -> commands.World:
     """Return the processes of one node if NNODES is not set (launcher.py)."""
     alone = world.gpus_per_node and not world.num_nodes and world.lacking is None
     return replace(world, num_nodes=1) if alone else world
 
 
-def _on_core(source: Source, overrides: Overrides) -> Command | None:
+def _on_core(source: Source, overrides: Overrides) -> commands.Command | None:
     """Return the command with ``--use_mca`` in a script: the adapter's own arguments."""
-    for command in commands_of(readable_script(source, overrides)):
+    for command in commands.commands_of(commands.readable_script(source, overrides)):
         said = {word.text.lower() for word in command.words}
         following = dict(pairwise(word.text.lower() for word in command.words)).get("--use_mca", "--")
         on = following.startswith("--") or following in _ON
@@ -197,30 +165,34 @@ _ON = ("true", "1", "yes")
 
 
 def _recognises_trainers(source: Source) -> bool:
-    if not ACCELERATE_READER.recognises(source):
+    if not accelerate.ACCELERATE_READER.recognises(source):
         return _is_trainers(source)
     named = [source.other(words[at].text) for _, words, at in _starts(source)]
     return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
 
 
 def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
-    named = file_of_commands(source, ((script, words[at]) for script, words, at in _starts(source)))
+    named = commands.file_of_commands(
+        source, ((script, words[at]) for script, words, at in _starts(source))
+    )
     files = [source, *documents_beside(known_of(source, overrides).source)]
     own = named or next((one for one in files if _is_trainers(one)), source)
     over = _overrides(source, own, overrides)
     document = document_of(own, by_omegaconf=True) | over
-    fields = Fields(own.name, document, overrides, LLAMA_FACTORY.programs)
+    fields = Fields(own.name, document, overrides, trainer.LLAMA_FACTORY.programs)
     fields.note_commands(over)
-    for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
+    for name in (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, "cutoff_len", "finetuning_type"):
         fields.slip_for(name)
     if not _packs(fields):
-        fields.note(PADDED.format("cutoff_len"))
+        fields.note(trainer.PADDED.format("cutoff_len"))
     known = known_of(own, overrides)
     workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
     shares = _shares(source, known, overrides)
-    start = start_of(own, overrides)  # refuses commands that differ, too
+    start = trainer.start_of(own, overrides)  # refuses commands that differ, too
     started = None if start is None else _started(fields, *start, shares)
-    run = trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
+    run = trainer.trainer_run(
+        fields, known, trainer.LLAMA_FACTORY, started=workers or started, shares=shares
+    )
     if run.launcher != "llama-factory-accelerate":
         return run
     options = {**run.workload.framework_options, **_kernel(fields)}
@@ -247,25 +219,27 @@ def _starts(
     source: Source, overrides: Overrides | None = None
 ) -> Iterator[tuple[Source, Sequence[Word], int]]:
     """Yield commands of scripts next to a file that start LLaMA-Factory, with the place of its YAML."""
-    for script, words in commands_beside(source, overrides):
+    for script, words in commands.commands_beside(source, overrides):
         for at, (program, argument) in enumerate(pairwise(words)):
             own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
             if own and argument.text.endswith((".yaml", ".yml")):
                 yield script, words, at + 1
 
 
-def _started(fields: Fields, script: Script, command: Command, shares: Shares | None) -> int | None:
+def _started(
+    fields: Fields, script: Script, command: commands.Command, shares: Shares | None
+) -> int | None:
     """Return processes without a launcher: NPROC_PER_NODE, the visible GPUs (launcher.py), or python's one.
 
     Raises:
         InvalidProblemError: python starts one process on several GPUs, which LLaMA-Factory refuses as well.
     """
     if command.program == "llamafactory-cli train":
-        return started_by(script, command)
-    if starts_processes(command) or not command.program.endswith(_PROGRAMS):
+        return ranks.started_by(script, command)
+    if ranks.starts_processes(command) or not command.program.endswith(_PROGRAMS):
         return None
-    require_gpus_of_their_own(fields, script, command, shares)
-    return started_by(script, command)
+    ranks.require_gpus_of_their_own(fields, script, command, shares)
+    return ranks.started_by(script, command)
 
 
 def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, LocatedValue]:
@@ -276,7 +250,7 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
-            found |= values_of(given, overrides)
+            found |= trainer.values_of(given, overrides)
     return {
         name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()
     }
@@ -302,7 +276,7 @@ _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudn
 
 def _kernel(fields: Fields) -> Options:
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    return kernel_option(found, "llama-factory-accelerate")
+    return ranks.kernel_option(found, "llama-factory-accelerate")
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
@@ -324,7 +298,7 @@ def _take_defaults(given: Given) -> None:
     """Take the defaults: bf16, full recomputation by layers, unfused activations."""
     name = "bias_activation_fusion"
     if not given.has("no-bias-swiglu-fusion") and "--no-bias-swiglu-fusion" not in given.called:
-        take(given, name, _OVER[name], 0, called=name)
+        core.take(given, name, _OVER[name], 0, called=name)
         given.note(f"{name} is {_OVER[name]}, by default: activations run element by element")
     split = all(given.integer(f"{axis}-model-parallel-size", 1) > 1 for axis in ("tensor", "expert"))
     if split and not given.has("sequence-parallel"):  # models/model_config.py:368

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from meshwright.launchers.export import (
-    EnvironmentVariable,
-    StartCommand,
-    bundled,
-    common_warnings,
-    printable,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
@@ -196,7 +190,7 @@ def maxtext_file(head: str, target: Target) -> str:
     """Return the whole file; data, tokenizer and learning rate are a dry start's."""
     values = {
         "base_config": "base.yml",
-        "run_name": printable(target.plan.plan_id),
+        "run_name": common.printable(target.plan.plan_id),
         "base_output_directory": "maxtext_output",
         "hardware": "tpu" if is_tpu(target) else "gpu",
         "attention": "flash" if is_tpu(target) else _ATTENTION[target.facts.attention_kernel],
@@ -248,10 +242,10 @@ export JAX_COORDINATOR_IP="${MASTER_ADDR}" JAX_COORDINATOR_PORT="${MASTER_PORT}"
 """
 
 
-def start_of(target: Target) -> StartCommand:
+def start_of(target: Target) -> common.StartCommand:
     """Return the command of a node; MaxText's own arguments, as ``name=value``, may follow."""
     decided = [name for name, row in flags_of("maxtext").items() if row.role in ("priced", "refused")]
-    return StartCommand(
+    return common.StartCommand(
         program=f'exec python3 -m {TRAINER} "${{here}}/{CONFIG_FILE}" "$@"',
         command=True,
         torch=False,
@@ -263,14 +257,14 @@ def start_of(target: Target) -> StartCommand:
     )
 
 
-def _of_gpus(target: Target) -> Iterator[EnvironmentVariable]:
+def _of_gpus(target: Target) -> Iterator[common.EnvironmentVariable]:
     share = target.plan.prediction.memory_limit_bytes / target.gpu.memory_bytes
-    yield EnvironmentVariable(
+    yield common.EnvironmentVariable(
         name="XLA_PYTHON_CLIENT_MEM_FRACTION",
         value=f"{min(share, _MOST_MEMORY):.2f}",
         reason="JAX takes three quarters of a GPU's memory by default; the plan counts on more.",
     )
-    yield EnvironmentVariable(
+    yield common.EnvironmentVariable(
         name="XLA_FLAGS",
         value='"--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"',
         reason="Gathers and reductions run under computing, as they were priced.",
@@ -282,7 +276,7 @@ def export(target: Target) -> ExportBundle:
     """Return the configuration and the scripts that start it."""
     own = (tensors_have_names, kernels_have_names, tpus_gather_sequences)
     refuse_first(target, "maxtext", own=own)
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT,
         start=start_of(target),
@@ -293,7 +287,7 @@ def export(target: Target) -> ExportBundle:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of MaxText from the plan, and the parts that are left to the user."""
-    yield from common_warnings(
+    yield from common.common_warnings(
         target,
         written=(
             "launch_blocking",

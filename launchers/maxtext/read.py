@@ -15,12 +15,7 @@ from meshwright.launchers.flags import flags_of
 from meshwright.launchers.maxtext.export import ALWAYS_KEPT, ALWAYS_REPLAYED, AXES, KEPT_BY
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file
-from meshwright.launchers.reading.documents import (
-    DOCUMENTS,
-    LocatedValue,
-    document_of,
-    looks_like_document,
-)
+from meshwright.launchers.reading.documents import DOCUMENTS, LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown

@@ -9,39 +9,10 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.launchers.export import (
-    ARGUMENTS_FILE,
-    EnvironmentVariable,
-    StartCommand,
-    arguments_file,
-    bundled,
-    common_warnings,
-    model_is_in_the_script,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.images import frozen_values, image_warnings, most_pixels
-from meshwright.launchers.megatron_core.names import (
-    SWITCHES_OF_ALL,
-    Values,
-    balance_values,
-    context_values,
-    decided_flags,
-    distributed_optimizer,
-    dropout_values,
-    environment,
-    exchange_values,
-    kernel_values,
-    moment_values,
-    offloaded_optimizer,
-    parallel_values,
-    recompute_values,
-    split_values,
-)
-from meshwright.launchers.megatron_lm.flags import (
-    attention_backend,
-    gathered_tokens_are_of_equal_sequences,
-    packages_of,
-    reshards_states,
-)
+from meshwright.launchers.megatron_core import names as core
+from meshwright.launchers.megatron_lm import flags as megatron
 from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads
@@ -50,7 +21,7 @@ from meshwright.profiles.towers import FrozenPart
 
 PRODUCT = "ms-swift 4.6.0"
 # mcore_bridge/config/model_config.py: variable_seq_lengths
-OWN_RULES = (gathered_tokens_are_of_equal_sequences,)
+OWN_RULES = (megatron.gathered_tokens_are_of_equal_sequences,)
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
 # Values that do not affect the price; its own timeout is 208 days.
 RUN = """\
@@ -85,23 +56,23 @@ def _loaded(target: Target) -> str:
 def export(target: Target) -> ExportBundle:
     """Return the arguments and the two scripts that start them."""
     refuse_first(target, "ms-swift", OWN_RULES)
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT,
         shape=True,
-        start=StartCommand(
+        start=common.StartCommand(
             program=PROGRAM,
             before=RUN,
             needs=NEEDS,
             follows="--model … --dataset … --lr …",
             takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
-            packages=packages_of(target),
-            environment=(*environment(target, megatron_facts(target)), *_image_environment(target)),
+            packages=megatron.packages_of(target),
+            environment=(*core.environment(target, megatron_facts(target)), *_image_environment(target)),
             has_arguments=True,
             decides=decided_names(argument_parts(target)),
         ),
         warnings=found_warnings(target),
-        own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
+        own=lambda head: {common.ARGUMENTS_FILE: common.arguments_file(head, argument_parts(target))},
     )
 
 
@@ -109,19 +80,19 @@ def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]
     """Return every argument of the plan, and the names that ms-swift's defaults or the model set."""
     planned = [word.split()[0] for _, words in parts for word in words]
     others = ("--megatron_extra_kwargs", "--padding_free", "--rope_scaling", "--tuner_type", "--lora_rank")
-    return (*planned, *decided_flags(), *others)
+    return (*planned, *core.decided_flags(), *others)
 
 
 def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
     """Return titles, each with its ``--name value`` arguments; unset ones are not written."""
     known = megatron_facts(target)
-    recompute = recompute_values(target, known)
+    recompute = core.recompute_values(target, known)
     recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not the default
-    parts: tuple[tuple[str, Values], ...] = (
+    parts: tuple[tuple[str, core.Values], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
-        ("Pipeline split", split_values(target)),
+        ("Pipeline split", core.split_values(target)),
         ("Batch and sequence", _batch(target)),
-        ("Data parallelism", distributed_optimizer(target, known) | _states(target)),
+        ("Data parallelism", core.distributed_optimizer(target, known) | _states(target)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
         ("Adapters next to frozen weights", _adapters(target)),
@@ -146,9 +117,9 @@ def _written(name: str, value: object) -> str:
     return shlex.join((f"--{name}", text))
 
 
-def _parallel(target: Target) -> Values:
+def _parallel(target: Target) -> core.Values:
     known = megatron_facts(target)
-    values = parallel_values(target) | context_values(target.config)
+    values = core.parallel_values(target) | core.context_values(target.config)
     if target.config.virtual_pipeline_size > 1:
         values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
         values["overlap_p2p_comm"] = known.overlap_transfer
@@ -156,21 +127,23 @@ def _parallel(target: Target) -> Values:
     return {**values, "tp_comm_overlap": bool(overlaps)}
 
 
-def _switches(target: Target) -> Values:
+def _switches(target: Target) -> core.Values:
     """Return switches under ms-swift's names; the others go through megatron_extra_kwargs.
 
     swift/megatron/model/utils.py:271 makes them override all other settings of Megatron-Core.
     """
     known = megatron_facts(target)
-    found = exchange_values(target, known) | kernel_values(target, known) | dropout_values(known)
+    found = (
+        core.exchange_values(target, known) | core.kernel_values(target, known) | core.dropout_values(known)
+    )
     for name in ("bias_activation_fusion", "bias_dropout_fusion"):
         found.pop(name, None)  # arguments of its own
-    own: Values = {name: found.pop(name) for name in OWN_SWITCHES if name in found}
+    own: core.Values = {name: found.pop(name) for name in OWN_SWITCHES if name in found}
     own["megatron_extra_kwargs"] = found or None
     return own
 
 
-def _batch(target: Target) -> Values:
+def _batch(target: Target) -> core.Values:
     return {
         "micro_batch_size": target.config.micro_batch_size,
         "global_batch_size": target.workload.global_batch_size,
@@ -180,7 +153,7 @@ def _batch(target: Target) -> Values:
     }
 
 
-def _precision(target: Target) -> Values:
+def _precision(target: Target) -> core.Values:
     known = megatron_facts(target)
     precision = target.workload.precision
     low = precision == "bf16" and known.gradient_dtype == "bf16"
@@ -192,17 +165,17 @@ def _precision(target: Target) -> Values:
         # Otherwise fp32 again (megatron_args.py:1213); Megatron-Core has it only with this optimizer.
         **({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True} if low else {}),
         "optimizer": "adam",
-        **moment_values(target),
-        **(offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
+        **core.moment_values(target),
+        **(core.offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
     }
 
 
-def _states(target: Target) -> Values:
+def _states(target: Target) -> core.Values:
     """Save optimizer states that another tp or pp can load; by default only other replicas can."""
-    return {"dist_ckpt_optim_fully_reshardable": True} if reshards_states(target.config) else {}
+    return {"dist_ckpt_optim_fully_reshardable": True} if megatron.reshards_states(target.config) else {}
 
 
-def _adapters(target: Target) -> Values:
+def _adapters(target: Target) -> core.Values:
     """Return LoRA of Megatron-Core's layers; alpha is twice the rank."""
     workload = target.workload
     if not workload.lora_rank:
@@ -216,7 +189,7 @@ def _adapters(target: Target) -> Values:
     }
 
 
-def _images(target: Target) -> Values:
+def _images(target: Target) -> core.Values:
     """Return frozen parts, and the tower's recomputation, which is on by default where it is trained."""
     if target.model.tower is None:
         return {}
@@ -229,25 +202,25 @@ def _images(target: Target) -> Values:
     }
 
 
-def _image_environment(target: Target) -> Iterator[EnvironmentVariable]:
+def _image_environment(target: Target) -> Iterator[common.EnvironmentVariable]:
     """Yield the limit that qwen-vl-utils reads, which counts behind ``max_pixels``."""
     pixels = most_pixels(target)
     if pixels and target.model.tower and target.model.tower.model_type.startswith("qwen"):
         reason = "qwen-vl-utils rounds sides to whole tokens; with this it rounds the largest images down."
-        yield EnvironmentVariable(name=MAX_PIXELS, value=str(pixels), reason=reason)
+        yield common.EnvironmentVariable(name=MAX_PIXELS, value=str(pixels), reason=reason)
 
 
-def _losses(model: ModelSpec) -> Values:
+def _losses(model: ModelSpec) -> core.Values:
     """Return prediction layers and the experts' balancing loss, off by default (megatron_args.py:687)."""
-    values: Values = {"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}
-    return values | (balance_values(model.moe) if model.moe else {})
+    values: core.Values = {"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}
+    return values | (core.balance_values(model.moe) if model.moe else {})
 
 
-def _kernels(target: Target) -> Values:
+def _kernels(target: Target) -> core.Values:
     """Return switches with defaults of ms-swift's own (megatron_args.py:491-499)."""
     known = megatron_facts(target)
     return {
-        "attention_backend": attention_backend(target),
+        "attention_backend": megatron.attention_backend(target),
         "cross_entropy_loss_fusion": known.loss_fused,
         "masked_softmax_fusion": True,
         "bias_dropout_fusion": known.elementwise_fused,
@@ -260,6 +233,8 @@ def _kernels(target: Target) -> Values:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the parts that the checkpoint sets."""
-    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "attention_kernel", "flash_attention"))
-    yield model_is_in_the_script(target)
+    yield from common.common_warnings(
+        target, written=(*core.SWITCHES_OF_ALL, "attention_kernel", "flash_attention")
+    )
+    yield common.model_is_in_the_script(target)
     yield from image_warnings(target)

@@ -11,43 +11,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.launchers.flags import flag_names, flags_of, is_off
+from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.megatron_core.names import WHOLE_STEP
-from meshwright.launchers.megatron_core.read import (
-    DISPATCHER,
-    core_names,
-    flag_of,
-    take,
-    take_usual,
-    text_of,
-)
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.ms_swift.export import ALL_LINEAR, FROZEN_ARGUMENTS, MAX_PIXELS
+from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import (
-    World,
-    best,
-    chosen,
-    commands_of,
-    environment_of,
-    readable_script,
-    require_training,
-    script_of,
-    world_of,
-)
+from meshwright.launchers.reading.fields import near_word
 from meshwright.launchers.reading.given import Given, Value, flags_in
 from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.shell.values import (
-    UNKNOWN,
-    Word,
-    unknown_arguments,
-    unknown_fault,
-    unknown_in,
-)
+from meshwright.shell.values import UNKNOWN, Word, unknown_arguments, unknown_fault, unknown_in
 
 _LEAST_NAMES = 2
 _LANGUAGE_ONLY = "language_model_only"
@@ -75,15 +53,17 @@ _SUMS = "accumulate_allreduce_grads_in_fp32"
 
 
 def _recognises(source: Source) -> bool:
-    return best(commands_of(readable_script(source)), _is_name)[1] >= _LEAST_NAMES
+    return (
+        commands.best(commands.commands_of(commands.readable_script(source)), _is_name)[1] >= _LEAST_NAMES
+    )
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    script = script_of(source, overrides)
-    command, count = chosen(commands_of(script), _is_name, overrides, source.name)
+    script = commands.script_of(source, overrides)
+    command, count = commands.chosen(commands.commands_of(script), _is_name, overrides, source.name)
     if count < _LEAST_NAMES:
         raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
-    require_training(command, source.name)
+    commands.require_training(command, source.name)
     program = command.program or next((w.text for w in command.words if w.text.endswith(".py")), "")
     if _BRIDGES in program:
         line = next(word.line for word in command.words)
@@ -102,10 +82,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
         given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
     known = known_of(source, overrides)
-    started = world_of(source.text, script, command)
+    started = commands.world_of(source.text, script, command)
     said = started.num_gpus or started.gpus_per_node
     world = started if said else replace(known.world, lacking=started.lacking)
-    unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
+    unknown = any(UNKNOWN in text for text in commands.environment_of(script, command).get("NNODES", ()))
     if world.gpus_per_node and not world.num_nodes and not unknown:
         world = replace(world, num_nodes=1)  # default of NNODES
     named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
@@ -115,7 +95,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )
     if not is_off(others.get(_LANGUAGE_ONLY, "false")):
         return replace(found, model=replace(found.model, tower=None))
-    run = with_images(found, known, _image_settings(others, environment_of(script, command)))
+    run = with_images(found, known, _image_settings(others, commands.environment_of(script, command)))
     return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
 
 
@@ -126,7 +106,7 @@ def completed(
     launcher: str,
     given: Given,
     known: Known,
-    world: World,
+    world: commands.World,
     *,
     adapters: tuple[int, tuple[str, ...]],
     named: Word | None = None,
@@ -142,11 +122,11 @@ def completed(
     length = known.value("seq_length")
     if length and not given.has("seq-length"):
         given.take("--seq-length", Value((str(length),), 0), called="seq_length")
-    take_usual(given)
+    core.take_usual(given)
     _leave_graphs(given, launcher)
     model = known.model(named)
     if model.moe and not given.has("moe-token-dispatcher-type"):
-        given.take("--moe-token-dispatcher-type", Value((dispatcher,), 0), called=DISPATCHER)
+        given.take("--moe-token-dispatcher-type", Value((dispatcher,), 0), called=core.DISPATCHER)
     predicted = given.integer("mtp-num-layers", 0)
     if predicted != model.num_mtp_layers:
         given.note(
@@ -227,7 +207,9 @@ def _tower_notes(run: LaunchFile, others: Mapping[str, str]) -> Iterator[str]:
 def _is_name(text: str) -> bool:
     """Return whether a word is one of Megatron's names in snake case, of more than one part."""
     name = text.partition("=")[0]
-    return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
+    return (
+        name.startswith("--") and "_" in name and "-" not in name[2:] and core.flag_of(name[2:]) is not None
+    )
 
 
 def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str, str]]:
@@ -246,14 +228,14 @@ def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str
             given.faults.append(unknown_fault(name, unknown, value.line))
         others[key] = text
         if key == "main_grads_dtype" and text == "bf16":
-            take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
+            core.take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
         elif key == _EXTRA:
             _take_extra(given, text, value.line)
-        elif flag_of(key) is not None or not (
+        elif core.flag_of(key) is not None or not (
             is_read or flag_names("ms-swift", "transformers").is_free(key)
         ):
-            take(given, key, _off(key, text), value.line, called=name)
-    given.refuse_slips(core_names())
+            core.take(given, key, _off(key, text), value.line, called=name)
+    given.refuse_slips(core.core_names())
     _take_defaults(given, others)
     _take_precision(given, others)
     given.stop()
@@ -264,7 +246,7 @@ def _take_defaults(given: Given, named: Collection[str]) -> None:
     """Apply ms-swift's defaults; the costly ones are noted."""
     for key, (value, note) in _DEFAULTS.items():
         if key not in named:
-            take(given, key, value, 0, called=f"--{key}")
+            core.take(given, key, value, 0, called=f"--{key}")
             if key not in _QUIET:
                 given.note(note)
 
@@ -279,7 +261,7 @@ def _take_extra(given: Given, text: str, line: int) -> None:
         given.fault(_EXTRA, f"line {line}: is not a JSON object", allowed='{"name": value, …}')
         return
     for name, value in list(found.items())[:_MAX_EXTRA]:
-        take(given, str(name)[:64], text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")
+        core.take(given, str(name)[:64], core.text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")
 
 
 def _take_precision(given: Given, others: dict[str, str]) -> None:
@@ -291,7 +273,7 @@ def _take_precision(given: Given, others: dict[str, str]) -> None:
         given.note(
             "no torch_dtype: the type of the model's weights is ms-swift's default, taken for bfloat16"
         )
-    take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
+    core.take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
     if name not in ("", "bfloat16", "float16"):
         given.fault("bf16", f"{name[:20]} is not priced", allowed="bfloat16, float16")
 
@@ -310,9 +292,9 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
 
     def refusal(name: str, allowed: str) -> InvalidProblemError:
         line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
-        return InvalidProblemError.of(
-            f"--{name}", f"line {line}: {shown(others[name])} is not priced", allowed=allowed
-        )
+        message = f"line {line}: {shown(others[name])} is not priced"
+        nearest = near_word(others[name], allowed)
+        return InvalidProblemError.of(f"--{name}", message, allowed=allowed, nearest=nearest)
 
     kinds = {name: others[name] for name in _TUNERS if name in others}
     for name, kind in kinds.items():

@@ -18,15 +18,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.commands import Starters, is_python
 from meshwright.shell.script import read_script
-from meshwright.shell.values import (
-    UNKNOWN,
-    Script,
-    Word,
-    plainly,
-    split_words,
-    unknown_fault,
-    unknown_in,
-)
+from meshwright.shell.values import UNKNOWN, Script, Word, plainly, split_words, unknown_fault, unknown_in
 
 _DIRECTIVE = "#SBATCH"
 _SIZES = (

@@ -15,14 +15,7 @@ from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields
 from meshwright.launchers.reading.base import Overrides, Place
 from meshwright.launchers.reading.fields import affected, meant, near_word, passing, undecided
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.shell.values import (
-    UNKNOWN,
-    Word,
-    unknown_arguments,
-    unknown_fault,
-    unknown_in,
-    why_unknown,
-)
+from meshwright.shell.values import UNKNOWN, Word, unknown_arguments, unknown_fault, unknown_in, why_unknown
 
 _MAX_SHOWN = 40
 _UNSET = re.compile(rf"{UNKNOWN}([A-Za-z_]\w*){UNKNOWN}")  # ``$EXTRA`` alone, without quotes
@@ -129,7 +122,8 @@ class Given:
 
     def fault_of(self, name: str, value: Value, message: str, *, allowed: str | None = None) -> None:
         """Record a fault of a flag that is not kept."""
-        self.refuse(_shown(name), f"line {value.line}: {message}", allowed=allowed)
+        nearest = near_word(value.first, allowed)
+        self.refuse(_shown(name), f"line {value.line}: {message}", allowed=allowed, nearest=nearest)
 
     def place(self, name: str) -> Place:
         """Return a flag as the file spells it, with its line."""

@@ -55,13 +55,7 @@ from meshwright.launchers.registry import READERS, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.shell.values import (
-    Script,
-    Word,
-    unknown_fault,
-    unknown_value,
-    why_unknown,
-)
+from meshwright.shell.values import Script, Word, unknown_fault, unknown_value, why_unknown
 
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (

@@ -8,13 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from meshwright.launchers.export import (
-    EnvironmentVariable,
-    StartCommand,
-    bundled,
-    common_warnings,
-    compiled_facts,
-)
+from meshwright.launchers import export as common
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
@@ -244,7 +238,7 @@ def flavor_file(head: str, target: Target) -> str:
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
 NEWER_ALONE = "torchtitan 0.3.0"
-_BESIDE = EnvironmentVariable(
+_BESIDE = common.EnvironmentVariable(
     name="PYTHONPATH",
     value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
     reason="torchtitan imports the plan's module by its name.",
@@ -255,16 +249,16 @@ NEEDS = (
     ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
 )
 _ASKED = tuple(
-    EnvironmentVariable(
+    common.EnvironmentVariable(
         name=name, value=f'"${{{name}}}"', reason="The plan's module reads it.", is_expression=True
     )
     for name, _ in NEEDS
 )
 
 
-def start(target: Target, version: str, *, both: bool) -> StartCommand:
+def start(target: Target, version: str, *, both: bool) -> common.StartCommand:
     """Return the start of a node; ``version`` is its release, unless TORCHTITAN_VERSION selects another."""
-    return StartCommand(
+    return common.StartCommand(
         program='"${program[@]}"',
         needs=NEEDS,
         packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),
@@ -288,7 +282,7 @@ def export(target: Target) -> ExportBundle:
             "no experts and no latent attention; products in 8 bits are written for 0.3"
         )
         raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
-    return bundled(
+    return common.bundled(
         target,
         product=PRODUCT if both else NEWER_ALONE,
         start=start(target, version, both=both),
@@ -309,7 +303,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     asked = target.workload.framework_options
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
-    yield from common_warnings(target, (*written, *compiled_facts(target)))
+    yield from common.common_warnings(target, (*written, *common.compiled_facts(target)))
     if target.model.moe:
         yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
     if is_stated_by_0_2(target.model) and not in_8_bits(target):

@@ -33,13 +33,7 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.shell.values import (
-    Word,
-    plainly,
-    unknown_arguments,
-    unknown_fault,
-    unknown_in,
-)
+from meshwright.shell.values import Word, plainly, unknown_arguments, unknown_fault, unknown_in
 from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Workload
 

@@ -14,68 +14,25 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of
-from meshwright.launchers.accelerate.read_command import (
-    Shares,
-    shares_of,
-    shares_of_environment,
-)
+from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
-from meshwright.launchers.reading.adapters import (
-    adapters_of,
-    base_of,
-    of_trainer,
-    refuse_stored,
-    require_whole_weights,
-    trained_whole,
-    whole_base,
-)
+from meshwright.launchers.reading import adapters, commands
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import (
-    Command,
-    World,
-    best,
-    chosen,
-    chosen_by,
-    commands_of,
-    environment_of,
-    other_gpus_note,
-    readable_script,
-    require_beside,
-    require_training,
-    script_of,
-    world_of,
-)
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
-from meshwright.launchers.transformers.read_ranks import (
-    engines_precision,
-    kernel_of,
-    liger,
-    of_environment,
-    on_its_engine,
-    ranks_run,
-    require_gpus_of_their_own,
-    started_by,
-    starts_processes,
-)
+from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
-from meshwright.shell.values import (
-    Script,
-    Word,
-    unknown_arguments,
-    unknown_fault,
-    unknown_in,
-)
+from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
@@ -150,7 +107,7 @@ _ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|lau
 
 def _recognises(source: Source) -> bool:
     if source.is_script:
-        return _is_known(*best(_commands(readable_script(source)), _is_name))
+        return _is_known(*commands.best(_commands(commands.readable_script(source)), _is_name))
     names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
     return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
@@ -167,32 +124,32 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             return trainer_run(fields, known, _tool(fields))
         script, command = start
         shares = shares_of(_of_start(command), known.source)
-        known.world = world_of("", script, command)
-        require_gpus_of_their_own(fields, script, command, shares)
-        started = started_by(script, command)
+        known.world = commands.world_of("", script, command)
+        ranks.require_gpus_of_their_own(fields, script, command, shares)
+        started = ranks.started_by(script, command)
         return trainer_run(
             fields, known, _tool(fields), started=started, shares=shares, program=command.program
         )
-    script = script_of(source, overrides)
-    command, count = chosen(_commands(script), _is_name, overrides, source.name)
+    script = commands.script_of(source, overrides)
+    command, count = commands.chosen(_commands(script), _is_name, overrides, source.name)
     if not _is_known(command, count):
         raise refused(f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it")
-    require_training(command, source.name)
+    commands.require_training(command, source.name)
     _require_one_run(script, command, overrides, source.name)
-    known.world = world_of(source.text, script, command)
+    known.world = commands.world_of(source.text, script, command)
     beside = _arguments_beside(source, command)
-    values = on_its_engine(command, beside | values_of(command.words, overrides))
-    values |= of_environment(environment_of(script, command), values)
+    values = ranks.on_its_engine(command, beside | values_of(command.words, overrides))
+    values |= ranks.of_environment(commands.environment_of(script, command), values)
     fields = Fields(source.name, values, overrides)
     fields.take("config")
     for note in script.notes:
         fields.note(note)
     shares = shares_of(_of_start(command), known.source)
-    shares = shares or shares_of_environment(environment_of(script, command), known.source)
+    shares = shares or shares_of_environment(commands.environment_of(script, command), known.source)
     if shares is not None and known.header.plan_id is None:
         known.header = header_of(shares.source.text)  # of an exported plan left as a capture
-    require_gpus_of_their_own(fields, script, command, shares)
-    tool, started = _tool(fields, command.program), started_by(script, command)
+    ranks.require_gpus_of_their_own(fields, script, command, shares)
+    tool, started = _tool(fields, command.program), ranks.started_by(script, command)
     program = command.program
     return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
 
@@ -200,9 +157,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 TRAINER_READER = Reader(name="transformers", recognises=_recognises, read=_read)
 
 
-def _require_one_run(script: Script, command: Command, overrides: Overrides, name: str) -> None:
+def _require_one_run(script: Script, command: commands.Command, overrides: Overrides, name: str) -> None:
     """Refuse a script that also starts other trainings from argument files, unless one is selected."""
-    starts = [one for one in _commands(script) if one.program and one.words and starts_processes(one)]
+    starts = [one for one in _commands(script) if one.program and one.words and ranks.starts_processes(one)]
     files = [_configuration(one) or one.words[0] for one in starts]
     own = {"", *(word.text for word in command.words)}
     if overrides.run is None and any(
@@ -213,12 +170,12 @@ def _require_one_run(script: Script, command: Command, overrides: Overrides, nam
         raise refused(message, allowed="a script with one of them, or that file")
 
 
-def _of_start(command: Command) -> Sequence[Word]:
+def _of_start(command: commands.Command) -> Sequence[Word]:
     """Return the words that set the sharding; TRL's command takes accelerate's among its own."""
     return (*command.before, *command.words) if command.program == "trl sft" else command.before
 
 
-def start_of(source: Source, overrides: Overrides) -> tuple[Script, Command] | None:
+def start_of(source: Source, overrides: Overrides) -> tuple[Script, commands.Command] | None:
     """Return the script and command that train with a file of arguments; None without such a command.
 
     The command's other arguments override the file (alignment-handbook, H4ArgumentParser).
@@ -226,26 +183,26 @@ def start_of(source: Source, overrides: Overrides) -> tuple[Script, Command] | N
     Raises:
         InvalidProblemError: no command that takes the file trains, or several differ.
     """
-    scripts = [script_of(one, overrides) for one in source.scripts()]
+    scripts = [commands.script_of(one, overrides) for one in source.scripts()]
     starts = [(script, command) for script in scripts for command in _commands(script)]
-    found = chosen_by(source.name, [command for _, command in starts], _is_name)
+    found = commands.chosen_by(source.name, [command for _, command in starts], _is_name)
     return next((start for start in starts if start[1] is found), None)
 
 
-def _arguments_beside(source: Source, command: Command) -> dict[str, LocatedValue]:
+def _arguments_beside(source: Source, command: commands.Command) -> dict[str, LocatedValue]:
     """Return the arguments in the file named first or by ``--config``; the command's own override them."""
     first = command.words[0] if command.words else Word("", 0)
     named = first if first.text.endswith(_DOCUMENTS) else _configuration(command)
     if named is None:
         return {}
-    require_beside(source, source, named)
+    commands.require_beside(source, source, named)
     values = looks_like_document(source.at(named.text.rpartition("/")[2]))
     if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
         return {}  # another program's file
     return document_of(source.at(named.text.rpartition("/")[2]))
 
 
-def _configuration(command: Command) -> Word | None:
+def _configuration(command: commands.Command) -> Word | None:
     for option, following in pairwise((*command.words, Word("", 0))):
         name, equals, value = option.text.partition("=")
         text = value if equals else following.text
@@ -317,7 +274,7 @@ def trainer_run(
         allowed = f"torchrun --nproc_per_node {world}, or one GPU"
         fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
     elif alone and world and world > 1:
-        fields.note(other_gpus_note(1, world))
+        fields.note(commands.other_gpus_note(1, world))
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
     settings = _image_settings(fields, tool)
@@ -336,20 +293,20 @@ def trainer_run(
             "recompute_granularity": "full" if recompute else "none",
         },
     )
-    found = ranks_run(tool.launcher, fields, known, overrides, shares)
+    found = ranks.ranks_run(tool.launcher, fields, known, overrides, shares)
     if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
         fields.note(REPLICAS)
     options = {
         **found.workload.framework_options,
-        **kernel_of(fields, found.launcher, found.configuration),
+        **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
-        **liger(fields, model, micro * length),
+        **ranks.liger(fields, model, micro * length),
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
     workload = replace(found.workload, **tuned, framework_options=options)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
-    nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
+    nodes = known.world if whole else commands.World(found.num_nodes, found.gpus_per_node)
     run = replace(
         found,
         workload=workload,
@@ -373,7 +330,7 @@ def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
 def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
     """Return the trained modules, the adapters and the optimizer as fields of a workload."""
     strange = tool is _PLAIN and fields.raw("use_peft") is None  # its default is TRL's
-    rank, targets = adapters_of(
+    rank, targets = adapters.adapters_of(
         fields,
         tool.tuner,
         pefts=tool in _PEFTS,
@@ -389,9 +346,9 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     return {
         **optimizer,
         "lora_rank": rank,
-        "lora_targets": targets if tool in _PEFTS else of_trainer(fields, targets, model, rank),
-        "trained_modules": trained_whole(fields) if rank else (),
-        "base_precision": base_of(fields, nested=tool not in _PEFTS),
+        "lora_targets": targets if tool in _PEFTS else adapters.of_trainer(fields, targets, model, rank),
+        "trained_modules": adapters.trained_whole(fields) if rank else (),
+        "base_precision": adapters.base_of(fields, nested=tool not in _PEFTS),
     }
 
 
@@ -506,9 +463,9 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
     if base != "bf16":
-        require_whole_weights(fields, found.configuration.zero_stage, rank)
+        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank)
     elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
-        base = whole_base(fields, found.workload.precision)
+        base = adapters.whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
 
 
@@ -547,7 +504,7 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
-        refuse_stored(fields, named)
+        adapters.refuse_stored(fields, named)
     given = known.overrides.model or known.header.model
     planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
@@ -564,12 +521,15 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
 
 
-def _commands(script: Script) -> list[Command]:
+def _commands(script: Script) -> list[commands.Command]:
     """Return the programs that a script starts, without words that no program receives."""
-    return [*(command for command in commands_of(script) if command.program), Command("", ())]
+    return [
+        *(command for command in commands.commands_of(script) if command.program),
+        commands.Command("", ()),
+    ]
 
 
-def _is_known(command: Command, count: int) -> bool:
+def _is_known(command: commands.Command, count: int) -> bool:
     """Return whether enough names are known; one suffices for ms-swift's own program."""
     return count >= (1 if command.program in ("swift sft", "swift pt") else _LEAST_NAMES)
 
@@ -680,7 +640,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     for name in ("bf16", "fp16"):
         if fields.has(name) and fields.flag(name):
             return name
-    if engine := engines_precision(fields, known.source):
+    if engine := ranks.engines_precision(fields, known.source):
         return engine
     if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
         return mesh.word("mixed_precision")

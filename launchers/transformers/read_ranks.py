@@ -12,37 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.export import ATTENTION
-from meshwright.launchers.accelerate.read import (
-    ACCUMULATION,
-    CHECKPOINTING,
-    ENGINE,
-    MICRO_BATCH,
-    PLUGIN_COUNT,
-    PLUGIN_FILE,
-    arguments,
-    contradictions,
-    mesh_run,
-    plugin_run,
-    values_of_file,
-)
 from meshwright.launchers.accelerate.read_command import Shares
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.flags import flag_names
+from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Source
-from meshwright.launchers.reading.commands import (
-    RANK_STARTERS,
-    Command,
-    environment_of,
-    takes_every_gpu,
-    world_of,
-)
-from meshwright.launchers.reading.documents import (
-    LocatedValue,
-    Values,
-    document_of,
-    looks_like_document,
-)
+from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
@@ -50,13 +27,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.shell.values import (
-    UNKNOWN,
-    Script,
-    Word,
-    unknown_fault,
-    unknown_in,
-)
+from meshwright.shell.values import UNKNOWN, Script, Word, unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration
 
 _BUILT_IN = re.compile(
@@ -92,12 +63,12 @@ def ranks_run(
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, overrides)
-    said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
+    said = shares or Shares.of(known.source, {accelerate.ENGINE: LocatedValue("MULTI_GPU", 0)})
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
     if "num_microbatches" in known.overrides.values:
-        values.pop(PLUGIN_COUNT, None)  # the user overrides the files
+        values.pop(accelerate.PLUGIN_COUNT, None)  # the user overrides the files
     elsewhere = ranks is None or str(ranks.value) != str(
         overrides.num_gpus
     )  # the launcher sets their number
@@ -121,20 +92,24 @@ def _by_accelerate(
     """Return the run of accelerate's values: its DeepSpeed plugin, a mesh, or plain replicas."""
     known, mesh = known_of(shares.source, overrides), shares.fields
     replays = (
-        "true" if fields.flag(CHECKPOINTING, default=False) else overrides.values["recompute_granularity"]
+        "true"
+        if fields.flag(accelerate.CHECKPOINTING, default=False)
+        else overrides.values["recompute_granularity"]
     )
     own = {
-        MICRO_BATCH: overrides.values["micro_batch_size"],
-        ACCUMULATION: overrides.values["num_microbatches"],
-        CHECKPOINTING: replays,
+        accelerate.MICRO_BATCH: overrides.values["micro_batch_size"],
+        accelerate.ACCUMULATION: overrides.values["num_microbatches"],
+        accelerate.CHECKPOINTING: replays,
     }
     own |= {"torch_compile": True} if fields.flag("torch_compile") else {}
-    given = arguments(known, _OF_THE_START, {name: LocatedValue(value, 0) for name, value in own.items()})
+    given = accelerate.arguments(
+        known, _OF_THE_START, {name: LocatedValue(value, 0) for name, value in own.items()}
+    )
     if shares.kind() == "DEEPSPEED":
         return _by_plugin(shares, overrides, given, over)
     mesh.raw("mixed_precision")
     length, precision = int(overrides.values["seq_length"]), str(overrides.values["precision"])
-    return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
+    return accelerate.mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
 
 
 # Names for offloading in scripts that write DeepSpeed's file: a switch of DeepSpeed-Chat
@@ -151,7 +126,7 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
     words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
     if words[0] in ("", "false", "none"):
         return {}
-    found: dict[str, object] = {ENGINE: "FSDP"}
+    found: dict[str, object] = {accelerate.ENGINE: "FSDP"}
     strategy = next((word for word in words if word in _STRATEGIES), None)
     if strategy is None and not set(words) & {"true", "fsdp", "fsdp2"}:
         fields.fault("fsdp", f"{shown(' '.join(words))} is not priced", allowed=", ".join(_STRATEGIES))
@@ -182,12 +157,12 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
 
 def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collection[str]) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
-    name = shares.fields.raw(PLUGIN_FILE)
+    name = shares.fields.raw(accelerate.PLUGIN_FILE)
     if isinstance(name, str):
-        key = PLUGIN_FILE
+        key = accelerate.PLUGIN_FILE
         if not shares.source.is_script:  # the command's own options are ignored
-            own = Fields(shares.source.name, values_of_file(shares.source))
-            contradictions(own)
+            own = Fields(shares.source.name, accelerate.values_of_file(shares.source))
+            accelerate.contradictions(own)
             own.stop()
         found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
         machines, ranks = shares.fields.integer("num_machines"), found.configuration.num_gpus
@@ -195,7 +170,7 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
     plugin = Fields(shares.source.name, values, overrides, ("accelerate",))
-    return plugin_run(plugin, shares.source, overrides, given)
+    return accelerate.plugin_run(plugin, shares.source, overrides, given)
 
 
 def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, LocatedValue]:
@@ -224,7 +199,7 @@ _MESH_OF_ACCELERATE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 _OF_ACCELERATE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", _MESH_OF_ACCELERATE)
 
 
-def on_its_engine(command: Command, values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
+def on_its_engine(command: commands.Command, values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
     """Return the arguments with the ZeRO switch of a script that ``deepspeed`` starts without a file.
 
     Raises:
@@ -289,7 +264,7 @@ def run_of_deepspeeds_file(
             raise InvalidProblemError([unknown_fault(f"{said} of {shown(base)}", unknown, one.line)])
     if key != _OF_THE_ENGINE:
         _require_same(values, base, overrides, over)
-    elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
+    elif fields.has(accelerate.MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
         _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, overrides, over)
     filled = {key: LocatedValue("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
     return _of_deepspeeds({**values, **filled}, base, overrides)
@@ -384,43 +359,43 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 _SEVERAL = ("deepspeed", "accelerate", "trl")  # start one process per visible GPU
-_TASKS = (*RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
+_TASKS = (*commands.RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
 _STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
 
 
-def started_by(script: Script, command: Command) -> int | None:
+def started_by(script: Script, command: commands.Command) -> int | None:
     """Return the processes of one node when no launcher sets them: one per visible GPU, or one."""
-    world = world_of("", script, command)
+    world = commands.world_of("", script, command)
     hangs = _has(command, _STARTERS) and any(word.unknown for word in command.before)
     hangs = hangs or world.lacking is not None
     if world.gpus_per_node and not world.num_nodes:
         return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
     gpus = _included(command.before) or _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
-    several = several or hangs or takes_every_gpu(command.before)
+    several = several or hangs or commands.takes_every_gpu(command.before)
     several = several or _has(command, _TASKS)
     return (gpus or None) if several else _stated_world(script, command)
 
 
-def _stated_world(script: Script, command: Command) -> int:
+def _stated_world(script: Script, command: commands.Command) -> int:
     """Return the processes of python without a launcher: one, or WORLD_SIZE if others start elsewhere.
 
     Raises:
         InvalidProblemError: WORLD_SIZE is not known.
     """
-    text = "".join(environment_of(script, command).get("WORLD_SIZE", ()))
+    text = "".join(commands.environment_of(script, command).get("WORLD_SIZE", ()))
     if (unknown := unknown_in(text)) is not None:
         line = next((word.line for word in command.before), 0)
         raise InvalidProblemError([unknown_fault("WORLD_SIZE", unknown, line)])
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text) else 1  # noqa: PLR2004
 
 
-def starts_processes(command: Command) -> bool:
+def starts_processes(command: commands.Command) -> bool:
     """Return whether a launcher of processes starts the command."""
     return _has(command, _STARTERS)
 
 
-def _has(command: Command, programs: Collection[str]) -> bool:
+def _has(command: commands.Command, programs: Collection[str]) -> bool:
     return any(word.text.rsplit("/", 1)[-1] in programs for word in command.before)
 
 
@@ -432,9 +407,9 @@ def _included(words: Sequence[Word]) -> int:
     return 0 if "@" in hosts or not gpus else len(gpus.split(","))
 
 
-def _visible(script: Script, command: Command) -> int:
+def _visible(script: Script, command: commands.Command) -> int:
     """Return how many GPUs a command sees (CUDA_VISIBLE_DEVICES); 0 if unset or not a plain list."""
-    said = "".join(environment_of(script, command).get("CUDA_VISIBLE_DEVICES", ()))
+    said = "".join(commands.environment_of(script, command).get("CUDA_VISIBLE_DEVICES", ()))
     return 0 if UNKNOWN in said or not said else len(said.split(","))
 
 
@@ -444,7 +419,7 @@ def _known_count(mesh: Fields | None, name: str) -> int | None:
 
 
 def require_gpus_of_their_own(
-    fields: Fields, script: Script, command: Command, shares: Shares | None
+    fields: Fields, script: Script, command: commands.Command, shares: Shares | None
 ) -> None:
     """Refuse processes without a GPU each: some have none, or one process holds several.
 
@@ -454,7 +429,7 @@ def require_gpus_of_their_own(
     Raises:
         InvalidProblemError: a process has no GPU, or several.
     """
-    gpus, world = _visible(script, command), world_of("", script, command)
+    gpus, world = _visible(script, command), commands.world_of("", script, command)
     mesh = None if shares is None else shares.fields
     ranks = world.num_gpus or _known_count(mesh, "num_processes")
     nodes = world.num_nodes or _known_count(mesh, "num_machines") or 1

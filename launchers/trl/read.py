@@ -10,21 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import (
-    ACCELERATE_READER,
-    ACCUMULATION,
-    CHECKPOINTING,
-    DDP_BUCKET,
-    ENGINE,
-    MICRO_BATCH,
-    arguments,
-    mesh_run,
-    ranks_of,
-    recomputes,
-)
+from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import Shares, shares_beside
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
+from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
@@ -34,29 +24,11 @@ from meshwright.launchers.reading.adapters import (
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
-from meshwright.launchers.reading.commands import (
-    commands_beside,
-    file_of_commands,
-    files_named,
-    holds_file,
-    program_of,
-    script_of,
-)
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.known import Known, header_of, known_of
-from meshwright.launchers.transformers.read import (
-    PADDED,
-    REPLICAS,
-    keeps_no_copy,
-    layerwise,
-    optimizer_of,
-    optimizer_under,
-    start_of,
-    trainers_galore,
-    values_of,
-)
+from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import kernel_of, liger, ranks_run
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
@@ -67,7 +39,7 @@ _LEAST_NAMES = 2
 
 _PROGRAMS = ("trl", "trl.scripts.sft")
 _LENGTH, _MODEL = "max_length", "model_name_or_path"
-_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, MICRO_BATCH)
+_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, accelerate.MICRO_BATCH)
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
 # Names of LLaMA-Factory and of the reader of transformers' Trainer: other engines, adapters, old names.
 _OTHERS_NAMES = (
@@ -78,11 +50,11 @@ _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modul
 
 
 def _recognises(source: Source) -> bool:
-    return _is_sft(source) or (ACCELERATE_READER.recognises(source) and _starts_trl(source))
+    return _is_sft(source) or (accelerate.ACCELERATE_READER.recognises(source) and _starts_trl(source))
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    named = file_of_commands(source, _named_files(source))
+    named = commands.file_of_commands(source, _named_files(source))
     files = [source, *documents_beside(known_of(source, overrides).source)]
     sft = named or next((one for one in files if _is_sft(one)), None)
     shares = _shares(source, files, sft, overrides)
@@ -93,7 +65,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields.note_commands(over)
     precision = _precision(fields)
     if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
-        fields.note(PADDED.format(_LENGTH))
+        fields.note(trainer.PADDED.format(_LENGTH))
     if fields.has("model_name") and not fields.has(_MODEL):
         why = "is not one of TRL's names, and its parser stops there: the file is another program's"
         fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
@@ -101,20 +73,23 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     given, length = _sft_arguments(fields, known, over)
     adapters, base = _peft(fields), base_of(fields, nested=False)
     fields.refuse_unpriced()
-    projected = trainers_galore(fields, known.model())
-    optimizer = projected.pop("optimizer", "") or optimizer_of(fields, default="adamw_torch_fused")
+    projected = trainer.trainers_galore(fields, known.model())
+    optimizer = projected.pop("optimizer", "") or trainer.optimizer_of(fields, default="adamw_torch_fused")
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
-    size = fields.optional(DDP_BUCKET)
-    liger_on = liger(fields, known.model(), length * given.integer(MICRO_BATCH))
+    size = fields.optional(accelerate.DDP_BUCKET)
+    liger_on = liger(fields, known.model(), length * given.integer(accelerate.MICRO_BATCH))
     fields.stop()
     unread = fields.unread()
-    plain = {ENGINE: LocatedValue("MULTI_GPU", 0), "num_processes": LocatedValue(known.num_gpus(), 0)}
+    plain = {
+        accelerate.ENGINE: LocatedValue("MULTI_GPU", 0),
+        "num_processes": LocatedValue(known.num_gpus(), 0),
+    }
     rest = Fields(source.name, plain, overrides, ("accelerate",)) if shares is None else shares.fields
     if shares is not None and shares.kind() == "DEEPSPEED":
         run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
     else:
-        run = mesh_run("trl", rest, known, given, seq_length=length, precision=precision)
+        run = accelerate.mesh_run("trl", rest, known, given, seq_length=length, precision=precision)
     if base != "bf16":
         require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
         adapters["base_precision"] = base
@@ -126,10 +101,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **bucket_option(size, run.launcher, run.configuration),
         **liger_on,
     }
-    optimizer = optimizer_under(run, optimizer)
+    optimizer = trainer.optimizer_under(run, optimizer)
     if not adapters:
         optimizer = _of_whole_weights(optimizer, dtype, run)
-        optimizer = layerwise(fields, run, optimizer) if projected else optimizer
+        optimizer = trainer.layerwise(fields, run, optimizer) if projected else optimizer
         fields.stop()
     elif base == "bf16" and dtype == "float32" and run.launcher != "deepspeed":
         fields.note("frozen weights in float32 (dtype, TRL's default) take 4 bytes each")
@@ -141,7 +116,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
-            fields.note(REPLICAS)
+            fields.note(trainer.REPLICAS)
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
 
 
@@ -153,14 +128,14 @@ def _sft_by_deepspeed(
 ) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; ``said``: length, precision and optimizer."""
     values: dict[str, int | str | bool] = {
-        "micro_batch_size": given.integer(MICRO_BATCH),
-        "num_microbatches": given.integer(ACCUMULATION),
+        "micro_batch_size": given.integer(accelerate.MICRO_BATCH),
+        "num_microbatches": given.integer(accelerate.ACCUMULATION),
         "seq_length": said[0],
         "precision": said[1],
         "optimizer": said[2],
-        "recompute_granularity": "full" if recomputes(given, known) else "none",
+        "recompute_granularity": "full" if accelerate.recomputes(given, known) else "none",
     }
-    world = ranks_of(known, shares.fields, None)
+    world = accelerate.ranks_of(known, shares.fields, None)
     overrides = replace(
         known.overrides, model=known.model(), num_gpus=world, values={**known.overrides.values, **values}
     )
@@ -169,9 +144,9 @@ def _sft_by_deepspeed(
 
 def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
     """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
-    start = start_of(sft, overrides)
+    start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
-    over = {} if start is None else values_of(start[1].words, overrides)
+    over = {} if start is None else trainer.values_of(start[1].words, overrides)
     return {name: found for name, found in over.items() if name != "config"}
 
 
@@ -200,7 +175,9 @@ def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
     FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py).
     """
     in_16_bits = dtype not in ("float32", "auto")
-    return WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and keeps_no_copy(run) else optimizer
+    return (
+        WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and trainer.keeps_no_copy(run) else optimizer
+    )
 
 
 def _peft(fields: Fields) -> dict[str, Any]:
@@ -237,13 +214,13 @@ def _starts_trl(source: Source) -> bool:
     """Return whether a script next to the file starts TRL's fine-tuning, or a program with its YAML."""
     own = [name for name in source.files if _is_sft(source.at(name))]
     return any(
-        _starts(words) or any(holds_file(word, name) for word in words[1:] for name in own)
-        for _, words in commands_beside(source)
+        _starts(words) or any(commands.holds_file(word, name) for word in words[1:] for name in own)
+        for _, words in commands.commands_beside(source)
     )
 
 
 def _starts(words: Sequence[Word]) -> bool:
-    command = program_of(words)
+    command = commands.program_of(words)
     return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 
 
@@ -255,20 +232,20 @@ def _shares(
     Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
     """
     starts = list[tuple[Source, Sequence[Word]]]()
-    for script, words in commands_beside(source, overrides):
-        command = program_of(words)
+    for script, words in commands.commands_beside(source, overrides):
+        command = commands.program_of(words)
         if _starts(words):
             at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
             own = words[at].text == _PROGRAMS[0]  # TRL's program takes accelerate's options
             starts.append((script, words[: None if own else at]))
-        elif command and sft and any(holds_file(one, sft.name) for one in command.words):
+        elif command and sft and any(commands.holds_file(one, sft.name) for one in command.words):
             starts.append((script, command.before))
     return shares_beside(starts, files)
 
 
 def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
     """Yield the files of ``--config`` in commands next to a file that start TRL, each with its script."""
-    for script, words in commands_beside(source):
+    for script, words in commands.commands_beside(source):
         for option, following in pairwise((*words, Word("", 0)) if _starts(words) else ()):
             name, equals, value = option.text.partition("=")
             if name == "--config":
@@ -280,7 +257,7 @@ def documents_beside(source: Source) -> Iterator[Source]:
     if not source.scripts():
         yield from map(source.at, sorted(source.files))
     for script in source.scripts():
-        for word in files_named(script_of(script, Overrides()), programs=False):
+        for word in commands.files_named(commands.script_of(script, Overrides()), programs=False):
             if (text := source.other(word.text)) is not None:
                 yield replace(source, name=word.text, text=text)
 
@@ -290,17 +267,17 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
 
     ``over``: the command's own arguments, which ``fields`` has; those before its program are accelerate's.
     """
-    fields.slip_for(MICRO_BATCH)
+    fields.slip_for(accelerate.MICRO_BATCH)
     if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
         fields.fault(_LENGTH, "null: nothing states the sequence length", allowed="--set seq_length=…")
-    names = (MICRO_BATCH, ACCUMULATION, _LENGTH)
+    names = (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, _LENGTH)
     own: dict[str, object] = {name: fields.integer(name) for name in names}
-    for name in (MICRO_BATCH, _LENGTH):
+    for name in (accelerate.MICRO_BATCH, _LENGTH):
         if not fields.has(name):
             fields.note(f"{name} is not given: {own[name]} is TRL's default")
-    own[CHECKPOINTING] = fields.flag(CHECKPOINTING)
+    own[accelerate.CHECKPOINTING] = fields.flag(accelerate.CHECKPOINTING)
     usual = {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()}
-    given = arguments(known, (*(() if over else own), "main_process_ip"), usual)
+    given = accelerate.arguments(known, (*(() if over else own), "main_process_ip"), usual)
     length = given.integer(_LENGTH)
     given.stop()
     return given, length

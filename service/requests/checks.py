@@ -10,11 +10,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from meshwright.profiles.adapters import target_fault
-from meshwright.profiles.capabilities import (
-    launcher_capabilities,
-    launcher_names,
-    launchers_of,
-)
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, framework_facts, with_options
@@ -26,13 +22,7 @@ from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
-from meshwright.solver.configuration import (
-    INTEGER_VARIABLES,
-    LOGICAL_VARIABLES,
-    MAX_SIZE,
-    VARIABLES,
-    WORDS,
-)
+from meshwright.solver.configuration import INTEGER_VARIABLES, LOGICAL_VARIABLES, MAX_SIZE, VARIABLES, WORDS
 from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions

@@ -14,11 +14,7 @@ from math import gcd, prod
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError
-from meshwright.solver.configuration import (
-    Configuration,
-    chunk_sizes,
-    holds_layers,
-)
+from meshwright.solver.configuration import Configuration, chunk_sizes, holds_layers
 from meshwright.solver.problem import STANDALONE_STAGES, Problem, SearchOptions, usable_gpus
 from meshwright.solver.splits import launcher_split
 

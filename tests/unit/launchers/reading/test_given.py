@@ -26,6 +26,23 @@ def test_a_value_that_is_asked_for_twice_is_one_fault() -> None:
     assert len(fields.faults) == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "name", "word", "nearest"),
+    [
+        ("accelerate", "distributed_type", "fspd", "FSDP"),  # of the words that are priced
+        ("maxtext", "rope_type", "LLAMA3", "llama3.1"),  # of those that the launcher has
+        ("torchtitan", "parallelism.pipeline_parallel_schedule", "interleaved_1f1b", "Interleaved1F1B"),
+        ("accelerate", "distributed_type", "HOROVOD", None),
+    ],
+)
+def test_a_word_is_refused_with_the_nearest_one_in_any_case(
+    program: str, name: str, word: str, nearest: str | None
+) -> None:
+    fields = Fields("a.yaml", {name: LocatedValue(word, 4)}, programs=(program,))
+    fields.choice(name)
+    assert [one.nearest for one in fields.faults] == [nearest]
+
+
 @pytest.mark.parametrize("name", ["--tp", "--pp", "--cp", "--ep"])
 def test_a_short_name_of_ranks_is_asked_about_not_passed_by(name: str) -> None:
     # read as if all ranks held the whole model; of one rank it says nothing
