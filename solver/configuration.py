@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -569,8 +569,60 @@ def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
     return found
 
 
+class Source(Protocol):
+    """Where the arrays of some rows are gathered from."""
+
+    def column(self, name: str) -> Any:  # noqa: ANN401 - an array, or several by name
+        """Return one array of the rows."""
+
+    def take(self, index: IntArray) -> Source:
+        """Return the source of some of the rows, in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """Rows of a table, by their numbers."""
+
+    table: Gathered
+    index: IntArray
+
+    def column(self, name: str) -> Any:  # noqa: ANN401
+        values = getattr(self.table, name)
+        if isinstance(values, dict):
+            return {key: value.take(self.index, axis=0) for key, value in values.items()}
+        return values.take(self.index, axis=0)  # several times faster than brackets
+
+    def take(self, index: IntArray) -> _Picked:
+        return _Picked(self.table, self.index.take(index))
+
+
+class Gathered:
+    """Arrays by row; those of rows that were taken are gathered at their first use, as most never are."""
+
+    __slots__ = ("_source",)
+
+    @classmethod
+    def gathered(cls, source: Source) -> Self:
+        """Return the rows of a source."""
+        rows = object.__new__(cls)
+        object.__setattr__(rows, "_source", source)
+        return rows
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - asked of what is not set yet
+        """Gather one array."""
+        values = object.__getattribute__(self, "_source").column(name)
+        object.__setattr__(self, name, values)
+        return values
+
+    def picked(self, index: IntArray | BoolArray) -> Self:
+        """Return the rows at ``index``, in that order."""
+        rows = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
+        source: Source | None = getattr(self, "_source", None)
+        return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(Gathered):
     """Arrays of shape (n,), int64: a column for each of ``VARIABLES``, words and flags as integers."""
 
     tensor_parallel_size: IntArray
@@ -632,9 +684,7 @@ class Columns:
         """Return the configurations at ``index``, in that order."""
         if isinstance(index, slice):
             return Columns(**{name: getattr(self, name)[index] for name in _COLUMNS})
-        # ``take`` gathers rows several times faster than brackets
-        index = np.flatnonzero(index) if index.dtype == np.bool_ else index
-        return Columns(**{name: getattr(self, name).take(index) for name in _COLUMNS})
+        return self.picked(index)
 
     @classmethod
     def plain(cls, **stated: IntArray) -> Columns:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshwright.profiles.model import LayerShape, ModelSpec
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, Gathered, IntArray
 from meshwright.solver.schedules.schedule import (
     fill_share,
     in_a_v,
@@ -116,7 +116,7 @@ class LayerLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowPrices:
+class RowPrices(Gathered):
     """Prices of n rows over P = K + 2 parts; seconds and bytes, float64, per rank.
 
     Times are per micro-batch and already hold every exposed collective inside the pipeline
@@ -186,17 +186,7 @@ class RowPrices:
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
         """Return the rows at ``index``, in that order."""
-        arrays = [self.prediction, self.breakdown_s, self.tail_breakdown_s]
-        arrays.append({name: getattr(self, name) for name in _ARRAYS})
-        if isinstance(index, slice):
-            picked = [{name: value[index] for name, value in some.items()} for some in arrays]
-        else:  # ``take`` gathers rows several times faster than brackets
-            index = np.flatnonzero(index) if index.dtype == np.bool_ else index
-            picked = [{name: value.take(index, axis=0) for name, value in some.items()} for some in arrays]
-        prediction, breakdown_s, tail_breakdown_s, rest = picked
-        return RowPrices(
-            prediction=prediction, breakdown_s=breakdown_s, tail_breakdown_s=tail_breakdown_s, **rest
-        )
+        return self.picked(np.arange(len(self))[index] if isinstance(index, slice) else index)
 
     def with_prediction(self) -> RowPrices:
         """Return prices for a layout that counts the prediction layers as a kind apart from the head.
@@ -346,7 +336,7 @@ def chunks_of(
             parts[..., 0] -= parts[..., kind]
             replayed[..., 0] -= replayed[..., kind]
     parts[:, 0, -2] = 1.0
-    parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
+    parts[np.arange(len(parts)), num_chunks - 1, -1] = 1.0
     valid = np.arange(width)[None, :] < num_chunks[:, None]
     sent = returned = valid.astype(np.float64)
     if layout.counts_prediction:
@@ -534,7 +524,8 @@ def assemble(
 ) -> Stages:
     """Return times and memory of every row's stages under its split, shapes as in ``Stages``.
 
-    ``replayed_layers`` as in ``chunks_of``; ``with_memory`` false leaves ``memory_bytes`` empty.
+    ``replayed_layers`` as in ``chunks_of``; ``with_memory`` false leaves ``memory_bytes`` empty: then
+    one row may have several splits, n of them.
     """
     chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
     rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
@@ -555,7 +546,7 @@ def assemble(
         rank_time_s=_by_rank(forward + backward, chunks),
         rank_tail_s=tail * rank_valid,
         memory_bytes=_memory(prices, columns, chunks, held, rank_valid) if with_memory else {},
-        rank_valid=rank_valid,
+        rank_valid=np.broadcast_to(rank_valid, tail.shape),
     )
 
 

@@ -71,10 +71,9 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
         look()
         tick()
         part = sizes[start : start + size]
-        many = row.take(np.zeros(len(part), dtype=np.int64))
-        stages = assemble(many.prices, many.columns, many.layout, part, with_memory=False)
+        stages = assemble(row.prices, row.columns, row.layout, part, with_memory=False)
         if makes_its_order(row):
-            found.append(split_s(many, stages))
+            found.append(split_s(row.take(np.zeros(len(part), dtype=np.int64)), stages))
         else:
             found.append(_step_s(row, _finish_s(row, stages), stages))
     return np.concatenate(found) if found else np.zeros(0)
@@ -102,8 +101,7 @@ def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
 
     The least of all orders; ``simulate`` takes the one that ends first before the ranks' tails.
     """
-    many = row.take(np.zeros(len(sizes), dtype=np.int64))
-    stages = assemble(many.prices, many.columns, many.layout, sizes, with_memory=False)
+    stages = assemble(row.prices, row.columns, row.layout, sizes, with_memory=False)
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
     made = automatic_finish_of_many_s(
         forward,

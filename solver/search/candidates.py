@@ -204,7 +204,8 @@ def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> 
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:
-    return row.take([0] * len(splits)).stages(splits, with_memory=False)
+    many = row.take([0] * len(splits)) if row.per_stage[0] else row
+    return many.stages(splits, with_memory=False)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:

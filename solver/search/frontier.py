@@ -69,8 +69,10 @@ def layouts_of(
     columns: Columns | Crossing, index: IntArray | list[int], apart: tuple[str, ...] = LAYOUT
 ) -> list[Layout]:
     """Return the values that distinguish rows' plans: all but ``INNER``, or the given columns."""
-    taken = columns.take(np.asarray(index, dtype=np.int64))
-    return list(zip(*(getattr(taken, name).tolist() for name in apart), strict=True))
+    picked = np.asarray(index, dtype=np.int64)
+    if isinstance(columns, Crossing):
+        columns, picked = columns.take(picked), np.arange(len(picked))
+    return list(zip(*(getattr(columns, name).take(picked).tolist() for name in apart), strict=True))
 
 
 def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:
@@ -81,9 +83,8 @@ def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:
     return found
 
 
-def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) -> Ranked:
-    """Return a row with its score and its sort key."""
-    c = columns.take(np.array([row]))
+def ranked(c: Columns, row: int, score_s: float, split: Split) -> Ranked:
+    """Return a row with its score and its sort key; ``c`` are its own columns, of one row."""
     sizes = (
         c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
         c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size,
@@ -449,9 +450,9 @@ class Frontier:
     def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
         return layouts_of(self.rows.columns, index, self.apart)
 
-    def limits_s(self, index: IntArray) -> FloatArray:
+    def limits_s(self, index: IntArray, layouts: Sequence[Layout] = ()) -> FloatArray:
         """Return the score that each row must not exceed to change the ranking, (n,)."""
-        layouts = self._layouts(index)
+        layouts = layouts or self._layouts(index)
         known = [self._best.get(layout) for layout in layouts]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
         if self.rivals_s:
@@ -513,7 +514,8 @@ class Frontier:
 
     def _record(self, indices: tuple[int, ...], splits: tuple[Split, ...]) -> None:
         rows = self.rows.take(list(indices))
-        objectives = objective_s(rows.prices, rows.columns, rows.stages(list(splits)))
+        stages = rows.stages(list(splits), with_memory=False)
+        objectives = objective_s(rows.prices, rows.columns, stages)
         found = candidates_of(rows, splits)
         first = np.searchsorted(found.which, np.arange(len(indices) + 1)).tolist()
         known = self.bound_s[list(indices)].tolist()
@@ -530,21 +532,18 @@ class Frontier:
         """Score a solved row and rank it, unless it was or its layout is known to be faster otherwise."""
         if row in self._scored:
             return
-        layout, bound = self._layouts([row])[0], self.solved[row].bound_s
-        known = self._best.get(layout)
-        if known is not None and known.score_s < bound:
+        solved, one = self.solved[row], self.rows.take([row])
+        layout = layouts_of(one.columns, [0], self.apart)
+        known = self._best.get(layout[0])
+        if known is not None and known.score_s < solved.bound_s:
             return
-        limit = float(self.limits_s(np.array([row]))[0]) + 1.0 / _NS  # scores are compared in whole ones
-        score, split = self.score(self.solved[row], limit)
+        limit = float(self.limits_s(np.array([row]), layout)[0]) + 1.0 / _NS  # compared in whole ones
+        score, split = fastest(one, list(solved.candidates), self._ends, limit)
         self._scored.add(row)
         if score > limit:
             return
-        entry = ranked(self.rows.columns, row, score, split)
+        entry = ranked(one.columns, row, score, split)
         if known is None or entry < known:
-            self._best[layout] = entry
+            self._best[layout[0]] = entry
             others = [other for other in self.ranked if other is not known]
             self.ranked = sorted([*others, entry])[: self.top_k]
-
-    def score(self, solved: Solved, limit_s: float = np.inf) -> tuple[float, Split]:
-        """Return the simulated step of a solved row, and its split; +inf if it exceeds a limit."""
-        return fastest(self.rows.take([solved.row]), list(solved.candidates), self._ends, limit_s)

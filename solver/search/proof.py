@@ -277,7 +277,8 @@ def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
     found = [Rival(row, frontier.solved[row].objective_s) for row in indices if row in frontier.solved]
     if fitting:
         rows = frontier.rows.take([row for row, _ in fitting])
-        least = objective_s(rows.prices, rows.columns, rows.stages([split for _, split in fitting]))
+        stages = rows.stages([split for _, split in fitting], with_memory=False)
+        least = objective_s(rows.prices, rows.columns, stages)
         found += [Rival(row, float(value)) for (row, _), value in zip(fitting, least, strict=True)]
     return found
 

@@ -40,6 +40,23 @@ _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
 
 
+@dataclass(frozen=True, slots=True)
+class _Crossed:
+    """Rows of a crossing, by the numbers of their outer and inner rows."""
+
+    crossing: Crossing
+    outer: IntArray
+    inner: IntArray
+
+    def column(self, name: str) -> IntArray:
+        if name in OF_CHUNKS:
+            return self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner)
+        return np.asarray(getattr(self.crossing.outer, name).take(self.outer))
+
+    def take(self, index: IntArray) -> _Crossed:
+        return _Crossed(self.crossing, self.outer.take(index), self.inner.take(index))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """Legal rows as two factors; an outer row's rows follow one another, in the order of its chunkings."""
@@ -70,18 +87,9 @@ class Crossing:
 
     def take(self, index: IntArray) -> Columns:
         """Return the rows at ``index``, in that order."""
-        lines = {name: np.empty(len(index), dtype=np.int64) for name in (*_OUTER, *OF_CHUNKS)}
-        for start in range(0, len(index), _AT_ONCE):
-            if start:
-                look()
-            some = slice(start, start + _AT_ONCE)
-            row = np.searchsorted(self.first, index[some], side="right") - 1
-            place = self.begin[row] + index[some] - self.first[row]
-            for name in _OUTER:
-                lines[name][some] = getattr(self.outer, name).take(row)
-            for at, name in enumerate(OF_CHUNKS):
-                lines[name][some] = self.inner[:, at].take(place)
-        return Columns(**lines)
+        look()
+        row = np.searchsorted(self.first, index, side="right") - 1
+        return Columns.gathered(_Crossed(self, row, self.begin[row] + index - self.first[row]))
 
     def recomputed(self, index: IntArray) -> IntArray:
         """Return ``recompute_layers`` of the rows at ``index``."""
