@@ -46,15 +46,18 @@ class RunCandidates:
         return len(self.features)
 
     @classmethod
-    def of(cls, observations: Sequence[Observation], profile_of: ProfileOf) -> RunCandidates:
-        """Return the runs under their uncalibrated profiles."""
+    def of(
+        cls, observations: Sequence[Observation], profile_of: ProfileOf, *, with_noises: bool = True
+    ) -> RunCandidates:
+        """Return the runs under their uncalibrated profiles; without noises these are 0."""
         names = tuple(TIME_WIDTHS)
         offsets = np.concatenate([np.zeros((1, len(names))), _STEP * np.eye(len(names))])
         batches = batches_of(observations, profile_of)
         values = log_step_s(batches, names, offsets)
         effects = ((values[1:] - values[0]) / _STEP).T * np.array(list(TIME_WIDTHS.values()))
         points = [features_of(one.problem, one.configuration) for one in observations]
-        noises = TIME_PROCESS.noise * roughness_of(batches)
+        rough = roughness_of(batches) if with_noises else np.zeros(len(points))
+        noises = TIME_PROCESS.noise * rough
         return cls(features=np.stack(points), effects=effects, noises=noises)
 
     def covariance(self, columns: IntArray) -> FloatArray:

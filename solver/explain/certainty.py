@@ -171,11 +171,16 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     if profile.residual is not None:
         own = [features(_of_plan(problem, plan), Columns.of([plan.config])) for plan in plans]
         return profile.residual.covariance(np.concatenate(own))
-    candidates = RunCandidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
+    candidates = _candidates(problem, profile, plans)
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
     sigmas = np.array([log_sigma(plan) for plan in plans])
     return _apart_from_the_cluster(problem, together, sigmas / spread)
+
+
+def _candidates(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> RunCandidates:
+    asked = [_asked(problem, profile, plan) for plan in plans]
+    return RunCandidates.of(asked, lambda _: profile, with_noises=False)
 
 
 def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
@@ -234,21 +239,31 @@ _MEASUREMENTS = {
 }
 
 
-def deciding_measurement(problem: Problem, profile: Profile, first: Plan, other: Plan) -> str:
-    """Return the one measurement that removes most of the doubt which of two plans is faster.
+def deciding_measurements(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> list[str]:
+    """Return the measurement that best shows whether the first plan is faster, for each other plan.
 
     The doubt is the variance of the difference of their logarithms: of each constant, and of what no
     constant explains, which only a run of the other plan shows.
     """
     if profile.residual is not None:  # what its runs leave over
-        return _MEASUREMENTS[_RUN]
-    both = RunCandidates.of([_asked(problem, profile, plan) for plan in (first, other)], lambda _: profile)
+        return [_MEASUREMENTS[_RUN]] * (len(plans) - 1)
+    every = _candidates(problem, profile, plans)
+    together = every.covariance(np.arange(len(plans)))
+    return [
+        _deciding(
+            every.effects[at] - every.effects[0],
+            float(together[0, 0] + together[at, at] - 2.0 * together[0, at]),
+        )
+        for at in range(1, len(plans))
+    ]
+
+
+def _deciding(apart: FloatArray, variance: float) -> str:
+    """Return what shows most of a variance, given the difference that each constant's width makes."""
     own = dict.fromkeys(_MEASUREMENTS, 0.0)
-    for name, apart in zip(TIME_WIDTHS, both.effects[1] - both.effects[0], strict=True):
-        own[_MEASURED_BY.get(name, _RUN)] += float(apart**2)
-    together = both.covariance(np.arange(2))
-    whole = float(together[0, 0] + together[1, 1] - 2.0 * together[0, 1])
-    own[_RUN] += max(whole - sum(own.values()), 0.0)
+    for name, difference in zip(TIME_WIDTHS, apart, strict=True):
+        own[_MEASURED_BY.get(name, _RUN)] += float(difference**2)
+    own[_RUN] += max(variance - sum(own.values()), 0.0)
     return _MEASUREMENTS[max(own, key=lambda name: own[name])]
 
 

@@ -25,7 +25,7 @@ from meshwright.solver.answer import Answer, ObjectiveClaim, Plan, RankFloors, s
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.cost.objective import UNITS
 from meshwright.solver.cost.uncertainty import least_log_sigma
-from meshwright.solver.explain.certainty import deciding_measurement, joint_log_steps, with_odds
+from meshwright.solver.explain.certainty import deciding_measurements, joint_log_steps, with_odds
 from meshwright.solver.planner.variants import packaged_warning
 from meshwright.solver.predict import Z_80_PERCENT, profile_of_variant
 from meshwright.solver.problem import Problem
@@ -100,7 +100,5 @@ def _chosen(problem: Problem, profile: Profile, plans: Sequence[Plan], count: in
     others = sorted(taken[1:], key=lambda at: plans[at].prediction.step_time_high_s)
     listed = [replace(plans[at], rank=rank) for rank, at in enumerate([first, *others], 1)]
     ranked = with_odds(settled, own, listed)
-    return [
-        ranked[0],
-        *(replace(one, deciding=deciding_measurement(settled, own, ranked[0], one)) for one in ranked[1:]),
-    ]
+    decide = [None, *deciding_measurements(settled, own, listed)]
+    return [replace(one, deciding=by) for one, by in zip(ranked, decide, strict=True)]
