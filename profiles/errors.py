@@ -96,9 +96,14 @@ class UnsupportedModelError(InvalidProblemError):
     code = "unsupported_model"
 
     @classmethod
-    def field(cls, name: str, why: str) -> UnsupportedModelError:
+    def field(
+        cls, name: str, why: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> UnsupportedModelError:
         """Return ``unsupported: <field>`` with the reason."""
-        return cls([FieldError(pointer=f"/model/{name}", message=f"unsupported: {name} ({why})")])
+        message = f"unsupported: {name} ({why})"
+        return cls(
+            [FieldError(pointer=f"/model/{name}", message=message, allowed=allowed, nearest=nearest)]
+        )
 
 
 class ProfileError(PlannerError):

@@ -9,6 +9,7 @@ refused, not ignored, and so are facts that contradict each other.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -333,8 +334,13 @@ def _checked(name: str, value: object, current: object) -> object:
 
 
 def _unknown_value(pointer: str, value: object, name: str) -> InvalidProblemError:
+    parts, alone = OPTION_PARTS.get(name, ((), ()))
+    words = OPTION_WORDS.get(name) or (*alone, *parts) or ("true", "false")
+    near = difflib.get_close_matches(str(value).lower(), words, n=1)
     message = f'"{str(value)[:40]}" is not a known value'
-    return InvalidProblemError.of(pointer, message, allowed=allowed_values(name))
+    return InvalidProblemError.of(
+        pointer, message, allowed=allowed_values(name), nearest=near[0] if near else None
+    )
 
 
 def _joined(pointer: str, value: object, name: str) -> str:

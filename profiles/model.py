@@ -186,6 +186,10 @@ class ModelSpec:
         """Return the MLP's activation, where it is not stated the usual one."""
         return self.activation or ("silu" if self.gated_mlp else "gelu")
 
+    def padded_vocabulary(self, multiple: int) -> int:
+        """Return the rows of embedding and head that are padded to a multiple."""
+        return -(-self.vocab_size // multiple) * multiple
+
     @cached_property
     def has_rotary_positions(self) -> bool:
         """Return whether positions are rotations of queries and keys."""

@@ -68,8 +68,7 @@ def nanotron_split(model: ModelSpec, num_stages: int, vocabulary_multiple: int =
     hidden = model.hidden_size
     head_dim = hidden // model.num_attention_heads
     layer = 4 * model.num_attention_heads * head_dim * hidden + 3 * model.ffn_hidden_size * hidden
-    vocabulary = -(-model.vocab_size // vocabulary_multiple) * vocabulary_multiple
-    whole = model.num_layers * layer + vocabulary * hidden
+    whole = model.num_layers * layer + model.padded_vocabulary(vocabulary_multiple) * hidden
     counts, stage = [0] * num_stages, 0
     for placed in range(1, model.num_layers + 1):
         counts[stage] += 1

@@ -221,8 +221,7 @@ def sections(target: Target) -> list[Section]:
 
 def padded_vocabulary(target: Target) -> int:
     """Return the rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
-    unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
-    return -(-target.model.vocab_size // unit) * unit
+    return target.model.padded_vocabulary(VOCABULARY_UNIT * target.config.tensor_parallel_size)
 
 
 def _parallel(target: Target) -> list[MegatronFlag]:

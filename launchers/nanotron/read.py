@@ -134,7 +134,7 @@ def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
     """
     divisor = fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
     multiple = divisor * fields.integer("parallelism.tp", 1)
-    padded = -(-model.vocab_size // multiple) * multiple
+    padded = model.padded_vocabulary(multiple)
     if divisor == 1 or padded == model.vocab_size:
         return model
     fields.note(f"the vocabulary of {model.vocab_size} is padded to {padded} (a multiple of {multiple})")

@@ -88,8 +88,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
         return model_from_whole(raw, towered, lambda text: model_from_config(text, name=name))
     if model_type not in families():
         if model_type not in config_keys().refused_types or reader.has("text_config"):
-            near = nearest_type(reader, model_type, tuple(families()))
-            refuse_unsupported(reader, instead=f"the nearest planned type is {near}")
+            refuse_unsupported(reader, nearest=nearest_type(reader, model_type, tuple(families())))
         refuse_type(reader, model_type, tuple(families()))
     family = with_own_names(model_type, families()[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))

@@ -153,12 +153,13 @@ def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) ->
     fault = FieldError(
         pointer="/model/model_type",
         message=f'"{shown(model_type[:40])}" {why}',
-        allowed="a planned decoder-only type (docs/howto/own-model.md)",
+        allowed=_PLANNED,
         nearest=nearest_type(reader, model_type, planned),
     )
     raise UnsupportedModelError([fault])
 
 
+_PLANNED = "a planned decoder-only type (docs/howto/own-model.md)"
 _ALIKE = 4  # letters at the beginning of two types of one family
 _TYPO = 0.8  # least difflib ratio of a typo: one letter in five is wrong
 
@@ -205,10 +206,12 @@ def _language_model(reader: FieldReader, name: str) -> str:
     return f"; plan its language model: give text_config{of_type} as a config of its own"
 
 
-def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = (), *, instead: str = "") -> None:
+def refuse_unsupported(
+    reader: FieldReader, planned: tuple[str, ...] = (), *, nearest: str | None = None
+) -> None:
     """Refuse what only another kind of model has, keys that the type plans aside.
 
-    ``instead``: what to plan in its place, if it is not its language model.
+    ``nearest``: the type to plan in its place, if it is not its language model.
 
     Raises:
         UnsupportedModelError: names the name.
@@ -220,11 +223,15 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = (), *, in
         )
         if name not in planned and not alike and value not in (None, False, 0, [], {}, ""):
             inside = _language_model(reader, name)
-            raise UnsupportedModelError.field(name, why + (inside or (instead and f"; {instead}")))
+            raise _unsupported(name, why + inside, None if inside else nearest)
     for name in reader.names():
         for prefix, why in config_keys().feature_beginnings.items():
             if name.startswith(prefix) and reader.has(name) and name not in planned:
-                raise UnsupportedModelError.field(name[:60], why + (instead and f"; {instead}"))
+                raise _unsupported(name[:60], why, nearest)
+
+
+def _unsupported(name: str, why: str, nearest: str | None) -> UnsupportedModelError:
+    return UnsupportedModelError.field(name, why, allowed=_PLANNED if nearest else None, nearest=nearest)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -204,7 +204,6 @@ def facts_of(found: Target) -> FrameworkFacts:
 def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
     """Switches in the words of judges; where a fact is one, under its own name behind ``facts.``."""
     config = found.config
-    rows = known.vocabulary_multiple * config.tensor_parallel_size
     facts = {f"facts.{one.name}": getattr(known, one.name) for one in fields(known)}
     away = known.offload_modules.split("+") if "activations" in config.offload else []
     return facts | {
@@ -223,7 +222,9 @@ def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
         "num_nodes": found.num_nodes,
         "one_product_of_experts": True,
         "optimizer_on_host": "optimizer" in config.offload,
-        "padded_vocab_size": -(-found.model.vocab_size // rows) * rows,
+        "padded_vocab_size": found.model.padded_vocabulary(
+            known.vocabulary_multiple * config.tensor_parallel_size
+        ),
         "reduced_in": "fp32" if known.gradient_dtype == "fp32" else found.workload.precision,
         "recipe": "fp8-delayed"
         if (found.workload.precision, known.precision_recipe) == ("fp8", "none")

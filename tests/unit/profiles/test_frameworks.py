@@ -61,9 +61,21 @@ def test_an_unknown_option_names_the_nearest() -> None:
         with_options(framework_facts("megatron-core"), {"gradient_dtypes": "bf16"})
 
 
-def test_an_unknown_value_names_the_known_ones() -> None:
-    with pytest.raises(InvalidProblemError, match="fp32, bf16, fp16"):
-        with_options(framework_facts("megatron-core"), {"gradient_dtype": "fp64"})
+@pytest.mark.parametrize(
+    ("name", "value", "words", "nearest"),
+    [
+        ("attention_kernel", "cudn", "flash1, .* torch", "cudnn"),
+        ("cuda_graph", "attn+moe_routr", "moe_router, .* joined by \\+", "moe_router"),
+        ("dropout", "ture", "true or false", "true"),
+        ("gradient_dtype", "half", "fp32, bf16, fp16", None),
+    ],
+)
+def test_an_unknown_value_names_the_known_ones_and_the_nearest(
+    name: str, value: str, words: str, nearest: str | None
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        with_options(framework_facts("megatron-core"), {name: value})
+    assert caught.value.errors[0].nearest == nearest
 
 
 @pytest.mark.parametrize(("value", "nearest"), [(-1, "0"), (65.0, "64"), (True, None), ("x", None)])
