@@ -671,11 +671,7 @@ def quick(runs: Sequence[Run]) -> list[str]:
     few = [run for run in runs if run.cluster in QUICK_CLUSTERS]
     ways = {"uncalibrated": validate(few), "calibrated": validate(few, calibrate=CALIBRATION_RUNS)}
     orders = orders_of(ways["uncalibrated"], ways["calibrated"])
-    nothing = validate(
-        runs, profile_of=profile_of_strangers(Evidence.of_times(runs), Evidence.of_peaks(runs))
-    )
-    unseen = split_table({"first sight": first_sight(runs), "nothing shared": judged(nothing)})
-    print("\n".join([*unseen, *_gates(gated), *overall(ways), *order_table(orders)]))
+    print("\n".join([*_gates(gated), *overall(ways), *order_table(orders)]))
     missed = [source for source in GATES if gate_error(gated, source) > GATE_PERCENT]
     return [*missed, *lost(orders), *regret_gained(orders, f"{CALIBRATION_RUNS} runs at most")]
 

@@ -32,6 +32,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `nohup make test &` 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait for servers evenly over those that compute, so that no core is idle."""
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [file for file in files if "integration" in file.parts]
+    computing = [file for file in files if "integration" not in file.parts]
+    at = {file: (i + 0.5) / len(some) for some in (waiting, computing) for i, file in enumerate(some)}
+    items.sort(key=lambda item: at[item.path])
+
+
 def pytest_collection_finish() -> None:
     """Modules and thousands of tests stay to the end: garbage is sought beside them, and seldom."""
     gc.freeze()
