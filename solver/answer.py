@@ -14,8 +14,8 @@ from meshwright.solver.configuration import (
     Configuration,
     FloatArray,
     IntArray,
-    configuration_from_json,
     mesh_of,
+    record_from_json,
 )
 from meshwright.solver.problem import Problem, with_changes
 
@@ -62,17 +62,6 @@ class Odds:
 
     best_probability: float  # that this plan is the fastest of them
     regret_p90: float  # 90th percentile of step / fastest step - 1
-
-
-def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
-    """Return the reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
-    if raw is None:
-        return None
-    return Why(
-        waterfall_s=raw["waterfall_s"],
-        losses=tuple(Loss(**loss) for loss in raw["losses"]),
-        limits=tuple(Limit(**limit) for limit in raw["limits"]),
-    )
 
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -503,39 +492,9 @@ def with_gaps(
     return tuple(found)
 
 
-def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
-    """Return the Prediction of ``Plan.to_json()["prediction"]``."""
-    stages = tuple(StagePrediction(**stage) for stage in raw["stages"])
-    values = {**raw, "stages": stages, "extrapolated": tuple(raw.get("extrapolated", ()))}
-    return Prediction(**values)
-
-
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:
-    """Return the Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
-    return Plan(
-        plan_id=raw["plan_id"],
-        rank=raw["rank"],
-        config=configuration_from_json(raw["config"]),
-        prediction=prediction_from_json(raw["prediction"]),
-        objective_s=raw["objective_s"],
-        certified_by=tuple(raw.get("certified_by", ())),
-        outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,
-        why=why_from_json(raw.get("why")),
-        odds=Odds(**raw["odds"]) if raw.get("odds") else None,
-        workload=dict(raw.get("workload", {})),
-        launchers=tuple(raw.get("launchers", ())),
-        bound_step_time_s=raw.get("bound_step_time_s"),
-        gap=raw.get("gap"),
-        needs=tuple(raw.get("needs", ())),
-        ranked=raw.get("ranked", True),
-        hosts=_hosts_from_json(raw.get("hosts")),
-    )
-
-
-def _hosts_from_json(raw: Mapping[str, Any] | None) -> HostOrder | None:
-    if raw is None:
-        return None
-    return HostOrder(**{**raw, "order": tuple(raw["order"]), "hosts": tuple(raw["hosts"])})
+    """Return the Plan that ``Plan.to_json`` wrote; unknown keys raise KeyError."""
+    return record_from_json(Plan, raw)
 
 
 def settled_problem(plan: Plan, problem: Problem) -> Problem:

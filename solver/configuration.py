@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass, replace
+from functools import cache, cached_property, partial
 from random import Random
-from typing import Annotated, Any, Literal, Protocol, Self, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -440,13 +441,38 @@ _NAMED_OF_REPLICAS = (*_NAMED, "context_parallel_mode", "rank_order", "stage_gro
 _DEFAULTS = asdict(Configuration())
 
 
+Record = TypeVar("Record")
+
+
+@cache
+def _readers(hint: object) -> Callable[[Any], Any]:
+    """Return what makes a value of a type hint from its JSON."""
+    inner = [one for one in get_args(hint) if one not in (NoneType, ...)]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(record_from_json, hint)
+    if get_origin(hint) is tuple:
+        read = _readers(inner[0])
+        return lambda values: tuple(map(read, values))
+    if isinstance(hint, UnionType) and len(inner) == 1:
+        read = _readers(inner[0])
+        return lambda value: None if value is None else read(value)
+    return lambda value: value
+
+
+@cache
+def _fields_read(kind: type) -> dict[str, Callable[[Any], Any]]:
+    return {name: _readers(hint) for name, hint in get_type_hints(kind).items()}
+
+
+def record_from_json(kind: Callable[..., Record], raw: Mapping[str, Any]) -> Record:
+    """Return the dataclass whose fields JSON holds, and theirs; keys unknown to it raise KeyError."""
+    read = _fields_read(kind)
+    return kind(**{name: read[name](value) for name, value in dict(raw).items()})
+
+
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
     """Return the Configuration of ``Plan.to_json()["config"]``."""
-    values = dict(raw)
-    values |= {name: tuple(values.get(name, ())) for name in ("stage_layers", "stage_recompute_layers")}
-    values["stage_groups"] = tuple(StageGroup(**dict(one)) for one in values.get("stage_groups", ()))
-    values["replicas"] = tuple(configuration_from_json(one) for one in values.get("replicas", ()))
-    return Configuration(**values)
+    return record_from_json(Configuration, raw)
 
 
 # --------------------------------------------------------------------------------------------------

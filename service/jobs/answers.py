@@ -16,21 +16,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import (
-    Answer,
-    Baseline,
-    Infeasibility,
-    ObjectiveClaim,
-    Outlook,
-    ParetoFront,
-    ParetoPoint,
-    Remedy,
-    Shortfall,
-    SkippedLauncher,
-    plan_from_json,
-    prediction_from_json,
-)
-from meshwright.solver.configuration import configuration_from_json
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import record_from_json
 from meshwright.solver.problem import Problem
 
 
@@ -41,19 +28,8 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         InvalidProblemError: it was written by another version.
     """
     try:
-        values = {field.name: raw[field.name] for field in fields(Answer) if field.name in raw}
-        values["plans"] = tuple(plan_from_json(plan) for plan in raw["plans"])
-        values["certified_by"] = tuple(raw["certified_by"])
-        values["warnings"] = tuple(raw.get("warnings", ()))
-        values["infeasible"] = _infeasibility(raw.get("infeasible"))
-        values["objective"] = ObjectiveClaim(**raw["objective"]) if raw.get("objective") else None
-        values["pareto"] = _front(raw.get("pareto"))
-        values["baseline"] = _baseline(raw.get("baseline"))
-        values["skipped_launchers"] = tuple(
-            SkippedLauncher(launcher=one["launcher"], reasons=tuple(one["reasons"]))
-            for one in raw.get("skipped_launchers", ())
-        )
-        return Answer(**values)
+        own = {field.name: raw[field.name] for field in fields(Answer) if field.name in raw}
+        return record_from_json(Answer, own)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
 
@@ -84,47 +60,6 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
         return answer_from_json(document), asked
     except InvalidProblemError as fault:
         raise InvalidProblemError.of(pointer, fault.errors[0].message) from None
-
-
-def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
-    if raw is None:
-        return None
-    values = {**raw, "config": configuration_from_json(raw["config"]), "problems": tuple(raw["problems"])}
-    return Baseline(
-        **{
-            **values,
-            "prediction": prediction_from_json(raw["prediction"]),
-            "outlook": Outlook(**raw["outlook"]),
-        }
-    )
-
-
-def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
-    if raw is None:
-        return None
-    points = (
-        ParetoPoint(plan=plan_from_json(point["plan"]), budget_bytes=point["budget_bytes"])
-        for point in raw["points"]
-    )
-    return ParetoFront(**{**raw, "points": tuple(points)})
-
-
-def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
-    if raw is None:
-        return None
-    nearest = raw.get("nearest")
-    if nearest is not None:
-        nearest = Shortfall(**{**nearest, "config": configuration_from_json(nearest["config"])})
-    return Infeasibility(
-        reasons=tuple(raw["reasons"]),
-        conflicts=tuple(tuple(conflict) for conflict in raw.get("conflicts", ())),
-        nearest=nearest,
-        changes=tuple(raw.get("changes", ())),
-        remedies=tuple(
-            Remedy(**{**remedy, "config": configuration_from_json(remedy["config"])})
-            for remedy in raw.get("remedies", ())
-        ),
-    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Plans ranked by the 90 % quantile of the step: its bound, its choice, and what would decide."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from math import exp
@@ -9,7 +10,7 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.robust import robust_answer
 from meshwright.solver.problem import Problem
@@ -64,6 +65,7 @@ def test_the_first_plan_has_the_least_quantile_and_the_others_name_what_decides(
     assert [plan.rank for plan in robust.plans] == [1, 2, 3, 4]
     assert "deciding" not in robust.plans[0].to_json()
     assert all(plan.deciding for plan in robust.plans[1:])
+    assert plan_from_json(json.loads(json.dumps(robust.plans[1].to_json()))) == robust.plans[1]
 
 
 @cache
