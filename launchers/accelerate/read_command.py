@@ -140,52 +140,44 @@ _BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 _ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
 _OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip", "dynamo_backend")
 _OF_TRAINERS = ("gradient_accumulation_steps", "gradient_clipping")  # the trainer's values override these
-_UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
 
 
 def _require_one_engine(words: Sequence[Word], script: str) -> None:
-    """Refuse several sharding engines at once, as accelerate does, and training on CPUs."""
+    """Refuse several sharding engines at once, as accelerate does."""
     options = [word for word in words if word.text.startswith("--")]
     said = {word.text.removeprefix("--").replace("-", "_"): word for word in options}
-    engines = [said[name] for name in (*_ENGINES, "tpu", "cpu") if name in said]
-    if not engines:
-        return
-    first, where = engines[0], f"line {engines[0].line} of {shown(script)}"
+    engines = [said[name] for name in _ENGINES if name in said]
     if len(engines) > 1:
-        raise refused(f"{where}: {first.text} contradicts {engines[1].text}", allowed="one of them")
-    if first.text in ("--cpu", "--tpu"):
-        raise refused(f"{where}: {first.text} runs on no GPU", allowed="the command without it")
+        where = f"line {engines[0].line} of {shown(script)}"
+        raise refused(f"{where}: {engines[0].text} contradicts {engines[1].text}", allowed="one of them")
 
 
 def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedValue]]:
     """Yield the options that set the sharding, by their names in accelerate's file."""
     own = next((at for at, word in enumerate(words) if word.text == "launch"), len(words))
+    options = flags_of("accelerate")
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if not word.text.startswith("--"):
             continue
-        if name.startswith(_UNREAD_ENGINES):
-            raise refused(
-                f"line {word.line} of {shown(script)}: --{shown(name)} hands the run to Megatron-LM inside "
-                "accelerate, which is not read",
-                allowed="a Megatron-LM command of its own",
-            )
         if name in _ENGINES:
             yield accelerate.ENGINE, LocatedValue(_ENGINES[name], word.line)
             continue
-        key = _key_of(name)
-        if at > own and name and key is None and name not in flag_names("accelerate"):
-            near = meant(name, flags_of("accelerate"))
-            where = f"line {word.line} of {shown(script)}"
-            raise refused(
-                f"{where}: --{shown(name)} is not an option of accelerate launch",
-                allowed=f"--{near}" if near else "its options (accelerate launch --help)",
-            )
+        key, row, where = _key_of(name), options.get(name), f"line {word.line} of {shown(script)}"
         following = words[at + 1] if at + 1 < len(words) else Word("--", 0)
         said = value if equals else "true" if following.text.startswith("--") else following.text
         if key is not None:
             yield key, LocatedValue(said, word.line)
+        elif row is not None and row.refuses(said):
+            why = f"--{shown(name)} cannot be read: {row.why}"
+            raise refused(f"{where}: {why}", allowed="the command without it")
+        elif row is None and at > own and name:
+            near = meant(name, options)
+            raise refused(
+                f"{where}: --{shown(name)} is not an option of accelerate launch",
+                allowed=f"--{near}" if near else "its options (accelerate launch --help)",
+            )
 
 
 def _key_of(name: str) -> str | None:

@@ -80,7 +80,7 @@ def test_hybrid_shards_without_machines_are_asked_for_and_megatron_inside_accele
     hybrid = SFT.replace(start, "--num_processes 8 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD t.py")
     with pytest.raises(InvalidProblemError, match="how many there are is not said"):
         read(hybrid)
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: --use_megatron_lm hands the run"):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: --use_megatron_lm cannot be read"):
         read(SFT.replace(start, "--num_processes 8 --use_megatron_lm t.py"))
 
 
@@ -180,7 +180,8 @@ def test_a_trainer_does_not_recompute_twice() -> None:
     ("options", "says"),
     [
         ("--multi_gpu --use_fsdp", "line 1 of a.sh: --use_fsdp contradicts --multi_gpu"),
-        ("--cpu", "line 1 of a.sh: --cpu runs on no GPU"),
+        ("--cpu", "line 1 of a.sh: --cpu cannot be read: it runs on no GPU"),
+        ("--use_cpu", "line 1 of a.sh: --use_cpu cannot be read: it runs on no GPU"),
     ],
 )
 def test_what_accelerate_launch_refuses_is_refused(options: str, says: str) -> None:
