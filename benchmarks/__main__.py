@@ -26,12 +26,23 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "search": Benchmark("search times and proofs, docs/how-the-search-works.md", "benchmarks.search"),
-    "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
+    "search": Benchmark(
+        "search times and proofs; --write: search, any-time and by-switch of how-the-search-works.md, with "
+        "--growth docs/search-growth.svg",
+        "benchmarks.search",
+    ),
+    "inner": Benchmark(
+        "the split of layers alone; --write: inner of how-the-search-works.md", "benchmarks.inner"
+    ),
     "robust": Benchmark(
         "robust next to plain choices on published runs, docs/howto/robust-plans.md", "benchmarks.robust"
     ),
-    "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
+    "mixed": Benchmark(
+        "searches of mixed clusters; --write: mixed-problems and mixed of how-the-search-works.md, with "
+        "--drawn mixed-drawn of it, with --chunks the table of docs/adr/0011, with --uniform that of "
+        "what-decides-what.md",
+        "benchmarks.mixed",
+    ),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "placement": Benchmark(
         "orders of nodes with links that differ, docs/howto/links-that-differ.md, minutes",
@@ -61,7 +72,10 @@ BENCHMARKS = {
         "benchmarks.verify",
     ),
     "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
-    "peers": Benchmark("other planners on the same questions, minutes each", "benchmarks.bench_peers"),
+    "peers": Benchmark(
+        "other planners on the same questions, minutes each; --write: docs/comparison-with-peers.md",
+        "benchmarks.bench_peers",
+    ),
     "leaderboard": Benchmark(
         "public predictors on the same published runs, docs/leaderboard.md", "benchmarks.leaderboard"
     ),
@@ -135,7 +149,7 @@ def main(words: Sequence[str]) -> int:
     if not words or words[0] in {"-h", "--help"}:
         print(__doc__)
         for name, benchmark in BENCHMARKS.items():
-            print(f"  {name:<13}{benchmark.title}")
+            print(f"  {name:<17}{benchmark.title}")
         return 0
     name, *rest = words
     if name not in BENCHMARKS:
