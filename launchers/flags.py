@@ -50,6 +50,9 @@ class Flag:
     most: int | None = None  # the largest number; None: any
     unless: Sequence[str] = ()  # values priced all the same: not refused, not listed
     needs: str | None = None  # the argument without which it does nothing
+    # Arguments, some with a word, without which and with which its program stops
+    requires: Sequence[str] = ()
+    excludes: Sequence[str] = ()
 
     @property
     def kind(self) -> Kind:

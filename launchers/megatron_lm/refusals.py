@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable
 
 from meshwright.launchers.flags import plain_name
-from meshwright.launchers.megatron_core.names import table
+from meshwright.launchers.megatron_core.names import spelled, table
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.rules import near_divisors
 from meshwright.profiles.documents import shown
@@ -18,19 +18,6 @@ from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 
 _LAYOUT = "pipeline-model-parallel-layout"
-_OTHER_SPLITS = (
-    "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
-    "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage",
-)  # fmt: skip
-_NEEDS = (
-    ("tp-comm-overlap", "sequence-parallel"),
-    ("overlap-param-gather", "overlap-grad-reduce"),
-    ("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
-    ("delay-wgrad-compute", "overlap-moe-expert-parallel-comm"),
-    ("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
-)
-_ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
 
 
 def refuse_contradictions(given: Given, model: ModelSpec) -> None:
@@ -39,10 +26,30 @@ def refuse_contradictions(given: Given, model: ModelSpec) -> None:
         rule(given, model)
 
 
-def _lacking(given: Given, _: ModelSpec) -> None:
-    for name, needed in _NEEDS:
-        if given.has(name) and not given.has(needed):
-            given.fault(name, f"needs --{needed}")
+def _refuse_by_rows(given: Given, _: ModelSpec) -> None:
+    """Refuse flags, but at their defaults, without those that they require and with those they exclude."""
+    for flag, value in given.values.items():
+        row = table()[plain_name(flag)]
+        if row.is_usual(value.first):
+            continue
+        usual = None if row.default is None else str(row.default)
+        wrong = [
+            (f"needs {one}", f"{one}, or no {flag}")
+            for one in map(spelled, row.requires)
+            if not _is_given(given, one)
+        ] + [
+            (f"contradicts {one}: Megatron-LM takes one of them", f"no {flag}")
+            for one in map(spelled, row.excludes)
+            if _is_given(given, one)
+        ]
+        for message, allowed in wrong:
+            given.fault(flag.removeprefix("--"), message, allowed=usual or allowed, nearest=usual)
+
+
+def _is_given(given: Given, stated: str) -> bool:
+    name, _, word = stated.partition(" ")
+    found = {**given.others, **given.values}.get(name)
+    return found is not None and word in ("", found.first)
 
 
 def refuse_words(given: Given) -> None:
@@ -58,19 +65,13 @@ def refuse_words(given: Given) -> None:
             given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
 
 
-def _implementation(given: Given, _: ModelSpec) -> None:
+def _note_other_types(given: Given, _: ModelSpec) -> None:
     if given.word("transformer-impl") == "local":
         given.note("--transformer-impl local is priced as Transformer Engine, which has faster kernels")
-
-
-def _activations(given: Given, _: ModelSpec) -> None:
-    said = [name for name in _ACTIVATIONS if given.has(name)]
-    if len(said) > 1:
-        given.fault(said[1], f"contradicts --{said[0]}: Megatron-LM takes one of them")
-    if given.has("multi-latent-attention") and given.has("group-query-attention"):
-        given.fault("group-query-attention", "contradicts --multi-latent-attention")
-    if given.has("moe-router-enable-expert-bias") and given.word("moe-router-score-function") != "sigmoid":
-        given.fault("moe-router-enable-expert-bias", "needs --moe-router-score-function sigmoid")
+    if given.word("main-params-dtype", "fp32") != "fp32":
+        given.note("--main-params-dtype is priced as fp32")
+    if given.word("exp-avg-dtype") == "fp16":
+        given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
 
 
 def _experts(given: Given, model: ModelSpec) -> None:
@@ -115,46 +116,11 @@ def _overlapped_experts(given: Given, model: ModelSpec) -> None:
             given.fault(name, needed)
 
 
-def _recomputation(given: Given, _: ModelSpec) -> None:
-    """Require a method and a number of layers for full recomputation, and neither for selective."""
-    if given.has("recompute-method") and not given.has("recompute-num-layers"):
-        given.fault("recompute-method", "needs --recompute-num-layers", allowed="--recompute-num-layers 1")
-    if given.word("recompute-granularity") == "selective":
-        for name in ("recompute-method", "recompute-num-layers"):
-            if given.has(name):
-                given.fault(name, "contradicts --recompute-granularity selective")
-
-
 def _splits(given: Given, _: ModelSpec) -> None:
-    """Refuse other split flags next to a layout, which has the embedding first and one loss."""
-    if not given.has(_LAYOUT):
-        return
-    for name in _OTHER_SPLITS:
-        if given.has(name):
-            given.fault(name, f"contradicts --{_LAYOUT}: Megatron-LM takes one of them")
+    """Require a layout that begins with the embedding and has one loss."""
     text = given.word(_LAYOUT).replace(" ", "")
-    if not text.startswith("E") or text.count("L") != 1:
+    if given.has(_LAYOUT) and (not text.startswith("E") or text.count("L") != 1):
         given.fault(_LAYOUT, "must begin with E and hold exactly one L")
-
-
-def _small_states(given: Given, _: ModelSpec) -> None:
-    """Check the optimizer's types: ``OptimizerConfig.__post_init__``, ``validate_args``."""
-    dtypes = {
-        flag: given.word(flag, "fp32")
-        for flag in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype")
-    }
-    small = "use-precision-aware-optimizer"
-    for flag, dtype in dtypes.items():
-        if dtype != "fp32" and not given.has(small):
-            given.fault(flag, f"needs --{small}", allowed="fp32", nearest="fp32")
-    if given.has(small) and not given.has("use-distributed-optimizer"):
-        given.fault(small, "needs --use-distributed-optimizer")
-    if dtypes["main-grads-dtype"] != "fp32" and given.has("accumulate-allreduce-grads-in-fp32"):
-        given.fault("main-grads-dtype", "contradicts --accumulate-allreduce-grads-in-fp32")
-    if dtypes["main-params-dtype"] != "fp32":
-        given.note("--main-params-dtype is priced as fp32")
-    if dtypes["exp-avg-dtype"] == "fp16":
-        given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
 
 
 def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
@@ -236,21 +202,14 @@ def _documents(given: Given, _: ModelSpec) -> None:
         given.fault(stages, f"{pp} with --hybrid-context-parallel", allowed="1", nearest=1)
     if given.other("dataloader-type") not in ("", "single"):
         given.fault("hybrid-context-parallel", "contradicts --dataloader-type", allowed="single")
-    if given.has("use-megatron-fsdp"):
-        given.fault("use-megatron-fsdp", "contradicts --hybrid-context-parallel", allowed="absent")
-    if "--calculate-per-token-loss" not in given.others:
-        given.fault("hybrid-context-parallel", "needs --calculate-per-token-loss")
 
 
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
-    _lacking,
-    _implementation,
-    _activations,
+    _refuse_by_rows,
+    _note_other_types,
     _experts,
-    _recomputation,
     _overlapped_experts,
     _splits,
-    _small_states,
     _gathered_in_8_bits,
     _offloaded_share,
     _lengths,

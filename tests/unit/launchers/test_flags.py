@@ -105,6 +105,15 @@ def test_each_argument_has_a_type_and_a_role_and_harmless_and_refused_ones_a_rea
     assert lacking == []
 
 
+def test_what_megatron_lm_requires_and_excludes_are_arguments_and_words_of_its_table() -> None:
+    flags = flags_of("megatron-lm")
+    others = [other for row in flags.values() for other in (*row.requires, *row.excludes)]
+    assert others
+    for name, _, word in (other.partition(" ") for other in others):
+        assert word in ("", *flags[name].words, *flags[name].choices)
+        assert "_" not in word  # which is spelled as names are
+
+
 def test_an_argument_of_megatron_lm_or_of_a_fork_is_decided_or_listed_for_a_reason() -> None:
     flags = flags_of("megatron-lm").items()
     assert [name for name, flag in flags if flag.role == "listed" and not flag.why] == []
