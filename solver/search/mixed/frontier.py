@@ -32,6 +32,7 @@ from meshwright.solver.search.mixed.lines import (
     Line,
     LineSplit,
     Split,
+    StageTables,
     chosen_groups,
     lines_of,
     whole_groups,
@@ -466,31 +467,37 @@ class MixedFrontier:
         """
         most_s = self.known_s * _WORSE if most_s is None else most_s
         configs = dict[Configuration, tuple[int, Line, Split | None]]()
-        for row, (line, own) in ((row, one) for row, some in lines.items() for one in some.items()):
-            look()
-            if (row, line, own) in self._tried or not self.rows.allowed[row, len(line)]:
-                continue
-            if not self.rows.are_alike(line):
-                continue
-            table = LineSplit(self.rows, row, line)
-            splits = [one for one in (table.best(), own) if one is not None]
-            able = [one for one in splits if table.closed_form_s(one) <= most_s]
-            self._tried[row, line, own] = np.inf
-            configs |= dict.fromkeys(self._configurations(row, line, table, able), (row, line, own))
+        for row, some in lines.items():
+            tables = StageTables(self.rows, row)
+            for line, own in some.items():
+                look()
+                if (row, line, own) in self._tried or not self._stands(row, line):
+                    continue
+                table = LineSplit(tables, line)
+                splits = [one for one in (table.best(), own) if one is not None]
+                able = [one for one in splits if table.closed_form_s(one) <= most_s]
+                self._tried[row, line, own] = np.inf
+                configs |= dict.fromkeys(self._configurations(row, line, table, able), (row, line, own))
         for config, value in self.price(list(configs)).items():
             self._tried[configs[config]] = min(self._tried[configs[config]], value)
         return len({row for config, (row, *_) in configs.items() if config in self.found})
 
+    def _stands(self, row: int, line: Line) -> bool:
+        """Return whether so many stages are legal, with one tensor size where that is asked."""
+        legal = len(line) <= self.rows.layout.num_layers and self.rows.allowed[row, len(line)]
+        return bool(legal) and self.rows.are_alike(line)
+
     def _neighbours(self, plan: MixedPlan) -> Iterator[Configuration]:
         """Yield neighbours of a plan that may be faster than it."""
         (row, line), split = self._places[plan.config], plan.config.stage_layers
+        tables = StageTables(self.rows, row)
         for changed, splits in neighbours_of(self.rows, row, line, split).items():
             look()
-            if not self.rows.allowed[row, len(changed)] or not self.rows.are_alike(changed):
+            if not self._stands(row, changed):
                 continue
-            table = LineSplit(self.rows, row, changed)
+            table = LineSplit(tables, changed)
             limit_s = plan.step_s - float(self.rows.fixed_s[list(changed), row].max())
-            best = None if changed == line else table.best()
+            best = None if changed == line else table.best(limit_s)
             near = table.quicker([*splits, *([] if best is None else [best])], limit_s)
             yield from self._configurations(row, changed, table, near[:_MOST_SPLITS])
 

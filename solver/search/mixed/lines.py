@@ -19,6 +19,8 @@ from meshwright.solver.search.mixed.rows import MixedRows
 
 Line = tuple[int, ...]  # an option of each stage
 Split = tuple[int, ...]  # layers of each stage
+# seconds of a micro-batch, of the slowest stage, whether they fit, recomputed layers, (L + 1, L + 1) each
+_StageTable = tuple[FloatArray, FloatArray, BoolArray, IntArray | None]
 _MOST_LINES = 24
 _MOST_ORDERS = 720
 _ROUNDING = 1.0 + 1e-9
@@ -175,61 +177,78 @@ def _least_replays(
 # The split of a line that takes least by the closed form: by sums under a limit of the slowest stage.
 
 
+class StageTables:
+    """What layers i … j - 1 take as a stage of a row; stages of many lines are weighed once."""
+
+    def __init__(self, rows: MixedRows, row: int, more_bytes: float = 0.0) -> None:
+        """Weigh stages, each GPU with ``more_bytes`` beyond its budget."""
+        sums = rows.layout.cumulative
+        self.rows, self.row, self._more_bytes = rows, row, more_bytes
+        self._held = (sums[None, :, :] - sums[:, None, :]).astype(np.float64)
+        self._size, self._hops_s = self._held.sum(axis=-1), rows.hops_of(row)
+        self._parts = dict[int, tuple[FloatArray, FloatArray, FloatArray, FloatArray]]()
+        self._known = dict[tuple[int, ...], _StageTable]()
+
+    def of(self, line: Line, stage: int) -> _StageTable:
+        """Return the table of one stage of a line."""
+        option, before = line[stage], line[max(stage - 1, 0)]
+        in_flight = min(int(self.rows.num_microbatches[self.row]), len(line) - stage)
+        last, asked = stage == len(line) - 1, self.rows.fleet.problem.options.stage_layers
+        key = (option, before, int(stage == 0), int(last), in_flight, asked[stage] if asked else 0)
+        if key not in self._known:
+            self._known[key] = self._weighed(key)
+        return self._known[key]
+
+    def _weighed(self, key: tuple[int, ...]) -> _StageTable:
+        option, before, first, last, in_flight, asked = key
+        rows, row, at, held = self.rows, self.row, (option, self.row), self._held
+        if option not in self._parts:
+            self._parts[option] = (
+                held @ rows.layer_s[at], held @ rows.tail_s[at][:-2] + rows.rank_tail_s[at],
+                held @ rows.state_bytes[at][:-2], held @ rows.whole_kept_bytes[at][:-2],
+            )  # fmt: skip
+        layers_s, tails_s, state, kept = self._parts[option]
+        enters = rows.group_of[option] != rows.group_of[before]
+        entered_s = rows.transfers.scale[at] * self._hops_s[before, option]
+        beside = entered_s if enters else rows.transfers.inside_s[at]
+        time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
+        tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
+        states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]
+        ends = rows.whole_kept_bytes[at][-2:]
+        each = kept + first * ends[0] + last * ends[1]
+        space = (rows.head_room_bytes if last else rows.room_bytes)[at] + self._more_bytes
+        over, replayed = states + in_flight * each - space, None
+        fits = (over <= 0.0) & (self._size >= 1)
+        if rows.by_stage[row]:
+            fits, replayed, replay_s = _least_replays(rows, at, over / in_flight)
+            time = time + replay_s
+        if asked:
+            fits &= self._size == asked
+        return time, (rows.num_microbatches[row] - 1.0) * time + tail, fits, replayed
+
+
 class LineSplit:
     """Times and memory of layers i … j - 1 on every stage of a line, (S, L + 1, L + 1).
 
     Where stages choose how many layers they recompute, each recomputes its first ones, as few as fit.
     """
 
-    def __init__(self, rows: MixedRows, row: int, line: Line, more_bytes: float = 0.0) -> None:
-        """Weigh every stage, each GPU with ``more_bytes`` beyond its budget."""
-        sums, stages = rows.layout.cumulative, len(line)
-        held = (sums[None, :, :] - sums[:, None, :]).astype(np.float64)
-        m, of_line = int(rows.num_microbatches[row]), np.array(line)
-        self.m, self.layers = m, rows.layout.num_layers
-        shape = (stages, self.layers + 1, self.layers + 1)
-        self.time_s, self.slowest_s = np.empty(shape), np.empty(shape)
-        self.fits: BoolArray = np.zeros(shape, dtype=np.bool_)
-        transfers, hops_s = rows.transfers, rows.hops_of(row)
-        asked = rows.fleet.problem.options.stage_layers
-        size = held.sum(axis=-1)
-        self.replayed: IntArray | None = np.zeros(shape, dtype=np.int64) if rows.by_stage[row] else None
-        weighed = dict[int, tuple[FloatArray, FloatArray, FloatArray, FloatArray]]()
-        for option in np.unique(of_line).tolist():
-            at = (option, row)
-            weighed[option] = (
-                held @ rows.layer_s[at], held @ rows.tail_s[at][:-2] + rows.rank_tail_s[at],
-                held @ rows.state_bytes[at][:-2], held @ rows.whole_kept_bytes[at][:-2],
-            )  # fmt: skip
-        for stage, option in enumerate(line):
-            at, first, last = (option, row), stage == 0, stage == stages - 1
-            layers_s, tails_s, state, kept = weighed[option]
-            enters = stage > 0 and rows.group_of[option] != rows.group_of[line[stage - 1]]
-            entered_s = transfers.scale[at] * hops_s[line[stage - 1], option]
-            beside = entered_s if enters else transfers.inside_s[at]
-            time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
-            tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
-            states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]
-            ends = rows.whole_kept_bytes[at][-2:]
-            each, in_flight = kept + first * ends[0] + last * ends[1], min(m, stages - stage)
-            space = (rows.head_room_bytes if last else rows.room_bytes)[at] + more_bytes
-            over = states + in_flight * each - space
-            fits = (over <= 0.0) & (size >= 1)
-            if self.replayed is not None:
-                fits, self.replayed[stage], replay_s = _least_replays(rows, at, over / in_flight)
-                time = time + replay_s
-            if asked and asked[stage]:
-                fits &= size == asked[stage]
-            self.time_s[stage], self.slowest_s[stage] = time, (m - 1.0) * time + tail
-            self.fits[stage] = fits
+    def __init__(self, tables: StageTables, line: Line) -> None:
+        """Put the tables of all stages together."""
+        self.m, self.layers = int(tables.rows.num_microbatches[tables.row]), tables.rows.layout.num_layers
+        every = [tables.of(line, stage) for stage in range(len(line))]
+        self.time_s: FloatArray = np.stack([one[0] for one in every])
+        self.slowest_s: FloatArray = np.stack([one[1] for one in every])
+        self.fits: BoolArray = np.stack([one[2] for one in every])
+        self.replayed = [one[3] for one in every]
 
-    def best(self) -> Split | None:
-        """Return the split of least closed form; None where none fits.
+    def best(self, limit_s: float = np.inf) -> Split | None:
+        """Return the split of least closed form; None where none fits, or none has a quicker slowest stage.
 
         The quickest slowest stage first, then smaller sums for a slower one while that pays, to .05 %.
         """
         floor = self._least_slowest_s()
-        if not np.isfinite(floor):
+        if not floor < limit_s:
             return None
         free = self._least_sum(np.inf)
         if free is None:
@@ -288,11 +307,12 @@ class LineSplit:
 
         Where nothing has to be recomputed it is one layer, of the stage that waits most for the others.
         """
-        if self.replayed is None:
-            return ()
         ends = np.cumsum(split)
         starts, stages = ends - np.array(split), np.arange(len(split))
-        counts = self.replayed[stages, starts, ends]
+        cells = zip(self.replayed, starts.tolist(), ends.tolist(), strict=True)
+        counts = np.array([one[start, end] for one, start, end in cells if one is not None], dtype=np.int64)
+        if not len(counts):
+            return ()
         if not counts.any():
             counts[self.slowest_s[stages, starts, ends].argmin()] = 1
         return () if (counts == split).all() else tuple(counts.tolist())

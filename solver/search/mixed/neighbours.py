@@ -7,7 +7,7 @@ is often one move away: a layer on another stage, two groups in each other's pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, combinations, groupby, permutations
+from itertools import chain, combinations, groupby, permutations, product
 
 import numpy as np
 
@@ -18,10 +18,11 @@ _LEAST_STAGES = 2  # single stages are all priced
 
 
 def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[Line, list[Split]]:
-    """Return lines that are one move away, each with splits of its own.
+    """Return lines that are one move away, each with splits of its own, if a split is near.
 
-    A layer on another stage; two groups exchanged, with their layers; a stage less, with its layers on one
-    of the others; a stage more within its group's GPUs, with a layer of one of the others.
+    A layer on another stage; two groups exchanged, with their layers; a group elsewhere; a stage less, with
+    its layers on one of the others; a stage more within its group's GPUs, with one of their layers; a stage
+    with another tensor-parallel size; a stage cut in two, or two in one, of as many GPUs.
     """
     found = {line: list(_shifted(split))}
     stages = list(zip(line, split, strict=True))
@@ -29,6 +30,11 @@ def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[L
     for one, other in combinations(range(len(runs)), 2):
         order = list(runs)
         order[one], order[other] = order[other], order[one]
+        options, layers = zip(*chain.from_iterable(order), strict=True)
+        found.setdefault(options, []).append(layers)
+    for one, place in product(range(len(runs)), repeat=2):
+        order = runs[:one] + runs[one + 1 :]
+        order.insert(place, runs[one])
         options, layers = zip(*chain.from_iterable(order), strict=True)
         found.setdefault(options, []).append(layers)
     for at in range(len(line)) if len(line) > _LEAST_STAGES else ():
@@ -40,7 +46,25 @@ def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[L
         splits = [_added(wider, to, -1) for to in range(len(wider)) if wider[to] > 1]
         if splits:
             found.setdefault((*line[:at], option, *line[at:]), []).extend(splits)
+    for at, count, options in _resized(rows, row, line):
+        found.setdefault((*line[:at], *options, *line[at + count :]), [])
     return found
+
+
+def _resized(rows: MixedRows, row: int, line: Line) -> Iterator[tuple[int, int, Line]]:
+    """Yield a place, the stages that give way there, and what stands there with other tensor sizes."""
+    gpus, group = rows.gpus_of_stage[:, row], rows.group_of
+    able = np.flatnonzero(rows.room[:, row] > 0)
+    for at, option in enumerate(line):
+        left = rows.gpus[group[option], row] - sum(gpus[one] for one in line if group[one] == group[option])
+        for other in able[(group[able] == group[option]) & (able != option)].tolist():
+            if gpus[other] <= gpus[option] + left:
+                yield at, 1, (other,)
+            if 2 * gpus[other] == gpus[option]:
+                yield at, 1, (other, other)
+            alike = line[at : at + 2] == (option, option) and len(line) > _LEAST_STAGES
+            if alike and gpus[other] == 2 * gpus[option]:
+                yield at, 2, (other,)
 
 
 def _shifted(split: Split) -> Iterator[Split]:
