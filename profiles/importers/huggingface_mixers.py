@@ -116,9 +116,7 @@ def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:
     found: dict[str, Any] = dict(config)
     layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
     first = found.pop("first_k_dense_replace", None)
-    if found.get("mlp_layer_types") is None:
-        dense = first if type(first) is int else 1
-        found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    _dense_first(found, first if type(first) is int else 1, layers)
     found |= {own: found.pop(key) for key, own in _KIMI.items() if key in found}
     attending, mixing = (found.pop(f"{_OF_KIMI}.{key}", None) for key in ("full_attn_layers", "kda_layers"))
     if found.get("layer_types") is None and (attending is not None or mixing is not None):
@@ -139,14 +137,19 @@ _KIMI = {f"{_OF_KIMI}.head_dim": "linear_head_dim", f"{_OF_KIMI}.num_heads": "li
 
 def kimi_delta(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
     """Return Kimi-Linear's delta attention; its low rank is a head's size."""
-    heads = _size(reader, "linear_num_heads", "num_heads")
-    size = _size(reader, "linear_head_dim", "key_head_dim")
-    convolution = _size(reader, "linear_conv_kernel_dim", "convolution")
+    mixer = _delta(reader, num_layers, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    return replace(mixer, gate_rank=mixer.key_head_dim) if mixer else None
+
+
+def _delta(reader: FieldReader, num_layers: int, heads: str, size: str, kernel: str) -> MixerSpec | None:
+    """Return Kimi's delta attention with decays of full rank; its sizes are named by their keys."""
+    number, width = _size(reader, heads, "num_heads"), _size(reader, size, "key_head_dim")
+    convolution = _size(reader, kernel, "convolution")
     attending = _stated(reader, num_layers) or []
     reader.finish()
     mixer = MixerSpec(
-        kind="kimi_delta_attention", num_heads=heads, num_key_heads=heads, key_head_dim=size,
-        value_head_dim=size, convolution=convolution, gate_rank=size,
+        kind="kimi_delta_attention", num_heads=number, num_key_heads=number, key_head_dim=width,
+        value_head_dim=width, convolution=convolution,
     )  # fmt: skip
     return _placed(mixer, attending, num_layers)
 
@@ -167,10 +170,14 @@ def bailing_hybrid_config(config: dict[str, object]) -> dict[str, object]:
     if found.get("layer_types") is None:
         kinds = [_ATTENDS if (layer + 1) % cast("int", group) == 0 else _MIXES for layer in range(layers)]
         found["layer_types"] = kinds
-    if found.get("mlp_layer_types") is None:
-        dense = cast("int", first)
-        found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    _dense_first(found, cast("int", first), layers)
     return found
+
+
+def _dense_first(found: dict[str, Any], dense: int, layers: int) -> None:
+    """List the kinds of MLPs of a config that does not."""
+    if found.get("mlp_layer_types") is None:
+        found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
 
 
 _LING = {"linear_head_dim": "head_dim", "linear_conv_kernel_dim": "short_conv_kernel_size"}
@@ -178,16 +185,8 @@ _LING = {"linear_head_dim": "head_dim", "linear_conv_kernel_dim": "short_conv_ke
 
 def kimi_delta_of_ling(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
     """Return Kimi's delta attention of Ling's hybrids: heads as attention has, decays of full rank."""
-    heads = _size(reader, reader.first(("linear_num_heads", "num_attention_heads")), "num_heads")
-    size = _size(reader, "head_dim", "key_head_dim")
-    convolution = _size(reader, "short_conv_kernel_size", "convolution")
-    attending = _stated(reader, num_layers) or []
-    reader.finish()
-    mixer = MixerSpec(
-        kind="kimi_delta_attention", num_heads=heads, num_key_heads=heads, key_head_dim=size,
-        value_head_dim=size, convolution=convolution,
-    )  # fmt: skip
-    return _placed(mixer, attending, num_layers)
+    heads = reader.first(("linear_num_heads", "num_attention_heads"))
+    return _delta(reader, num_layers, heads, "head_dim", "short_conv_kernel_size")
 
 
 def minimax_config(config: dict[str, object]) -> dict[str, object]:

@@ -290,17 +290,14 @@ def _plain_blocks(reader: FieldReader, channels: str = "num_channels") -> tuple[
 
 def _siglip(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     """Return the tower of Gemma 3: SigLIP, with patches averaged before they are projected."""
-    sizes, patches = _plain_blocks(reader)
-    hidden, width = sizes["hidden_size"], sizes["ffn_hidden_size"]
+    tower = _siglip_alone(reader)
+    patches, hidden = tower["tile_patches"], tower["hidden_size"]
     tokens = whole.integer("mm_tokens_per_image", high=2**20)
     if patches % tokens:
         why = f"{tokens} does not divide the {patches} patches of an image"
         whole.fault("mm_tokens_per_image", why, allowed=f"a divisor of {patches}")
-    # SiglipMultiheadAttentionPoolingHead, which nothing reads: a probe, attention, a norm and an MLP.
-    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width
     return TowerSpec(
-        **sizes, merged_patches=max(1, patches // tokens), tile_patches=patches, position_rows=patches,
-        further_parameters=3 * hidden + head * reader.flag("vision_use_head", default=True),
+        **tower, merged_patches=max(1, patches // tokens),
         projector_matrices=hidden * model.hidden_size, projector_vectors=hidden,
     )  # fmt: skip
 
@@ -423,24 +420,15 @@ def _vipllava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
 def _lfm2_vl(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     """Return the tower of LFM2-VL: SigLIP 2, with images of any size and patches that are merged."""
     _must_be(reader, "siglip2_vision_model")
-    patch, rows = _side(reader, "patch_size"), _size(reader, "num_patches", "position_rows")
-    hidden, merged = (
-        _size(reader, "hidden_size", "hidden_size"),
-        _size(whole, "downsample_factor", "merged_patches") ** 2,
-    )
-    width = _size(reader, "intermediate_size", "ffn_hidden_size")
-    wide, out = hidden * merged, model.hidden_size
+    sizes, rows = _sizes(reader), _size(reader, "num_patches", "position_rows")
+    merged = _size(whole, "downsample_factor", "merged_patches") ** 2
+    wide, out = sizes["hidden_size"] * merged, model.hidden_size
     own = _size(whole, "projector_hidden_size", "ffn_hidden_size")
     bias, norm = (whole.flag(f"projector_{name}", default=True) for name in ("bias", "use_layernorm"))
-    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width  # Siglip2MultiheadAttentionPoolingHead
     return TowerSpec(
-        num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
-        ffn_hidden_size=width, patch_size=patch,
-        num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"),
-        patch_inputs=_size(reader, "num_channels", "patch_size") * patch**2, position_rows=rows,
-        merged_patches=merged, projector_matrices=wide * own + own * out,
+        **sizes, position_rows=rows, merged_patches=merged, projector_matrices=wide * own + own * out,
         projector_vectors=2 * wide * norm + (own + out) * bias,
-        further_parameters=3 * hidden + head * reader.flag("vision_use_head", default=True),
+        further_parameters=_further_of_siglip(reader, sizes),
     )  # fmt: skip
 
 
@@ -456,12 +444,18 @@ def _clip(reader: FieldReader) -> dict[str, Any]:
 def _siglip_alone(reader: FieldReader) -> dict[str, Any]:
     """Return SigLIP's vision model with a bias of its patches and a norm behind its layers."""
     sizes, patches = _plain_blocks(reader)
+    further = _further_of_siglip(reader, sizes)
+    return sizes | {"tile_patches": patches, "position_rows": patches, "further_parameters": further}
+
+
+def _further_of_siglip(reader: FieldReader, sizes: Mapping[str, int]) -> int:
+    """Count the bias of patches, the last norm, and the pooling head, which no planned model reads.
+
+    The head is a probe, attention, a norm and an MLP.
+    """
     hidden, width = sizes["hidden_size"], sizes["ffn_hidden_size"]
-    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width  # SiglipMultiheadAttentionPoolingHead
-    return sizes | {
-        "tile_patches": patches, "position_rows": patches,
-        "further_parameters": 3 * hidden + head * reader.flag("vision_use_head", default=True),
-    }  # fmt: skip
+    head = hidden * (4 * hidden + 2 * width) + hidden * 8 + width
+    return 3 * hidden + head * reader.flag("vision_use_head", default=True)
 
 
 def _pixtral(reader: FieldReader) -> dict[str, Any]:

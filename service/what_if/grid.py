@@ -21,6 +21,7 @@ from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes
 from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import CpuWatch, Watch, look
+from meshwright.solver.explain.remedies import quick_search
 from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
@@ -154,13 +155,8 @@ def searched(changed: WhatIfQuestion, listed: Sequence[CarriedConfiguration] = (
 
 
 def _placed(changed: WhatIfQuestion) -> Outcome:
-    from meshwright.solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
-
-    options = replace(
-        changed.problem.options, top_k=1, certify="none", time_limit_s=_PLACED_S, pareto=False
-    )
-    problem = replace(changed.problem, options=options)
-    answer = search(problem, changed.profile)
+    problem = changed.problem
+    answer = quick_search(problem, changed.profile, _PLACED_S, deadline_days=problem.options.deadline_days)
     if not answer.plans:
         return None if answer.status == "infeasible" else "late"
     best = answer.plans[0]

@@ -217,11 +217,14 @@ def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple
 
 def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
     """Return ``ln`` of the closed-form step of every observation, (v, n) for offsets (v, c)."""
-    total = sum(len(batch.index) for batch in batches)
-    out = np.empty((len(offsets), total))
+    return _log_of(lambda batch: _stages_of(batch, names, offsets)[0], batches, len(offsets))
+
+
+def _log_of(of: Callable[[Batch], FloatArray], batches: Sequence[Batch], sets: int) -> FloatArray:
+    """Return ``ln`` of a value of every observation, batch by batch, shape (v, n)."""
+    out = np.empty((sets, sum(len(batch.index) for batch in batches)))
     for batch in batches:
-        seconds, _ = _stages_of(batch, names, offsets)
-        out[:, batch.index] = np.log(seconds).reshape(len(offsets), -1)
+        out[:, batch.index] = np.log(of(batch)).reshape(sets, -1)
     return out
 
 
@@ -260,9 +263,7 @@ def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
 
 def log_peak_bytes(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
     """Return ``ln`` of the memory of every observation as it was measured, shape (v, n)."""
-    total = sum(len(batch.index) for batch in batches)
-    out = np.empty((len(offsets), total))
-    for batch in batches:
-        _, stages = _stages_of(batch, names, offsets)
-        out[:, batch.index] = np.log(_seen_bytes(batch, stages, len(offsets)))
-    return out
+    sets = len(offsets)
+    return _log_of(
+        lambda batch: _seen_bytes(batch, _stages_of(batch, names, offsets)[1], sets), batches, sets
+    )

@@ -11,7 +11,7 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.explain.remedies import on_nodes_of
+from meshwright.solver.explain.remedies import on_nodes_of, quick_search
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
 
@@ -126,9 +126,6 @@ def with_one_more_node(
 
 
 def _searched(problem: Problem, profile: Profile) -> tuple[float | None, bool]:
-    from meshwright.solver.search.search import search  # noqa: PLC0415 - the API explains, it never searches
-
-    options = replace(problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=SEARCH_S)
-    answer = search(replace(problem, options=options), profile)
+    answer = quick_search(problem, profile, SEARCH_S)
     step_s = answer.plans[0].prediction.step_time_s if answer.plans else None
     return step_s, answer.status == "optimal"

@@ -21,6 +21,7 @@ from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import otherwise
 from meshwright.solver.answer import (
+    Answer,
     Infeasibility,
     Plan,
     Prediction,
@@ -613,13 +614,19 @@ def _with_group(
     return ProblemChange(*kind_and_words, changed, fresh)
 
 
-def _fastest_placed(change: ProblemChange) -> Fastest:
-    from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
+def quick_search(
+    problem: Problem, profile: Profile, limit_s: float, *, deadline_days: float | None = None
+) -> Answer:
+    """Search for one plan, without a certificate; the request's deadline does not count."""
+    from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices and explains, it never searches
 
-    options = replace(
-        change.problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=_SEARCH_S
-    )
-    answer = search(replace(change.problem, options=options), change.profile)
+    options = replace(problem.options, top_k=1, certify="none", pareto=False, deadline_days=deadline_days,
+                      time_limit_s=limit_s)  # fmt: skip
+    return search(replace(problem, options=options), profile)
+
+
+def _fastest_placed(change: ProblemChange) -> Fastest:
+    answer = quick_search(change.problem, change.profile, _SEARCH_S)
     if not answer.plans:
         return None if answer.status == "infeasible" else "unknown"
     return answer.plans[0].config, answer.plans[0].prediction
