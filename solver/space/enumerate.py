@@ -123,7 +123,7 @@ MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little 
 MAX_MICRO_BATCH_SIZE = 32
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
-_MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
+_MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times as many, are written down
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
 LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
@@ -544,6 +544,7 @@ def refuted_space(problem: Problem) -> Space:
         return sampled_space(problem, legal_only=False)
     space = enumerate_space(problem)
     few = space.whole and space.size <= _MOST_REFUTED
+    few = few and _estimated_rows(problem, wide=True) <= _MOST_WRITTEN
     return enumerate_space(problem, wide=True) if few else space
 
 
