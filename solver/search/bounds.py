@@ -208,7 +208,8 @@ class Bounds:
     def below(self, limit: float) -> IntArray:
         """Return the rows with a lower bound, which is not +inf, in ascending order."""
         look()
-        self._set = [np.unique(np.concatenate(self._set))]
+        if len(self._set) > 1:
+            self._set = [np.unique(np.concatenate(self._set))]
         return np.asarray(self._set[0][self[self._set[0]] < limit])
 
     def least(self) -> float:

@@ -38,6 +38,7 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     IntArray,
+    is_one_of,
 )
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import (
@@ -210,8 +211,10 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64).reshape(-1, 2)
 
 
-def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
-    for some, plain in _plain_blocks(problem, num_gpus, wide=wide):
+def _blocks(problem: Problem, num_gpus: int, *, wide: bool, others: set[int]) -> Iterator[Block]:
+    """Yield rows with their chunkings; those that amount to another batch in question are its own."""
+    for some, every in _plain_blocks(problem, num_gpus, wide=wide):
+        plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
         outer = widened(problem, plain, wide=wide)
         outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
         yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
@@ -276,8 +279,14 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
 
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
-    batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
-    blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
+    batches = batch_sizes(problem)
+    blocks = (
+        block
+        for batch in batches
+        for block in _blocks(
+            with_batch(problem, batch), num_gpus, wide=asked.wide, others={*batches} - {batch}
+        )
+    )
     if asked.legal_only:
         rows, refuted = legal_rows(rules, blocks, asked.tick)
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes

@@ -199,6 +199,14 @@ def test_the_widest_space_repeats_no_row() -> None:
 SHALLOW = a_model(num_layers=8, num_attention_heads=16, hidden_size=2048, ffn_hidden_size=8192)
 
 
+def test_a_row_of_one_batch_is_not_found_again_among_those_of_another() -> None:
+    # 8 replicas of 8 sequences: 96 are 96 // 64 = 1 micro-batch of each, 64 sequences in all
+    problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=1), batch=96, batch_sizes=(64,))
+    columns = legal_columns(enumerate_space(problem, legal_only=True))
+    rows = np.stack([getattr(columns, f.name) for f in fields(columns)])
+    assert rows.shape[1] == np.unique(rows, axis=1).shape[1]
+
+
 @pytest.mark.parametrize(("nodes", "asked", "batch"), [
     (13, {"num_nodes": (13, 12, 8)}, 64),  # 104 GPUs need a factor of 13, which none of the axes has
     (13, {}, 64),  # the same of the whole cluster: GPUs are left over
