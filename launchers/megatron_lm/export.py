@@ -15,6 +15,7 @@ from meshwright.launchers.export import (
     TORCHRUN_FILE,
     StartCommand,
     common_environment,
+    common_warnings,
     environment_lines,
     guard,
     header,
@@ -174,22 +175,13 @@ def export(target: Target) -> ExportBundle:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of Megatron-LM from the plan, and the parts that the plan leaves open."""
-    yield from _placement_warnings(target)
+    yield from common_warnings(target, written=tuple(target.workload.framework_options))
     if target.workload.lengths is not None:
         line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
         yield f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA"
     yield from _value_warnings(target)
     yield from _model_warnings(target)
     yield from _fact_warnings(target)
-
-
-def _placement_warnings(target: Target) -> Iterator[str]:
-    config, near = target.config, target.near_gpus
-    tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    if cp > 1 and near % (tp * cp) and config.num_gpus > near:
-        yield f"tp * cp = {tp * cp} ranks cross the network: {near} GPUs are near each other"
-    if not target.problem.cluster.is_homogeneous:
-        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
 
 
 def _value_warnings(target: Target) -> Iterator[str]:
@@ -203,9 +195,6 @@ def _value_warnings(target: Target) -> Iterator[str]:
         yield f"chunks of fewer than {count} layers recompute all of theirs"
     if is_fsdp(target) and (config.tensor_parallel_size > 1 or config.context_parallel_size > 1):
         yield "Megatron-FSDP with tp or cp cannot have the single hardware queue that tp and cp want"
-    precision = target.workload.precision
-    if precision == "bf16" and "bf16" not in target.gpu.peak_flops:
-        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
 
 
 def _model_warnings(target: Target) -> Iterator[str]:
@@ -224,7 +213,8 @@ def _fact_warnings(target: Target) -> Iterator[str]:
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
     stated = target.workload.framework_options
-    for name in sorted(set(stated) - {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known)}):
+    said = {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known), "power_limit_w"}
+    for name in sorted(set(stated) - said):
         yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
     if known.low_precision_weights and not gathers_fp8(target):
         yield "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only"

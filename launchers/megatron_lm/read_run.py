@@ -12,6 +12,7 @@ from meshwright.launchers.megatron_core.read import context_mode
 from meshwright.launchers.megatron_lm.flags import FP8_RECIPES, FRAMEWORK
 from meshwright.launchers.megatron_lm.read_forks import DEEPSPEED, DEEPSPEED_STAGES, OFFLOAD, partition
 from meshwright.launchers.megatron_lm.read_model import PATTERN
+from meshwright.launchers.megatron_lm.refusals import require_divides
 from meshwright.launchers.reading.given import Given
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
@@ -652,13 +653,10 @@ def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
     if model.moe is None:
         return
     ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
-    if (tp * rest) % ranks:
-        given.fault(
-            "expert-model-parallel-size",
-            f"ep × expert tp = {ranks} does not divide the {tp * rest} ranks of a stage",
-            allowed=f"divisors of {tp * rest}",
-            nearest=near_divisors(ranks, tp * rest),
-        )
+    words = f"the {tp * rest} ranks of a stage"
+    require_divides(
+        given, "expert-model-parallel-size", ranks, tp * rest, words, called="ep × expert tp = "
+    )
 
 
 def _weight_shards(given: Given, model: ModelSpec, tp: int, dp: int, stage: int) -> tuple[int, int]:
@@ -704,9 +702,9 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
         given.note("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
     if given.has("overlap-param-gather") and not stage:
         given.fault("overlap-param-gather", "needs --use-distributed-optimizer")
-    instances = given.integer("num-distributed-optimizer-instances", 1)
-    if ranks % instances:
-        given.fault("num-distributed-optimizer-instances", f"{instances} does not divide dp × cp = {ranks}")
+    name = "num-distributed-optimizer-instances"
+    instances = given.integer(name, 1)
+    require_divides(given, name, instances, ranks, f"dp × cp = {ranks}")
     stage = stage if ranks > 1 else 0  # no other rank to share with
     return stage, max(ranks // instances, 1) if stage else 1
 

@@ -79,13 +79,8 @@ def _experts(given: Given, model: ModelSpec) -> None:
     ranks, experts = given.integer(name, 1), model.moe.num_experts if model.moe else 0
     if ranks > 1 and not experts:
         given.fault(name, f"{ranks} for a model without experts", allowed="1")
-    elif ranks > 1 and experts % ranks:
-        given.fault(
-            name,
-            f"{ranks} does not divide {experts} experts",
-            allowed=f"divisors of {experts}",
-            nearest=near_divisors(ranks, experts),
-        )
+    else:
+        require_divides(given, name, ranks, experts, f"{experts} experts")
 
 
 def _overlapped_experts(given: Given, model: ModelSpec) -> None:
@@ -150,18 +145,18 @@ def _offloaded_share(given: Given, _: ModelSpec) -> None:
 
 def _widths(given: Given, model: ModelSpec) -> None:
     """Require tensor ranks that divide the MLP (Megatron-Core ``ensure_divisibility``, on the cluster)."""
-    width = model.ffn_hidden_size
-    _require_tensor_divides(given, width, f"the MLP's width {width}")
+    name, width = "tensor-model-parallel-size", model.ffn_hidden_size
+    require_divides(given, name, given.integer(name, 1), width, f"the MLP's width {width}")
 
 
-def _require_tensor_divides(given: Given, size: int, words: str) -> None:
-    ranks = given.integer("tensor-model-parallel-size", 1)
-    if ranks > 1 and size % ranks:
+def require_divides(given: Given, name: str, by: int, total: int, words: str, *, called: str = "") -> None:
+    """Record a fault of a flag if a size does not divide a total; ``called``: the size in words."""
+    if total % by:
         given.fault(
-            "tensor-model-parallel-size",
-            f"{ranks} does not divide {words}",
-            allowed=f"divisors of {size}",
-            nearest=near_divisors(ranks, size),
+            name,
+            f"{called}{by} does not divide {words}",
+            allowed=f"divisors of {total}",
+            nearest=near_divisors(by, total),
         )
 
 
@@ -184,7 +179,8 @@ def _lengths(given: Given, model: ModelSpec) -> None:
     heads = model.num_attention_heads
     if not given.has("kv-channels") and model.hidden_size % heads:
         given.fault("num-attention-heads", f"{heads} do not divide --hidden-size {model.hidden_size}")
-    _require_tensor_divides(given, heads, f"{heads} attention heads")
+    tensor = "tensor-model-parallel-size"
+    require_divides(given, tensor, given.integer(tensor, 1), heads, f"{heads} attention heads")
 
 
 def _documents(given: Given, _: ModelSpec) -> None:

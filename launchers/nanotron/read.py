@@ -27,12 +27,6 @@ _OWN = (
     "tokens.micro_batch_size",
     "tokens.batch_accumulation_per_replica",
 )
-_SECTIONS = (
-    "checkpoints", "data", "data_stages", "experiment_logger", "general", "kill_switch_path", "lighteval",
-    "logging", "metrics_logging", "model", "nanoset", "optimizer", "parallelism", "profiler", "s3_upload",
-    "tokenizer", "tokens",
-)  # fmt: skip
-_MAX_ZERO = 1
 
 
 def _recognises(source: Source) -> bool:
@@ -67,8 +61,9 @@ NANOTRON_READER = Reader(name="nanotron", recognises=_recognises, read=_read)
 
 def _refuse_others(fields: Fields, overrides: Overrides) -> None:
     """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
+    known = {name.partition(".")[0] for name in flag_names("nanotron")}
     for section in fields.sections():
-        if section not in _SECTIONS and not overrides.ignores(section):
+        if section not in known and not overrides.ignores(section):
             message = "is not a section of nanotron's, and what a fork makes of it is not known"
             fields.fault(section, message, allowed=passing(section))
 
@@ -96,7 +91,7 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     cp = fields.integer("parallelism.context_parallel_size")
     micro = fields.integer("tokens.micro_batch_size")
     count = fields.integer("tokens.batch_accumulation_per_replica")
-    zero = _zero(fields) if dp * cp > 1 else 0
+    zero = fields.integer("optimizer.zero_stage", 0) if dp * cp > 1 else 0
     if not fields.flag("optimizer.accumulate_grad_in_fp32", default=True):
         fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
     elif zero:
@@ -157,14 +152,6 @@ def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...
         )
         fields.stop()
     return nanotron_split(model, pp, tp)[0]
-
-
-def _zero(fields: Fields) -> int:
-    """Return ZeRO stage 0 or 1; nanotron's parser accepts any number."""
-    stage = fields.integer("optimizer.zero_stage", 0, low=0)
-    if stage > _MAX_ZERO:
-        fields.fault("optimizer.zero_stage", f"nanotron has no stage {stage}", allowed="0, 1", nearest="1")
-    return min(stage, _MAX_ZERO)
 
 
 def _schedule(fields: Fields, pp: int) -> str:

@@ -125,7 +125,7 @@ def test_mxfp8_weights_without_a_buffer_are_refused_when_read(lacking: str, mess
         read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
 
 
-def with_options(config: Configuration = SMALL, **options: str | bool) -> Target:
+def with_options(config: Configuration = SMALL, **options: str | float | bool) -> Target:
     plain = Workload(global_batch_size=config.global_batch_size, seq_length=8192, framework_options=options)
     return target(LLAMA_70B, config, workload=plain)
 
@@ -259,6 +259,9 @@ def test_attention_runs_on_the_kernel_that_was_priced(kernel: str, backend: str)
 
 def test_a_fact_that_no_flag_expresses_is_a_warning() -> None:
     assert "norm_fused is always true" in warnings(with_options(norm_fused=False))
+    limited = warnings(with_options(power_limit_w=500))
+    assert "no file sets power_limit_w: run sudo nvidia-smi -pl 500 on every node first" in limited
+    assert "has no flag for it" not in limited
     assert "attention kernel triton has no flag" in warnings(with_options(attention_kernel="triton"))
 
 
