@@ -299,7 +299,8 @@ def _threads_of_user() -> int:
     return count
 
 
-def _parents() -> dict[int, int]:
+def _parents(*, ended: bool = False) -> dict[int, int]:
+    """Return the parent of every process that runs, or of those that ended and wait for their parent."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
         if name.isdecimal():
@@ -308,7 +309,7 @@ def _parents() -> dict[int, int]:
             except OSError:
                 continue
             state, parent = text.rpartition(")")[2].split()[:2]
-            if state != "Z":
+            if (state == "Z") == ended:
                 found[int(name)] = int(parent)
     return found
 
@@ -342,15 +343,10 @@ def _end(group: int, others: set[int]) -> None:
 
 def _reap(others: set[int]) -> None:
     """Take the exit codes of those who lost their parent; the command's own belongs to its Popen."""
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
-        if not name.isdecimal() or int(name) in others:
-            continue
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            if fields[0] == "Z" and int(fields[1]) == os.getpid():
-                os.waitpid(int(name), os.WNOHANG)
-        except OSError:
-            continue
+    for process, parent in _parents(ended=True).items():
+        if parent == os.getpid() and process not in others:
+            with suppress(OSError):
+                os.waitpid(process, os.WNOHANG)
 
 
 def _last_line(trace: Path) -> str | None:

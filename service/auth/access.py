@@ -61,6 +61,11 @@ class Caller:
     key_id: str | None
     max_cpu_s_per_day: float | None = None  # None: as the settings state
 
+    @property
+    def actor(self) -> str:
+        """Return what the audit trail calls this caller."""
+        return self.key_id or "local user"
+
     def require(self, scope: str) -> None:
         """Refuse a caller without the scope ``scope``.
 

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
 from meshwright.service.db.tables import is_fleet, is_newest, job_events, job_labels, jobs, plans, submitted
+from meshwright.service.errors import NotFoundError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,18 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
     if not is_identifier(job_id):
         return None
     return one_of(connection, JobRecord, _FIND, {"asker": tenant, "asked": job_id})
+
+
+def required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
+    """Return one job of this tenant.
+
+    Raises:
+        NotFoundError: it has no such job.
+    """
+    job = find_job(connection, tenant, job_id)
+    if job is None:
+        raise NotFoundError("there is no such job")
+    return job
 
 
 def look_at(connection: Connection, tenant: str, job_id: str) -> tuple[JobRecord, int] | None:

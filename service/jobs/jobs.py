@@ -139,7 +139,7 @@ class Jobs:
             NotFoundError: this tenant has no such job.
         """
         with self._database.read() as connection:
-            return _required_job(connection, tenant, job_id)
+            return records.required_job(connection, tenant, job_id)
 
     def look(self, tenant: str, job_id: str) -> tuple[JobRecord, int]:
         """Return one job, and the id of an event that it is at least as new as.
@@ -212,7 +212,7 @@ class Jobs:
         """
         after = decode_token(page_token, int)[0] if page_token else -1
         with self._database.read() as connection:
-            job = _required_job(connection, tenant, job_id)
+            job = records.required_job(connection, tenant, job_id)
             found = children_of(connection, tenant, job.id, after=after, limit=page_size + 1)
         return page_of(found, page_size, lambda one: (one.position,))
 
@@ -227,7 +227,7 @@ class Jobs:
         """
         after = decode_token(page_token, int)[0] if page_token else 0
         with self._database.read() as connection:
-            job = _required_job(connection, tenant, job_id)
+            job = records.required_job(connection, tenant, job_id)
             if job.kind == FLEET:
                 raise NotFoundError("a fleet has no plans of its own: GET /v1/fleets/{id} names its jobs")
             if job.answer is None:
@@ -262,7 +262,7 @@ class Jobs:
             if found is None:
                 raise NotFoundError("there is no such plan")
             job_id, body = found
-            return _required_job(connection, tenant, job_id), body
+            return records.required_job(connection, tenant, job_id), body
 
     def plan_of_job(
         self, tenant: str, job_id: str, plan_id: str | None
@@ -321,7 +321,7 @@ class Jobs:
         def store(connection: Connection) -> tuple[JobRecord, bool]:
             made = made_before(connection, tenant, repeatable)
             if made is not None:
-                return _required_job(connection, tenant, made), False
+                return records.required_job(connection, tenant, made), False
             known = None if submission.fresh else _answered(connection, tenant, question.cache_key)
             job = known
             if job is None:
@@ -392,10 +392,3 @@ def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord 
     """Return the job that answered the same question; None also if it was forgotten a moment ago."""
     known = records.answered_job(connection, tenant, cache_key)
     return None if known is None else records.find_job(connection, tenant, known)
-
-
-def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
-    job = records.find_job(connection, tenant, job_id)
-    if job is None:
-        raise NotFoundError("there is no such job")
-    return job

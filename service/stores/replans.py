@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.records import find_job, is_identifier
+from meshwright.service.db.records import is_identifier, required_job
 from meshwright.service.db.rows import all_of, newest_first, one_of
 from meshwright.service.db.tables import replans
 from meshwright.service.errors import NotFoundError
@@ -75,8 +75,7 @@ class Replans:
                 found = _found(connection, tenant, job_id, made) if made else None
                 if found is not None:
                     return found
-                if find_job(connection, tenant, job_id) is None:
-                    raise NotFoundError("there is no such job")
+                required_job(connection, tenant, job_id)
                 record_id = uuid.uuid4().hex
                 connection.execute(
                     insert(replans).values(
@@ -108,8 +107,7 @@ class Replans:
         """
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
-            if find_job(connection, tenant, job_id) is None:
-                raise NotFoundError("there is no such job")
+            required_job(connection, tenant, job_id)
             own = select(*_RECORD).where(replans.c.job_id == job_id, replans.c.tenant == tenant)
             query = newest_first(own, replans, before=before, limit=page_size + 1)
             found = all_of(connection, ReplanRecord, query)

@@ -18,7 +18,7 @@ from meshwright.service.auth.keys import DAY_S, SECRET_BYTES, hash_of
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
-from meshwright.service.db.records import JobRecord, find_job
+from meshwright.service.db.records import JobRecord, required_job
 from meshwright.service.db.rows import all_of, one_of
 from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
@@ -81,9 +81,7 @@ class ShareLinks:
             link_id = secrets.token_hex(6)
             token = f"ml_{link_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
             with self._database.write() as connection:
-                job = find_job(connection, tenant, job_id)
-                if job is None:
-                    raise NotFoundError("there is no such job")
+                job = required_job(connection, tenant, job_id)
                 made = made_before(connection, tenant, repeatable)
                 earlier = _found(connection, made) if made else None
                 if earlier is not None:
@@ -124,8 +122,7 @@ class ShareLinks:
             NotFoundError: this tenant has no such job.
         """
         with self._database.read() as connection:
-            if find_job(connection, tenant, job_id) is None:
-                raise NotFoundError("there is no such job")
+            required_job(connection, tenant, job_id)
             own = select(*_RECORD).where(_LINK.job_id == job_id, _LINK.tenant == tenant, _WORKS)
             newest = (_LINK.created_at_s.desc(), _LINK.id.desc())
             return all_of(connection, ShareRecord, own.order_by(*newest).limit(MAX_LINKS))

@@ -270,24 +270,21 @@ class Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
         if self.model.attends_alike:
             return self
-        model = self.model.shaped(shape)
-        if model not in self._by_model:
-            self._by_model[model] = replace(self, model=model)
-        return self._by_model[model]
+        return self._viewed(self.model.shaped(shape))
 
     @cached_property
     def crossing(self) -> Context | None:
         """Return the cost context of the cross-attention to text; None where layers have none."""
-        return self._viewed(self.model.crossing)
+        crossing = self.model.crossing
+        return None if crossing is None else self._viewed(crossing)
 
     @cached_property
     def paired(self) -> Context | None:
         """Return the cost context of the mixers next to attention; None where layers have none."""
-        return self._viewed(self.model.paired)
+        paired = self.model.paired
+        return None if paired is None else self._viewed(paired)
 
-    def _viewed(self, model: ModelSpec | None) -> Context | None:
-        if model is None:
-            return None
+    def _viewed(self, model: ModelSpec) -> Context:
         if model not in self._by_model:
             self._by_model[model] = replace(self, model=model)
         return self._by_model[model]

@@ -162,8 +162,7 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         return _view(kind, record)
 
     def delete(name: str, service: ServiceDep, caller: CallerDep) -> None:
-        actor = caller.key_id or "local user"
-        service.definitions.delete(caller.tenant, kind, name, actor=actor)
+        service.definitions.delete(caller.tenant, kind, name, actor=caller.actor)
 
     router.put(
         f"/{kind}s/{{name}}",

@@ -261,7 +261,7 @@ def replan_fleet(
 def delete_fleet(fleet_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Delete a fleet in any state, with the plans of its jobs and its events."""
     fleet_of(service, caller.tenant, fleet_id)
-    Deletion(service.database, actor=caller.key_id or "local user").job(caller.tenant, fleet_id)
+    Deletion(service.database, actor=caller.actor).job(caller.tenant, fleet_id)
 
 
 def fleet_of(service: Service, tenant: str, fleet_id: str) -> JobRecord:

@@ -259,7 +259,7 @@ def delete_job(job_id: str, service: ServiceDep, caller: CallerDep) -> None:
 
     Measurements of its plans stay, because calibrations are made from them.
     """
-    Deletion(service.database, actor=caller.key_id or "local user").job(caller.tenant, job_id)
+    Deletion(service.database, actor=caller.actor).job(caller.tenant, job_id)
 
 
 @router.post(

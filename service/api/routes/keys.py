@@ -73,7 +73,7 @@ def list_keys(
 @router.delete("/keys/{key_id}", status_code=204, responses=declared(404), summary="Revoke a key")
 def revoke_key(key_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Revoke a key for good; repeating it changes nothing."""
-    Keys(service.database, actor=caller.key_id or "local user").revoke(key_id, tenant=caller.tenant)
+    Keys(service.database, actor=caller.actor).revoke(key_id, tenant=caller.tenant)
     service.access.forget()
 
 
@@ -87,7 +87,7 @@ def delete_tenant(tenant_name: str, service: ServiceDep, caller: CallerDep) -> N
     """
     if tenant_name != caller.tenant:
         raise NotFoundError("there is no such tenant")
-    Deletion(service.database, actor=caller.key_id or "local user").tenant(tenant_name)
+    Deletion(service.database, actor=caller.actor).tenant(tenant_name)
     service.access.forget()
 
 

@@ -69,4 +69,4 @@ def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Pro
 )
 def delete_profile(profile_id: str, stored: ProfilesDep, caller: CallerDep) -> None:
     """Delete a profile; queued jobs that name it fail for that reason."""
-    stored.delete(caller.tenant, profile_id, actor=caller.key_id or "local user")
+    stored.delete(caller.tenant, profile_id, actor=caller.actor)

@@ -91,5 +91,4 @@ def list_share_links(job_id: str, service: ServiceDep, tenant: TenantDep) -> Sha
 @router.delete("/{link_id}", dependencies=[SUBMITS], status_code=204, summary="Revoke a link")
 def revoke_share_link(job_id: str, link_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Revoke a link for good: its address is a 404 from then on."""
-    actor = caller.key_id or "local user"
-    ShareLinks(service.database).revoke(caller.tenant, job_id, link_id, actor=actor)
+    ShareLinks(service.database).revoke(caller.tenant, job_id, link_id, actor=caller.actor)

@@ -89,8 +89,7 @@ def _add_pages(kind: Kind) -> None:
         )
 
     def delete(request: Request, name: str, service: ServiceDep, caller: CallerDep) -> Response:
-        actor = caller.key_id or "local user"
-        service.definitions.delete(caller.tenant, kind, name, actor=actor)
+        service.definitions.delete(caller.tenant, kind, name, actor=caller.actor)
         return seen_at(request, f"/{kind}s")
 
     router.get(f"/{kind}s", dependencies=[READS])(list_them)
@@ -135,7 +134,7 @@ def show_profile(request: Request, profile_id: str, stored: ProfilesDep, tenant:
 @router.post("/profiles/{profile_id}/delete", dependencies=[ADMINISTERS])
 def delete_profile(request: Request, profile_id: str, stored: ProfilesDep, caller: CallerDep) -> Response:
     """Delete a profile."""
-    stored.delete(caller.tenant, profile_id, actor=caller.key_id or "local user")
+    stored.delete(caller.tenant, profile_id, actor=caller.actor)
     return seen_at(request, "/profiles")
 
 
