@@ -46,7 +46,7 @@ from meshwright.launchers.megatron_core.names import (
     weight_shard_values,
     written_cut,
 )
-from meshwright.launchers.megatron_lm.flags import reshards_states
+from meshwright.launchers.megatron_lm.flags import SHARDING_STRATEGIES, is_fsdp, reshards_states
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.errors import FieldError
@@ -139,8 +139,6 @@ def mixed_precision(target: Target) -> list[tuple[str, object]]:
 
 
 Pairs = Sequence[tuple[str, object]]
-_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-_FIRST_FSDP_STAGE = 2
 RESHARDABLE = "checkpoint.dist_ckpt_optim_fully_reshardable"  # training/config.py, CheckpointConfig
 
 
@@ -247,11 +245,11 @@ def _data_parallel(target: Target) -> Values:
     if config.zero_stage:
         values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
     values |= {f"optimizer.{name}": value for name, value in _states(target, known).items()}
-    if config.zero_stage >= _FIRST_FSDP_STAGE:
+    if is_fsdp(target):
         values |= {
             "ddp.use_megatron_fsdp": True,
             "dist.use_megatron_fsdp": True,
-            "ddp.data_parallel_sharding_strategy": _SHARDING[config.zero_stage],
+            "ddp.data_parallel_sharding_strategy": SHARDING_STRATEGIES[config.zero_stage],
             "checkpoint.ckpt_format": "fsdp_dtensor",
         }
     elif reshards_states(config):

@@ -36,7 +36,9 @@ from meshwright.launchers.megatron_core.names import (
     megatron_packages,
     moment_values,
     offload_values,
+    offloaded_optimizer,
     overlapped,
+    recompute_values,
     weight_shard_values,
 )
 from meshwright.launchers.target import Target
@@ -186,10 +188,12 @@ _OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-L
 
 
 def flags_of(values: Values) -> list[MegatronFlag]:
-    """Return fields of Megatron-Core as flags: true is a switch, false its opposite."""
+    """Return fields of Megatron-Core as flags: true is a switch, false its opposite, None nothing."""
     found = []
     for field, value in values.items():
         name = _OTHER_NAMES.get(field, field).replace("_", "-")
+        if value is None:
+            continue
         if isinstance(value, bool):
             found.append(flag(name if value else f"no-{name}"))
         elif isinstance(value, tuple):
@@ -209,7 +213,7 @@ def sections(target: Target) -> list[Section]:
         ("Experts over ranks", _expert_ranks(target)),
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
-        ("Activation recomputation", _recompute(target)),
+        ("Activation recomputation", flags_of(recompute_values(target, facts(target)))),
         ("Precision and kernels", _precision(target)),
         ("Model", _of_model(model_values(model), target)),
         ("Mixture of experts", [*experts, *flags_of(exchange_values(target, facts(target)))]),
@@ -310,11 +314,7 @@ def _data_parallel(target: Target) -> list[MegatronFlag]:
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
     if "optimizer" in config.offload:  # states are in the precision-aware optimizer
-        flags += [
-            flag("use-precision-aware-optimizer"),
-            flag("optimizer-cpu-offload"),
-            flag("optimizer-offload-fraction", facts(target).optimizer_offload_fraction),
-        ]
+        flags += flags_of(offloaded_optimizer(facts(target)))
     flags += flags_of(moment_values(target))
     flags += flags_of(offload_values(target, facts(target)))
     if is_fsdp(target):
@@ -329,22 +329,6 @@ def _data_parallel(target: Target) -> list[MegatronFlag]:
 def shard_instances(target: Target) -> int:
     """Return the independent shard sets: 1 when the optimizer shards over all of dp * cp."""
     return target.shard_ranks // target.config.zero_shard_size
-
-
-def _recompute(target: Target) -> list[MegatronFlag]:
-    config = target.config
-    if config.recompute_granularity == "selective":
-        modules = [flag("recompute-modules", *facts(target).recomputed)]
-        return [flag("recompute-granularity", "selective"), *modules]
-    if config.recompute_granularity != "full":
-        return []
-    # uniform with groups of 1: every layer; block: the first N layers of each chunk.
-    every = config.recompute_layers >= max(config.stage_layers)
-    return [
-        flag("recompute-granularity", "full"),
-        flag("recompute-method", "uniform" if every else "block"),
-        flag("recompute-num-layers", 1 if every else config.recompute_layers),
-    ]
 
 
 def _precision(target: Target) -> list[MegatronFlag]:
