@@ -83,7 +83,13 @@ def _axolotl(version: str) -> Release:
     return Release(
         name=f"axolotl-{version}",
         files=files,
-        roots=("AxolotlInputConfig", "LigerArgs", "CutCrossEntropyArgs", "TrainerCliArgs"),
+        roots=(
+            "AxolotlInputConfig",
+            "LigerArgs",
+            "CutCrossEntropyArgs",
+            "TrainerCliArgs",
+            *(("ContextParallelArgs", "ExpertParallelArgs") if version == "0.21.0" else ()),  # built in
+        ),
     )
 
 

@@ -304,6 +304,27 @@ def test_rings_are_priced_as_those_of_0_19_and_a_note_says_what_0_21_runs(rings:
     assert any("0.21 chooses" in note for note in found.notes) is noted
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            "context_parallel:\n  size: 4\n  backend: ring\n",
+            "context_parallel.size: line 16: cannot be read",
+        ),
+        ("expert_parallel_size: 2\n", "expert_parallel_size: line 15: cannot be read: experts spread"),
+    ],
+)
+def test_what_0_21s_built_in_plugins_spread_is_refused_by_name_and_read_where_it_is_off(
+    more: str, why: str
+) -> None:
+    text = RINGS.format(rings=1, shards=8)
+    with pytest.raises(InvalidProblemError, match=why):
+        read(text + more, Overrides(num_gpus=8), "a.yaml")
+    off = more.replace("4", "1").replace("2", "1")
+    usual = read(text, Overrides(num_gpus=8), "a.yaml")
+    assert read(text + off, Overrides(num_gpus=8), "a.yaml").configuration == usual.configuration
+
+
 RINGS = """\
 base_model: Qwen/Qwen3-8B
 context_parallel_size: {rings}
