@@ -465,17 +465,18 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
         return profile
     return replace(
         profile,
-        warnings=(*profile.warnings, _mixed_warning(profile.group.gpu.slug, launcher_or_framework)),
+        warnings=(*profile.warnings, _mixed_warning(cluster, profile, launcher_or_framework)),
         by_group=tuple(_profile_of(group, launcher_or_framework) for group in cluster.distinct_groups),
     )
 
 
-def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
+def _mixed_warning(cluster: ClusterSpec, profile: Profile, launcher_or_framework: str) -> str:
     able = launchers_placing_stages()
     if launcher_or_framework in able:
-        return "mixed cluster: stages are placed on node groups"
+        link = "; between_groups is not given: the slower network of two groups joins them"
+        return "mixed cluster: stages are placed on node groups" + link * (cluster.between_groups is None)
     return (
-        f"mixed cluster: the slowest GPU ({slug}) sets the pace of every stage; "
+        f"mixed cluster: the slowest GPU ({profile.group.gpu.slug}) sets the pace of every stage; "
         f"the launchers {' and '.join(able)} place stages on node groups"
     )
 
