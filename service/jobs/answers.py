@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +32,11 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         return record_from_json(Answer, own)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
+
+
+def answer_of(stored: Mapping[str, Any] | None, plans: Iterable[Mapping[str, Any]]) -> Answer:
+    """Return what a job keeps of its answer, if it has one, with these of its plans."""
+    return answer_from_json({**(stored or {}), "plans": list(plans)})
 
 
 def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.plan_records import PlanFigures
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
-from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
@@ -174,7 +174,7 @@ def answer_page(
 ) -> AnswerPage:
     """Return one page of the answer of a job that has one; ``of_best``: the job of a sweep's best point."""
     problem, (title, question) = problem_of(of_best or job), named(job)
-    answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
+    answer = answer_of(job.answer, plans)
     is_first = not answer.plans or answer.plans[0].rank == 1
     has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
     return AnswerPage(

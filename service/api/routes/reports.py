@@ -16,7 +16,7 @@ from meshwright.service.api.deps import READS, Service, ServiceDep, TenantDep, c
 from meshwright.service.api.problems import declared
 from meshwright.service.db.records import JobRecord
 from meshwright.service.errors import NotFoundError, NotReadyError
-from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
@@ -72,7 +72,7 @@ async def plan_report(
     job, body = await run_in_threadpool(service.jobs.plan, tenant, plan_id)
 
     def made() -> Response:
-        whole = answer_from_json({**(job.answer or {}), "plans": [body]})
+        whole = answer_of(job.answer, [body])
         answer = only(whole, whole.plans[0])
         return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
 
@@ -107,7 +107,7 @@ def page_of_job(
     service: Service, tenant: str, job: JobRecord, plans: Sequence[Mapping[str, Any]], *, what_if: bool
 ) -> Response:
     """The report of a job with these plans."""
-    answer = answer_from_json({**(job.answer or {}), "plans": plans})
+    answer = answer_of(job.answer, plans)
     return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
 
 

@@ -24,7 +24,7 @@ from meshwright.service.api.schemas import State
 from meshwright.service.db.plan_records import PlanFilter
 from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.errors import NotFoundError
-from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.requests.parse import problem_to_mapping
@@ -106,7 +106,7 @@ async def what_if(request: Request, job_id: str, service: ServiceDep, tenant: Te
 
     def made() -> Response:
         problem = views.problem_of(job)
-        answer = answer_from_json({**(job.answer or {}), "plans": plans.items})
+        answer = answer_of(job.answer, plans.items)
         profile, is_own = profile_for(service, problem, answer.versions)
         method: Method = "predict" if is_own else "none"
         grid = what_ifs(problem, profile, answer, method=method, budget_s=WHAT_IF_BUDGET_S)
@@ -127,7 +127,7 @@ def search_remedy(
     from meshwright.solver.explain.remedies import problem_of_remedy  # noqa: PLC0415 - loads the search: 0.1 s
 
     job = service.jobs.read(tenant, job_id)
-    problem, answer = views.problem_of(job), answer_from_json({"plans": [], **(job.answer or {})})
+    problem, answer = views.problem_of(job), answer_of(job.answer, [])
     remedies = answer.infeasible.remedies if answer.infeasible else ()
     if answer.infeasible is None or number not in map(str, range(len(remedies))):
         raise NotFoundError("the answer offers no such change")

@@ -16,7 +16,7 @@ from meshwright.service.api.routes.plans import StartDep, exported
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
-from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.sides import comparison_of
@@ -38,7 +38,7 @@ def show_plan(
     """One plan in full."""
     job, body = jobs.plan(tenant, plan_id)
     problem = problem_of(job)
-    whole = answer_from_json({**(job.answer or {}), "plans": [body]})
+    whole = answer_of(job.answer, [body])
     answer = only(whole, whole.plans[0])
     profile, _ = profile_for(service, problem, answer.versions)
     document = report_of(answer, problem, profile, ReportOptions(what_if="none"))
@@ -59,7 +59,7 @@ def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, secon
     if first == second:
         raise InvalidProblemError.of("/query/second", "is the same plan as first: choose another one")
     _, other = jobs.plan(tenant, second)
-    answer = answer_from_json({**(job.answer or {}), "plans": [one, other]})
+    answer = answer_of(job.answer, [one, other])
     comparison = comparison_of(replace(answer, baseline=None), first)
     return page(
         request,
