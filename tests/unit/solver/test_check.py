@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver import check
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
@@ -206,3 +207,68 @@ def test_a_placed_plan_with_another_figure_is_refused(plans: tuple[Plan, ...]) -
             replace(plan, rank=0),
         ):
             assert list(violations(PROBLEM, PROFILE, mutant))
+
+
+def test_dynamic_context_parallelism_has_groups_of_powers_of_two_in_a_ring() -> None:
+    def said(size: int, mode: str) -> list[str]:
+        return list(
+            check._dynamic_faults(Configuration(context_parallel_size=size, context_parallel_mode=mode))
+        )
+
+    assert [said(size, "ring") == [] for size in (1, 2, 3, 4, 6, 8)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert len(said(4, "all_to_all")) == 1
+
+
+def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_their_largest() -> None:
+    counted = Configuration(
+        pipeline_parallel_size=2, stage_layers=(3, 4), stage_recompute_layers=(1, 3), recompute_layers=3,
+        recompute_granularity="full",
+    )  # fmt: skip
+    goes_with = "stage_recompute_layers goes with full recomputation"
+    assert list(check._recompute_faults(counted)) == []
+    for wrong in ({"recompute_layers": 2}, {"recompute_granularity": "selective"}):
+        assert any(goes_with in one for one in check._recompute_faults(replace(counted, **wrong)))
+
+
+@pytest.mark.parametrize(
+    ("option", "zero_stage", "offload", "words"),
+    [
+        ({"optimizer_offload_fraction": 0.5}, 3, "optimizer", None),
+        ({"optimizer_offload_fraction": 0.5}, 2, "optimizer", "a share of the states needs ZeRO-3"),
+        ({"super_offload": True}, 3, "optimizer", None),
+        ({"super_offload": True}, 3, "none", "SuperOffload needs ZeRO-3"),
+        ({"super_offload": True}, 2, "optimizer", "SuperOffload needs ZeRO-3"),
+    ],
+)
+def test_updates_on_hosts_need_their_stage_and_states_there(
+    option: Mapping[str, str | int | float], zero_stage: int, offload: str, words: str | None
+) -> None:
+    plain = a_problem()
+    problem = replace(
+        plain, launcher="deepspeed", workload=replace(plain.workload, framework_options=dict(option))
+    )
+    config = Configuration(zero_stage=zero_stage, offload=offload)
+    said = list(check._zero_option_faults(problem, config))
+    assert said == [] if words is None else any(words in one for one in said)
+
+
+def test_the_power_of_placed_stages_is_that_of_all_their_gpus() -> None:
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, power_watts=700.0))
+        for group in (a_group(slug="fast"), a_group(slug="slow", speed=0.4))
+    )
+    problem = a_mixed_problem(groups, max_power_kw=1.0)
+    stages = tuple(
+        StageGroup(group=name, num_gpus=2, num_nodes=1.0, tensor_parallel_size=1)
+        for name in ("fast", "slow")
+    )
+    config = Configuration(pipeline_parallel_size=2, stage_groups=stages)
+    (said,) = check._power_faults(problem, config)  # four GPUs of up to 700 W
+    assert said.endswith("kW while they compute, 1 are allowed")

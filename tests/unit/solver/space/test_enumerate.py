@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, Columns, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.space import enumerate as enumerate_module
 from meshwright.solver.space.enumerate import (
     Space,
+    _fewer_gpus,
+    _most,
     _plain_blocks,
+    _steps,
+    chunkings_of,
     enumerate_space,
     estimated_outer,
     numbers_of_gpus,
@@ -292,3 +297,56 @@ def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_
     seen = list[Space]()
     found = searched_space(problem, legal_only=True, one_by_one=True, meanwhile=seen.append)
     assert (found.every, found.num_legal, seen) == (False, usual.num_legal, [])
+
+
+def test_a_ring_cuts_the_tokens_of_two_ranks_and_more_into_slices() -> None:
+    ring = "2 * context_parallel_size divides the sequence"
+
+    def of_tokens(count: int) -> Problem:
+        problem = a_problem()
+        return replace(problem, workload=replace(problem.workload, seq_length=count))
+
+    assert ring not in broken(of_tokens(4097), context_parallel_size=1)
+    assert ring in broken(of_tokens(4098), context_parallel_size=2)  # 4098 = 4 * 1024 + 2
+    assert ring not in broken(of_tokens(4100), context_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma3n_text", "num_kv_shared_layers": 0},  # embeddings of each layer
+        {"model_type": "glm_moe_dsa", "index_topk_freq": 4},  # keys that other layers have chosen
+    ],
+)
+def test_layers_that_need_what_the_first_stage_knows_are_on_one_stage(config: dict[str, object]) -> None:
+    problem = a_problem(model=model_from_config(config, name="x"))
+    assert any("are on one stage" in name for name in broken(problem, pipeline_parallel_size=2))
+
+
+def counts_of(problem: Problem) -> set[int]:
+    """How many layers two plain stages may recompute in full."""
+    _, kind, layers, _ = chunkings_of(problem, 2).T
+    return set(layers[kind == RECOMPUTE.index("full")].tolist())
+
+
+def test_full_recomputation_begins_with_one_layer_and_ends_with_all() -> None:
+    six = a_model(num_layers=6)
+    assert counts_of(a_problem(model=six)) == {1, 2, ALL_LAYERS}
+    assert counts_of(replace(a_problem(model=six), launcher="none")) == {1, 2, ALL_LAYERS, PER_STAGE}
+    pinned = a_problem(model=six, pin={"recompute_layers": 1})
+    assert PER_STAGE not in counts_of(replace(pinned, launcher="none"))
+
+
+def test_only_pipelines_are_kept_from_zero_stages_that_a_launcher_has_without_them() -> None:
+    problem = replace(a_problem(), launcher="deepspeed")
+    stages = [set(_steps(problem, pp, wide=False)[:, 1].tolist()) for pp in (1, 2)]
+    assert stages == [{0, 1, 2, 3}, {0, 1}]
+
+
+def test_fewer_gpus_are_whole_nodes_first() -> None:
+    assert _fewer_gpus(a_problem(cluster=a_cluster(num_nodes=3), batch=24))[:4] == [16, 8, 23, 22]
+
+
+def test_more_candidates_are_listed_where_a_request_limits_what_is_usually_narrowed() -> None:
+    plain, limited = a_problem(), a_problem(pin={"micro_batch_size": 1})
+    assert _most(limited, one_by_one=False) == 5 * _most(plain, one_by_one=False)

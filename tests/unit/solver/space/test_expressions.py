@@ -11,7 +11,7 @@ from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.expressions import MAX_DEPTH, MAX_LENGTH, MAX_WORDS, ExpressionError
-from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for, names_of
+from meshwright.solver.space.request_rules import broken_by, coded, constraint_of, holds_for, names_of
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
 from tests.problems.asked import answered, searched_with_reasons
 
@@ -71,6 +71,7 @@ def test_what_does_not_hold_is_broken_for_columns_and_for_the_check(text: str) -
         ("zero_stage", 1, "a constraint is one comparison"),
         ("zero_stage and true", 1, "a comparison or a logical variable is expected"),
         ("zero_stage + 'full' > 1", 14, "a number is expected"),
+        ("'full' == zero_stage", 1, "a number is expected"),
         ("pipeline_schedule == '1f1c'", 22, "'1f1c' is none of none, gpipe, 1f1b"),
         ("pipeline_schedule < '1f1b'", 1, "by == or != alone"),
         ("pipeline_schedule == recompute_granularity", 22, "a word in quotes"),
@@ -97,6 +98,10 @@ def test_an_unknown_variable_and_an_unknown_word_come_with_the_nearest_known_one
     with pytest.raises(ExpressionError) as caught:
         constraint_of("pipeline_schedule == '1f1c'")
     assert caught.value.nearest == "1f1b"
+
+
+def test_an_unknown_word_has_a_code_that_no_row_has() -> None:
+    assert coded("pipeline_schedule", "1f1c") == -1
 
 
 def test_the_variables_of_constraints_are_known() -> None:

@@ -24,6 +24,7 @@ from meshwright.solver.cost.memory import outside_bytes
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.launcher_rules import _DYNAMIC_LIMITS
 from meshwright.solver.space.rules import USABLE, host_warnings, rules_of
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
@@ -232,3 +233,20 @@ def test_a_launcher_that_offloads_is_asked_to_where_the_states_do_not_fit_otherw
     answer = ask(tight, default_profile(tight.cluster, "megatron-lm"))
     assert "optimizer" in answer.plans[0].config.offload
     assert answer.plans[0].config.zero_stage == 1
+
+
+def test_widths_of_shared_experts_are_named_where_there_are_some() -> None:
+    shared = a_moe_model()
+    assert shared.moe is not None
+    shared = replace(shared, moe=replace(shared.moe, num_shared_experts=1, shared_ffn_hidden_size=640))
+    said = [
+        " ".join(rule.reason for rule in rules_of(a_problem(model=one))) for one in (shared, a_moe_model())
+    ]
+    assert ["of the shared experts" in one for one in said] == [True, False]
+    assert "and 640 of the shared experts" in said[0]
+
+
+def test_dynamic_context_parallelism_has_powers_of_two_beyond_one() -> None:
+    sizes = np.array([1, 2, 3, 4, 6, 8])
+    broken = _DYNAMIC_LIMITS["context_parallel_size"](sizes)
+    assert broken.tolist() == [True, False, True, False, True, False]
