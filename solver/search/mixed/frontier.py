@@ -68,6 +68,7 @@ _BEHIND = 1.06  # over the last step that is listed: closed forms that are not p
 _FILLED = 6  # rows whose lines are priced together
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
+_STARTS = 12  # rows whose whole groups neighbours are sought of as well
 _MOST_NEIGHBOURS = 256  # of plans, priced in one search
 _MOST_SPLITS = 8  # of one line
 _SAFETY = 1.0 - 1e-9
@@ -233,7 +234,12 @@ class MixedFrontier:
                 self._try_lines(work, most_s=ranked[-1].step_s * _BEHIND if full else np.inf)
 
     def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
-        """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit."""
+        """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit.
+
+        It begins with what was found, and with whole groups of rows with bounds that leave a shorter step.
+        """
+        if self.found and not interrupted(self):
+            self.price(list(self._whole_of_rows(self.ranked()[0].step_s)))
         seen, left = set[Configuration](), _MOST_NEIGHBOURS
         while left > 0 and not interrupted(self):
             near = (one for one in self.ranked()[:_NEAREST] if one.config in self._places)
@@ -493,13 +499,30 @@ class MixedFrontier:
         tables = StageTables(self.rows, row)
         for changed, splits in neighbours_of(self.rows, row, line, split).items():
             look()
-            if not self._stands(row, changed):
-                continue
-            table = LineSplit(tables, changed)
-            limit_s = plan.step_s - float(self.rows.fixed_s[list(changed), row].max())
-            best = None if changed == line else table.best(limit_s)
-            near = table.quicker([*splits, *([] if best is None else [best])], limit_s)
-            yield from self._configurations(row, changed, table, near[:_MOST_SPLITS])
+            yield from self._faster(tables, changed, splits, plan.step_s)
+
+    def _whole_of_rows(self, step_s: float) -> Iterator[Configuration]:
+        """Yield whole groups that may be faster, of the rows with the least bounds of the step."""
+        order, rows = np.argsort(self.bounds.step_s, kind="stable"), dict[bytes, int]()
+        for row in order[self.bounds.step_s[order] < step_s].tolist():
+            rows.setdefault(self.rows.sizes[row, :_SHARED].tobytes(), row)
+        for row in list(rows.values())[:_STARTS]:
+            look()
+            tables = StageTables(self.rows, row)
+            for line in whole_groups(self.rows, row):
+                yield from self._faster(tables, line, [], step_s)
+
+    def _faster(
+        self, tables: StageTables, line: Line, splits: Sequence[Split], step_s: float
+    ) -> Iterator[Configuration]:
+        """Yield some splits, and that of least closed form, if they may simulate below a step."""
+        row = tables.row
+        if not self._stands(row, line):
+            return
+        table, limit_s = LineSplit(tables, line), step_s - float(self.rows.fixed_s[list(line), row].max())
+        best = table.best(limit_s)
+        near = table.quicker([*splits, *([] if best is None else [best])], limit_s)
+        yield from self._configurations(row, line, table, near[:_MOST_SPLITS])
 
     def _configurations(
         self, row: int, line: Line, table: LineSplit, splits: Iterable[Split | None]
