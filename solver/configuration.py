@@ -595,13 +595,13 @@ def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
     return found
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where the arrays of some rows are gathered from."""
 
     def column(self, name: str) -> Any:  # noqa: ANN401 - an array, or several by name
         """Return one array of the rows."""
 
-    def take(self, index: IntArray) -> Source:
+    def take(self, index: IntArray) -> RowSource:
         """Return the source of some of the rows, in that order."""
 
 
@@ -628,7 +628,7 @@ class Gathered:
     __slots__ = ("_source",)
 
     @classmethod
-    def gathered(cls, source: Source) -> Self:
+    def gathered(cls, source: RowSource) -> Self:
         """Return the rows of a source."""
         rows = object.__new__(cls)
         object.__setattr__(rows, "_source", source)
@@ -643,7 +643,7 @@ class Gathered:
     def picked(self, index: IntArray | BoolArray) -> Self:
         """Return the rows at ``index``, in that order."""
         rows = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
-        source: Source | None = getattr(self, "_source", None)
+        source: RowSource | None = getattr(self, "_source", None)
         return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows))
 
 

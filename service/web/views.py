@@ -60,7 +60,7 @@ class ChildRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPage:
+class ShownAnswer:
     """One page of an answer."""
 
     title: str
@@ -171,13 +171,13 @@ def answer_page(
     next_page_token: str | None,
     *,
     of_best: JobRecord | None = None,
-) -> AnswerPage:
+) -> ShownAnswer:
     """Return one page of the answer of a job that has one; ``of_best``: the job of a sweep's best point."""
     problem, (title, question) = problem_of(of_best or job), named(job)
     answer = answer_of(job.answer, plans)
     is_first = not answer.plans or answer.plans[0].rank == 1
     has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
-    return AnswerPage(
+    return ShownAnswer(
         title=title,
         question=question,
         verdict=_verdict(answer, problem, best_point(job, plans)) if is_first else None,

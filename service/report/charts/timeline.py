@@ -59,7 +59,7 @@ class TimelineChart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
+class _TimeScale:
     """From seconds to units; what lies in the gap is left out."""
 
     end_s: float
@@ -104,7 +104,7 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
     """Return the picture of one timeline; ``most_passes`` bound its size."""
     seen = window(timeline, most_passes)
     last = timeline.last
-    places = _Places(end_s=timeline.end_s, gap_s=seen.gap_s)
+    places = _TimeScale(end_s=timeline.end_s, gap_s=seen.gap_s)
     rows = [
         _row(short, full, timeline, places, is_last=full is last)
         for short, full in zip(seen.timeline.ranks, timeline.ranks, strict=True)
@@ -153,7 +153,7 @@ def _critical_words(timeline: Timeline) -> str:
 
 
 def _row(
-    rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places, *, is_last: bool
+    rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _TimeScale, *, is_last: bool
 ) -> Row:
     chunks = np.unique(full.chunk)
     shade = np.searchsorted(chunks, rank.chunk) * _SHADES // max(len(chunks), 1)
