@@ -21,6 +21,7 @@ from meshwright.solver.space.enumerate import (
     estimated_outer,
     numbers_of_gpus,
     refuted_space,
+    sampled_space,
     searched_space,
     with_whole,
 )
@@ -350,3 +351,13 @@ def test_fewer_gpus_are_whole_nodes_first() -> None:
 def test_more_candidates_are_listed_where_a_request_limits_what_is_usually_narrowed() -> None:
     plain, limited = a_problem(), a_problem(pin={"micro_batch_size": 1})
     assert _most(limited, one_by_one=False) == 5 * _most(plain, one_by_one=False)
+
+
+def test_all_candidates_are_searched_unless_the_usual_ones_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = a_problem(model=a_model(num_layers=4), cluster=a_cluster(num_nodes=1), batch=8)
+    assert searched_space(problem).every
+    monkeypatch.setattr(enumerate_module, "_FEW", 1)
+    assert not searched_space(problem).every
+    assert not sampled_space(problem).every
