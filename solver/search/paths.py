@@ -39,7 +39,9 @@ _ROUNDS = 24  # longest paths that join the averages of a row before the next on
 _MOST_ROUNDS = 480  # of one row
 _DIVIDED = 72  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
-_STAGES = 3  # steps from the known bound to the target, so that the effort raises the least bound first
+# Shares of the way from the known bound to the target up to which all rows are raised in turn, so that the
+# effort raises the least bound first; more of them cost more than they spare.
+_STAGES = (0.85, 1.0)
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
 _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
@@ -344,7 +346,8 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     games, begun = dict[Shape, _Game](), dict[int, _Row]()
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
-    for stage_s in np.linspace(low_s.min(initial=target_s), target_s, _STAGES + 1)[1:].tolist():
+    begin_s = float(low_s.min(initial=target_s))
+    for stage_s in [begin_s + share * (target_s - begin_s) for share in _STAGES]:
         while waiting and waiting[0][0] < min(stage_s, target_s):
             bound, at = waiting[0]
             row = rows.take([at])
