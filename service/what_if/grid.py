@@ -21,7 +21,6 @@ from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes
 from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import CpuWatch, Watch, look
-from meshwright.solver.explain.remedies import quick_search
 from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
@@ -155,6 +154,8 @@ def searched(changed: WhatIfQuestion, listed: Sequence[CarriedConfiguration] = (
 
 
 def _placed(changed: WhatIfQuestion) -> Outcome:
+    from meshwright.solver.explain.remedies import quick_search  # noqa: PLC0415 - loads the search: 0.1 s
+
     problem = changed.problem
     answer = quick_search(problem, changed.profile, _PLACED_S, deadline_days=problem.options.deadline_days)
     if not answer.plans:

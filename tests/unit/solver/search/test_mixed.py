@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -321,7 +322,11 @@ PROCESS = Path("/proc/self/status")
 
 
 @pytest.mark.skipif(not PROCESS.exists(), reason="reads the signals that are caught from Linux")
-def test_ctrl_c_stays_with_the_process_after_cp_sat_was_asked() -> None:
+def test_ctrl_c_stays_with_the_process_after_cp_sat_was_asked(request: pytest.FixtureRequest) -> None:
+    # a shell's background jobs ignore SIGINT
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     # CP-SAT by itself gives SIGINT back to the system after a solve: the next Ctrl-C would kill the process
     def catches() -> bool:
         caught = next(one for one in PROCESS.read_text().splitlines() if one.startswith("SigCgt"))
