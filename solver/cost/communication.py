@@ -249,7 +249,7 @@ def _sharded_s(
 
 
 def weight_gathers(
-    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, matrices: float
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, matrices: float | None
 ) -> PassSeconds:
     """Return the seconds that a part's weights and gradients travel in each pass.
 
@@ -258,9 +258,9 @@ def weight_gathers(
         weights: of a layer, or an end of the model; on a rank, (n,).
         trained: those of them with gradients.
         passes: seconds of the part.
-        matrices: dense ones of a layer; 0: an end's.
+        matrices: dense ones of a layer, which may have routed ones alone; None: an end's.
     """
-    found = _zero_gathers(ctx, weights, trained, passes, again=matrices > 0)
+    found = _zero_gathers(ctx, weights, trained, passes, again=matrices is not None)
     if not _shares_weights(ctx):
         return found
     return found + _shard_gathers(ctx, weights, trained, passes, matrices)
@@ -336,7 +336,7 @@ SHARDED_BYTES: Mapping[str, float] = {"mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 
 
 
 def _shard_gathers(
-    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, matrices: float
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, matrices: float | None
 ) -> PassSeconds:
     """Return the seconds that ranks which share weights gather them and scatter gradients' sums.
 
@@ -357,8 +357,8 @@ def _shares_weights(ctx: Context) -> bool:
     return bool((ctx.g > 1).any() or (ctx.ge > 1).any())
 
 
-def _shards_gathered_s(ctx: Context, weights: Weights, matrices: float) -> FloatArray:
-    each = SHARDED_BYTES.get(ctx.facts.precision_recipe, 2.0) if matrices else 2.0
+def _shards_gathered_s(ctx: Context, weights: Weights, matrices: float | None) -> FloatArray:
+    each = 2.0 if matrices is None else SHARDED_BYTES.get(ctx.facts.precision_recipe, 2.0)
     return _divided_s(ctx, weights, each, matrices or 1.0)
 
 

@@ -302,7 +302,7 @@ def _end_price(
         compute, tensor = compute + products, tensor + collectives
     busy = compute + tensor
     passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, alone)
-    gathers = weight_gathers(ctx, own, trained, passes, matrices=0.0)
+    gathers = weight_gathers(ctx, own, trained, passes, matrices=None)
     causes = dict.fromkeys(_causes(ctx), zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward

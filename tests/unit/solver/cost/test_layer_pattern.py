@@ -100,6 +100,18 @@ def test_an_mlp_alone_keeps_its_norm_s_input_and_output_and_its_activation_s() -
     assert layer_activation_bytes(ctx, "dense")[0] == pytest.approx(kept)
 
 
+def test_weights_of_routed_experts_alone_are_gathered_in_both_passes() -> None:
+    model = replace(MODEL, moe=replace(EXPERTS, num_shared_experts=0, shared_ffn_hidden_size=0))
+    problem, kinds = _problem(model), LayerLayout.of(model).kinds
+    rows = Columns.of([
+        Configuration(data_parallel_size=8, zero_stage=zero, zero_shard_size=8, stage_layers=(8,))
+        for zero in (1, 3)
+    ])  # fmt: skip
+    prices, part = price(problem, rows, default_profile(problem.cluster, "none")), kinds.index(ROUTED)
+    forward, backward = np.diff(prices.forward_s[:, part])[0], np.diff(prices.backward_s[:, part])[0]
+    assert backward > 2 * forward > 0  # a gather as in the forward pass, and the reduction of gradients
+
+
 def test_every_kind_costs_what_it_costs_in_a_model_without_the_others() -> None:
     problem = _problem(MODEL)
     rows = Columns.of([Configuration(data_parallel_size=8, stage_layers=(8,))])
