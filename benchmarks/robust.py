@@ -40,7 +40,7 @@ _SAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The run that one way to choose takes of a group."""
+    """The run of a group that one rule chooses."""
 
     regret: float  # relative
     upper: float  # end of its 80 % interval over its predicted step, less 1

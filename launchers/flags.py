@@ -50,7 +50,7 @@ class Flag:
     most: int | None = None  # the largest number; None: any
     unless: Sequence[str] = ()  # values priced all the same: not refused, not listed
     needs: str | None = None  # the argument without which it does nothing
-    # Arguments, some with a word, without which and with which its program stops
+    # Arguments, some with a word: the program stops without these, and next to those
     requires: Sequence[str] = ()
     excludes: Sequence[str] = ()
 

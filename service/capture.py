@@ -300,7 +300,7 @@ def _threads_of_user() -> int:
 
 
 def _parents(*, ended: bool = False) -> dict[int, int]:
-    """Return the parent of every process that runs, or of those that ended and wait for their parent."""
+    """Return the parent of every running process, or with ``ended`` of every zombie."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
         if name.isdecimal():

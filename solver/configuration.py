@@ -446,7 +446,7 @@ Record = TypeVar("Record")
 
 @cache
 def _readers(hint: object) -> Callable[[Any], Any]:
-    """Return what makes a value of a type hint from its JSON."""
+    """Return the function that makes a value of a type hint from its JSON."""
     inner = [one for one in get_args(hint) if one not in (NoneType, ...)]
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(record_from_json, hint)
@@ -465,7 +465,7 @@ def _fields_read(kind: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def record_from_json(kind: Callable[..., Record], raw: Mapping[str, Any]) -> Record:
-    """Return the dataclass whose fields JSON holds, and theirs; keys unknown to it raise KeyError."""
+    """Return a dataclass from its JSON, nested ones too; an unknown key raises KeyError."""
     read = _fields_read(kind)
     return kind(**{name: read[name](value) for name, value in dict(raw).items()})
 

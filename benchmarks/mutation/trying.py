@@ -66,7 +66,7 @@ def killed(tests: list[str], seconds: float) -> bool:
 
 
 def _be_a_test_process(tests: list[str], limit_s: int) -> None:
-    os.setpgid(0, 0)  # a group to end, not a session: Linux would give that a priority of its own
+    os.setpgid(0, 0)  # a group that can be ended; Linux would give a session a priority of its own
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):

@@ -41,9 +41,9 @@ _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 
 
 def arguments(known: Known, names: Collection[str] = _ARGUMENTS, usual: Values | None = None) -> Fields:
-    """Return the arguments that affect the run, of the scripts next to the file; the last one counts.
+    """Return the arguments that the scripts next to the file give; of one given twice, the last.
 
-    ``usual``: values of those that no script gives.
+    ``usual`` has the values of arguments that no script gives.
     """
     found = dict(usual or {})
     for source in known.source.scripts():

@@ -33,7 +33,7 @@ class Shares:
         return cls(source, values, Fields(source.name, values, programs=("accelerate",)))
 
     def kind(self) -> str:
-        """Return the kind of sharding."""
+        """Return the sharding engine."""
         return self.fields.choice(accelerate.ENGINE, "MULTI_GPU")
 
 

@@ -27,7 +27,7 @@ def refuse_contradictions(given: Given, model: ModelSpec) -> None:
 
 
 def _refuse_by_rows(given: Given, _: ModelSpec) -> None:
-    """Refuse flags, but at their defaults, without those that they require and with those they exclude."""
+    """Refuse flags, unless at their defaults, without what they require or next to what they exclude."""
     for flag, value in given.values.items():
         row = table()[plain_name(flag)]
         if row.is_usual(value.first):

@@ -212,7 +212,7 @@ _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
 def near_word(value: object, allowed: str | None) -> str | None:
-    """Return the allowed word that a value is near to, in any case; None if no word is."""
+    """Return the allowed word that is nearest to a value, ignoring case; None if none is near."""
     words = {word.lower(): word for word in (allowed or "").split(", ")}
     if not isinstance(value, str) or any(" " in word for word in words):
         return None
@@ -317,7 +317,7 @@ class Fields:
         return next((name for name, found in self._values.items() if is_meant(str(found.value))), None)
 
     def _row(self, name: str) -> Flag:
-        """Return the row of a name; one that says nothing if the programs' tables lack it."""
+        """Return the row of a name; an empty one if the programs' tables lack it."""
         return flag_names(*self.programs).row(name) or _UNSAID
 
     def integer(self, name: str, default: int | None = None, *, low: int | None = None) -> int:
@@ -329,7 +329,7 @@ class Fields:
     def optional(self, name: str, *, low: int | None = None) -> int | None:
         """Return a whole number; None if it is not given or not a whole number in range.
 
-        Beyond the limit of its row it is the limit, so that other faults do not follow from this one.
+        A number out of range is a fault, and returned as the nearest limit, so that no other fault follows.
         """
         value, row = self.raw(name), self._row(name)
         if value is None:
@@ -370,7 +370,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, default: bool | None = None) -> bool:
-        """Return true or false, in words, too; without ``default``, that of the table, else false."""
+        """Return true or false, also given as a word; without ``default``, the table's, else false."""
         value = self.raw(name)
         default = self._row(name).default is True if default is None else default
         if value is None:
@@ -384,9 +384,9 @@ class Fields:
         return word in _TRUE
 
     def choice(self, name: str, default: str | None = None, *, row: Flag | None = None) -> str:
-        """Return one of the words that are priced, else of those that the launcher has, ignoring case.
+        """Return one of the priced words, else one of the launcher's words, ignoring case.
 
-        ``row``: that of the argument with these words, if its own lacks them.
+        ``row``: another argument's row, if its words are allowed here.
         """
         is_word = row is not None or self.peek(name) in self._row(name).choices
         row = row or self._row(name)

@@ -209,12 +209,12 @@ def _language_model(reader: FieldReader, name: str) -> str:
 def refuse_unsupported(
     reader: FieldReader, planned: tuple[str, ...] = (), *, nearest: str | None = None
 ) -> None:
-    """Refuse what only another kind of model has, keys that the type plans aside.
+    """Refuse the keys of features that are not planned, except the type's own ``planned`` keys.
 
-    ``nearest``: the type to plan in its place, if it is not its language model.
+    ``nearest``: the type to plan instead, where that is not the config's language model.
 
     Raises:
-        UnsupportedModelError: names the name.
+        UnsupportedModelError: a key is of such a feature.
     """
     for name, why in config_keys().features.items():
         value = reader.value(name)

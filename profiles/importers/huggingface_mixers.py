@@ -175,7 +175,7 @@ def bailing_hybrid_config(config: dict[str, object]) -> dict[str, object]:
 
 
 def _dense_first(found: dict[str, Any], dense: int, layers: int) -> None:
-    """List the kinds of MLPs of a config that does not."""
+    """Add the list of MLP kinds to a config without one: dense layers come first."""
     if found.get("mlp_layer_types") is None:
         found["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
 

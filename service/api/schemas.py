@@ -102,7 +102,7 @@ class ListQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    state: Annotated[State | None, Field(description="default: in every state")] = None
+    state: Annotated[State | None, Field(description="default: any state")] = None
     owner: Annotated[
         str | None,
         Field(pattern="^[A-Za-z0-9]{1,16}$", description="key that submitted them; `me`: your own"),
@@ -603,7 +603,7 @@ _STATED: dict[str, Any] = {
     for one in fields(Answer)
     if one.name not in {*AnswerPage.model_fields, "floors"}
 }
-# With all that an answer states of itself.
+# With every further field of an answer.
 AnswerView = create_model("AnswerView", __base__=AnswerPage, __doc__=AnswerPage.__doc__, **_STATED)
 
 

@@ -63,7 +63,7 @@ class Caller:
 
     @property
     def actor(self) -> str:
-        """Return what the audit trail calls this caller."""
+        """Return the caller's name in the audit trail."""
         return self.key_id or "local user"
 
     def require(self, scope: str) -> None:

@@ -76,7 +76,7 @@ def progress_words(progress: Progress) -> str:
 
 @contextmanager
 def cancellable() -> Iterator[ShouldStop]:
-    """Yield whether the search shall stop: Ctrl-C asks it to keep what it has; a second one interrupts."""
+    """Yield a check whether to stop: Ctrl-C stops the search with what it has; a second one interrupts."""
     wanted = Event()
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -35,7 +35,7 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
 
 
 def answer_of(stored: Mapping[str, Any] | None, plans: Iterable[Mapping[str, Any]]) -> Answer:
-    """Return what a job keeps of its answer, if it has one, with these of its plans."""
+    """Return a job's stored answer with the given plans."""
     return answer_from_json({**(stored or {}), "plans": list(plans)})
 
 

@@ -259,7 +259,7 @@ def deciding_measurements(problem: Problem, profile: Profile, plans: Sequence[Pl
 
 
 def _deciding(apart: FloatArray, variance: float) -> str:
-    """Return what shows most of a variance, given the difference that each constant's width makes."""
+    """Return the measurement that removes most of a variance, given what each constant adds."""
     own = dict.fromkeys(_MEASUREMENTS, 0.0)
     for name, difference in zip(TIME_WIDTHS, apart, strict=True):
         own[_MEASURED_BY.get(name, _RUN)] += float(difference**2)

@@ -181,7 +181,7 @@ def _lack(problem: Problem, profile: Profile, legal: Rows, within: str = "") -> 
 
 
 def _lack_of(problem: Problem, profile: Profile, config: Configuration, within: str = "") -> Lack:
-    """Return what the stage of a configuration lacks that lacks most; ``within``: the limits it keeps."""
+    """Return the shortage of the stage that lacks most memory; ``within``: the limits that are kept."""
     stages = evaluate(problem, profile, [config])[0].stages
     budgets = [stage.on.budget_bytes for stage in stages]
     memory = [stage.memory_bytes() for stage in stages]

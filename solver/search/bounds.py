@@ -175,9 +175,9 @@ SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 
 
 class Bounds:
-    """Lower bounds of n rows, +inf where none was set: those take no memory, and are not looked at.
+    """Lower bounds of n rows; rows without one have +inf, take no memory and are skipped.
 
-    They are kept as bits that differ from those of +inf, in pages of zeros that exist once written to.
+    Each is stored as its bits XOR those of +inf: memory pages that stay zero are never allocated.
     """
 
     __slots__ = ("_bits", "_set")

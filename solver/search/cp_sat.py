@@ -42,8 +42,8 @@ def without_pandas() -> ModuleType:
 def solver_within(api: Any, effort: float, seed: int = 1) -> Any:  # noqa: ANN401 - OR-Tools
     """Return a solver with the same result in every run: one thread, a seed, a limit of deterministic time.
 
-    It leaves Ctrl-C to the process. CP-SAT would end the solve at hand, with the search going on, and give
-    the signal back to the system, so that the next one kills the process.
+    It leaves Ctrl-C to the process. CP-SAT would end only the current solve while the search goes on, and
+    restore the system's handler, so that the next Ctrl-C kills the process.
     """
     solver = api.CpSolver()
     solver.parameters.num_workers, solver.parameters.random_seed = 1, seed

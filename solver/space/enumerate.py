@@ -212,7 +212,7 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
 
 
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool, others: set[int]) -> Iterator[Block]:
-    """Yield rows with their chunkings; those that amount to another batch in question are its own."""
+    """Yield rows with their chunkings, except those of ``others``: batches that are enumerated apart."""
     for some, every in _plain_blocks(problem, num_gpus, wide=wide):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
         outer = widened(problem, plain, wide=wide)

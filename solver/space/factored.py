@@ -42,7 +42,7 @@ _AT_ONCE = 2**18  # rows written at once
 
 @dataclass(frozen=True, slots=True)
 class _Crossed:
-    """Rows of a crossing, by the numbers of their outer and inner rows."""
+    """Rows of a product, by the numbers of their outer and inner rows."""
 
     crossing: Crossing
     outer: IntArray

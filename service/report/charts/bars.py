@@ -124,7 +124,7 @@ def _stacked(
 def _segments(
     values: Mapping[str, float], texts: Mapping[str, str], unit: float, colors: Mapping[str, str]
 ) -> tuple[Segment, ...]:
-    """Return one piece a term, each where the one before ends."""
+    """Return a segment for each term, laid end to end."""
     found, at = [], 0.0
     for name, value in values.items():
         label, width = f"{words(name)} {texts[name]}", round(max(value * unit, 0.0), 1)

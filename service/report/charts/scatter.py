@@ -106,7 +106,7 @@ _UNDER = ((0.0, 18.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One mark; first of figures, then at its place."""
+    """One mark: in units of the figures, then of the drawing."""
 
     x: float
     y: float

@@ -124,7 +124,7 @@ _NOT_STATED = "the launch file does not state it: enter it here"
 
 
 def _in_form(one: FieldError, values: Values) -> FieldError:
-    """Return a fault at its place in the form; what the file lacks is asked for in its field."""
+    """Return a fault at its place in the form: at the field that asks for what the file lacks."""
     said = f"{one.message} {one.allowed or ''}"
     if one.pointer not in (_IN_FILE, "/model"):
         return replace(one, pointer=one.pointer.removeprefix("/problem"))

@@ -236,7 +236,7 @@ class MixedFrontier:
     def improve(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Price neighbours of the plans with the shortest steps, and theirs, up to a counted limit.
 
-        It begins with what was found, and with whole groups of rows with bounds that leave a shorter step.
+        It begins with the plans found so far, and with whole groups of rows that may have a shorter step.
         """
         if self.found and not interrupted(self):
             self.price(list(self._whole_of_rows(self.ranked()[0].step_s)))

@@ -52,7 +52,7 @@ def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[L
 
 
 def _resized(rows: MixedRows, row: int, line: Line) -> Iterator[tuple[int, int, Line]]:
-    """Yield a place, the stages that give way there, and what stands there with other tensor sizes."""
+    """Yield a place, how many stages are replaced there, and the options that replace them."""
     gpus, group = rows.gpus_of_stage[:, row], rows.group_of
     able = np.flatnonzero(rows.room[:, row] > 0)
     for at, option in enumerate(line):

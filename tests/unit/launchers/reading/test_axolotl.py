@@ -311,7 +311,7 @@ def test_rings_are_priced_as_those_of_0_19_and_a_note_says_what_0_21_runs(rings:
             "context_parallel:\n  size: 4\n  backend: ring\n",
             "context_parallel.size: line 16: cannot be read",
         ),
-        ("expert_parallel_size: 2\n", "expert_parallel_size: line 15: cannot be read: experts spread"),
+        ("expert_parallel_size: 2\n", "expert_parallel_size: line 15: cannot be read: expert parallelism"),
     ],
 )
 def test_what_0_21s_built_in_plugins_spread_is_refused_by_name_and_read_where_it_is_off(
