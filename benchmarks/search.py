@@ -1,17 +1,18 @@
 """How fast the search proves its ranking: ``python -m benchmarks.search [--write] [PROBLEM.json ...]``.
 
-Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched three times;
-one that allows precisions, offload or any launcher with all that it leaves open, the others as they stand;
+Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched three times,
 each time in a process of its own: by the exact programs alone for the best plan and for ten, then for ten
-with CP-SAT's certificate. One line a problem: configurations covered, rows that got a split, CPU seconds to
+with CP-SAT's certificate. A problem that allows precisions, offload or any launcher is searched with all
+that it leaves open. A line has the configurations covered, the rows that got a split, the CPU seconds to
 the first plan and to the proofs, the gap between the best step and its bound, and the largest memory of the
-process, all but the proof of the best plan from the search for ten. A second table
-shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
-promised of an answer at any time; what comes later is marked. A third one shows what each switch of the
-launcher gains, and all of them together: how much shorter the proved best step is where the search may
-choose it, and the CPU seconds of the proof of the top 10 with all; ``--no-switches`` leaves it out.
-``--write`` puts them into docs/how-the-search-works.md; of problems that are named their lines alone.
-Seconds are CPU seconds, so that other work on the machine matters little.
+process. All but the proof of the best plan are of the search for ten.
+
+A second table shows how the best plan so far approached the proved one, as progress reported it, and marks
+what came later than promised. A third one shows what each switch of the launcher gains, and all of them
+together: how much shorter the proved best step is where the search may choose it, and the CPU seconds of
+the proof of the top 10 with all; ``--no-switches`` leaves it out. ``--write`` puts the tables into
+docs/how-the-search-works.md; if problems are named, only their lines. Seconds are CPU seconds, so that
+other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _best_step_s(problem: Problem, profile: Profile, allow: tuple[str, ...]) -> 
 
 
 def in_a_process(path: Path, method: str) -> dict[str, Any]:
-    """The same in a fresh process; ``method`` may be ``switches``."""
+    """Measure in a fresh process; ``method`` may be ``switches``."""
     command = [sys.executable, "-m", "benchmarks.search", "--one", method, str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)

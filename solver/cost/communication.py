@@ -258,7 +258,7 @@ def weight_gathers(
         weights: of a layer, or an end of the model; on a rank, (n,).
         trained: those of them with gradients.
         passes: seconds of the part.
-        matrices: dense ones of a layer, which may have routed ones alone; None: an end's.
+        matrices: number of a layer's dense ones, 0 if all are routed; None: an end of the model.
     """
     found = _zero_gathers(ctx, weights, trained, passes, again=matrices is not None)
     if not _shares_weights(ctx):
