@@ -493,7 +493,7 @@ def with_gaps(
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:
-    """Return the Plan that ``Plan.to_json`` wrote; unknown keys raise KeyError."""
+    """Return the Plan that ``Plan.to_json`` wrote."""
     return record_from_json(Plan, raw)
 
 

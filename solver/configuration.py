@@ -465,9 +465,13 @@ def _fields_read(kind: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def record_from_json(kind: Callable[..., Record], raw: Mapping[str, Any]) -> Record:
-    """Return a dataclass from its JSON, nested ones too; an unknown key raises KeyError."""
-    read = _fields_read(kind)
-    return kind(**{name: read[name](value) for name, value in dict(raw).items()})
+    """Return a dataclass from its JSON, nested ones too.
+
+    Other keys, such as a sweep's in its plans or a newer version's, are left out. Those of a configuration
+    raise KeyError: without them it would be another one.
+    """
+    read, exact = _fields_read(kind), kind in (Configuration, StageGroup)
+    return kind(**{name: read[name](value) for name, value in dict(raw).items() if exact or name in read})
 
 
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:

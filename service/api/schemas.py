@@ -17,7 +17,7 @@ from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Status, Why
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Configuration, record_from_json
 from meshwright.solver.problem import Progress
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
@@ -416,7 +416,7 @@ def _progress(job: JobSummary) -> ProgressView | None:
     if job.progress is None:
         return None
     deadline = moment(job.claimed_at_s + job.time_limit_s) if job.claimed_at_s is not None else None
-    return ProgressView(**job.progress, deadline=deadline)
+    return record_from_json(ProgressView, {**job.progress, "deadline": deadline})
 
 
 def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,8 +27,7 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         InvalidProblemError: it was written by another version.
     """
     try:
-        own = {field.name: raw[field.name] for field in fields(Answer) if field.name in raw}
-        return record_from_json(Answer, own)
+        return record_from_json(Answer, raw)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
 from meshwright.service.api.app import create_app
 from meshwright.service.db import migrations
 from meshwright.service.db.database import BUSY_TIMEOUT_MS, REMEMBER_S, Database
+from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.settings import Settings
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
@@ -256,6 +257,14 @@ def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: D
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     counted = 'meshwright_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="500"} 1.0'
     assert counted in client.get("/metrics").text
+
+
+def test_what_a_newer_worker_adds_to_progress_is_left_out(client: TestClient, database: Database) -> None:
+    job_id = submit(client)
+    known = {"stage": "solving", "explored": 1, "total": 2, "elapsed_s": 0.5}
+    with database.write() as connection:
+        connection.execute(update(jobs).values(progress={**known, "newer": 7}))
+    assert client.get(f"/v1/jobs/{job_id}").json()["progress"] == known
 
 
 def test_a_harmless_request_id_is_kept_and_another_replaced(client: TestClient) -> None:

@@ -38,7 +38,8 @@ def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: boo
 @pytest.mark.parametrize("answer", [an_answer(), an_infeasible_answer()])
 def test_an_answer_survives_json_and_what_the_service_adds(answer: Answer) -> None:
     sent = {**json.loads(json.dumps(answer.to_json())), "job_id": "1", "next_page_token": None}
-    assert answer_from_json(sent) == answer
+    plans = [{**plan, "point": 0} for plan in sent["plans"]]  # as of a sweep
+    assert answer_from_json({**sent, "plans": plans}) == answer
 
 
 def test_an_answer_of_another_version_is_refused() -> None:

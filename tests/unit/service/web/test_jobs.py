@@ -20,6 +20,7 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores.verifications import Verifications, not_built
 from meshwright.solver.answer import SkippedLauncher
@@ -29,6 +30,7 @@ from meshwright.workers.search import StoredSearch
 from tests.served.answered_jobs import add_answered_job
 from tests.served.job_records import TENANT, add_tiny_job, claimed
 from tests.served.reports import Page, small_answer
+from tests.served.sweep_jobs import an_answered_sweep
 
 
 @pytest.fixture
@@ -61,6 +63,15 @@ def test_an_answer_has_its_verdict_table_and_links(browser: TestClient, answered
     assert "Time of a step" in page.text
     assert "Memory of a GPU" in page.text
     assert "How the search went" in page.text
+
+
+def test_the_page_of_a_sweep_names_the_point_of_its_best_plan(
+    browser: TestClient, database: Database
+) -> None:
+    engine = JobEngine(database, lease_s=30.0)
+    parent = an_answered_sweep(Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0), engine)
+    Sweeps(database, engine, worker="w").child_ended(parent.id)
+    assert "The best point is batch 8." in Page(browser.get(f"/jobs/{parent.id}").text).text
 
 
 def test_an_answer_names_every_launcher_without_a_plan_on_its_page_and_as_json(
