@@ -265,7 +265,7 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
         message = f"line {stage.line} of {shown(name)}: {shown(found)} is not a ZeRO stage"
         given.refuse("zero_optimization.stage", message, allowed=", ".join(DEEPSPEED_STAGES))
     if found in DEEPSPEED_STAGES and values:
-        fields = Fields(name, values)
+        fields = Fields(name, values, programs=("deepspeed",))
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
         batch = fields.optional("train_batch_size")
         if batch is not None and not given.has("global-batch-size"):

@@ -186,7 +186,7 @@ def _model(fields: Fields, overrides: Overrides) -> ModelSpec:
     fields.refuse_unpriced()
     fields.stop()
     if overrides.model is not None:
-        fields.take(*(_AT + name for name in fields.names_in(_AT[:-1])))
+        fields.take(*(name for name, row in flags_of("nanotron").items() if row.sets.startswith("model.")))
         fields.note(f"the model is {overrides.model.title}, not model.model_config")
         return overrides.model
     _refuse_layers(fields)

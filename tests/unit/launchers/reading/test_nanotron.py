@@ -74,10 +74,12 @@ def test_layers_without_rotary_positions_are_read_and_masks_refused() -> None:
         read(key, f"{key}\n    flex_attention_mask: document")
 
 
-def test_a_supplied_model_replaces_the_files() -> None:
-    source = Source(name="nanotron.yaml", text=YAML)
+def test_a_supplied_model_replaces_the_files_and_what_else_its_section_says_is_listed() -> None:
+    text = YAML.replace("num_key_value_heads: 8", "num_key_value_heads: 8\n    z_loss_enabled: true")
+    source = Source(name="nanotron.yaml", text=text)
     found = read_launch_files(source, Overrides(model=find_model("llama-2-7b")))
     assert found.model.num_layers == 32
+    assert found.unread == ("model.model_config.z_loss_enabled",)
     assert "the model is Llama 2 7B, not model.model_config" in found.notes
 
 
