@@ -467,8 +467,8 @@ def _fields_read(kind: type) -> dict[str, Callable[[Any], Any]]:
 def record_from_json(kind: Callable[..., Record], raw: Mapping[str, Any]) -> Record:
     """Return a dataclass from its JSON, nested ones too.
 
-    Other keys, such as a sweep's in its plans or a newer version's, are left out. Those of a configuration
-    raise KeyError: without them it would be another one.
+    Unknown keys, such as those that a sweep or a newer version adds, are ignored. In a configuration they
+    raise KeyError: it would be another configuration without them.
     """
     read, exact = _fields_read(kind), kind in (Configuration, StageGroup)
     return kind(**{name: read[name](value) for name, value in dict(raw).items() if exact or name in read})
