@@ -208,6 +208,9 @@ _STOPS: Mapping[str, Callable[[str], bool]] = {
     "accelerate": lambda name: "." not in name,
     **dict.fromkeys(("llama-factory", "maxtext", "nanotron", "torchtitan", "trl"), bool),
 }
+# Programs that read words in any case: accelerate 1.15 commands/launch.py (upper), DeepSpeed's optimizers,
+# nanotron's tp_mode, and the schedules of torch that torchtitan names.
+_IN_ANY_CASE = ("accelerate", "deepspeed", "nanotron", "torchtitan")
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
@@ -384,27 +387,35 @@ class Fields:
         return word in _TRUE
 
     def choice(self, name: str, default: str | None = None, *, row: Flag | None = None) -> str:
-        """Return one of the priced words, else one of the launcher's words, ignoring case.
+        """Return one of the priced words, else one of the launcher's words, in its case if that counts.
 
         ``row``: another argument's row, if its words are allowed here.
         """
-        is_word = row is not None or self.peek(name) in self._row(name).choices
-        row = row or self._row(name)
+        own = self._row(name)
+        is_strange = row is None and own.choices and self.peek(name) not in own.choices
+        row = row or own
         usual = str(row.default) if default is None else default
-        allowed = row.words or row.priced_as or row.choices
-        return self.word(name, usual, allowed=allowed, fault="not priced" if is_word else "unknown")
+        allowed, exact = row.words or row.priced_as or row.choices, self.programs[0] not in _IN_ANY_CASE
+        fault = "unknown" if is_strange else "not priced"
+        return self.word(name, usual, allowed=allowed, fault=fault, exact=exact)
 
     def word(
-        self, name: str, default: str = "", *, allowed: Iterable[str] = (), fault: str = "unknown"
+        self,
+        name: str,
+        default: str = "",
+        *,
+        allowed: Iterable[str] = (),
+        fault: str = "unknown",
+        exact: bool = False,
     ) -> str:
-        """Return a text, one of ``allowed`` if given, ignoring case."""
+        """Return a text, one of ``allowed`` if given, ignoring case unless ``exact``."""
         value = self.raw(name)
         if value is None:
             return default
         words = tuple(allowed)
         if value is False and any(word.lower() == "no" for word in words):
             value = "no"  # YAML reads unquoted NO as false
-        if type(value) is int and str(value) in words:
+        if type(value) is int and any(word.isdecimal() for word in words):
             value = str(value)
         if value is True and "true" not in words:
             self.fault(name, "needs a value", allowed=", ".join(words) or None)
@@ -414,7 +425,8 @@ class Fields:
             return default
         if self._is_unfilled(name, value, ", ".join(words) or "the value"):
             return default
-        same = next((word for word in words if word.lower() == value.lower()), None)
+        alike = (word for word in words if not exact and word.lower() == value.lower())
+        same = value if value in words else next(alike, None)
         if words and same is None:
             self.fault(name, f"{_words(value)} is {fault}", allowed=", ".join(words))
             return default

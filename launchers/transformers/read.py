@@ -439,16 +439,24 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     own = TRAINERS_GALORE.get(str(fields.raw(named)))
     by_layer = fields.flag("galore_layerwise") if own is None else own[1]
     galore, layers = ("use_galore", "galore_layerwise") if own is None else (named, named)
+    nearest = "false" if own is None else None
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     if config.zero_stage > 0 or found.launcher == "deepspeed":
         why = "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP"
-        fields.fault(galore, why, allowed="plain replicas, or another optimizer")
+        fields.fault(galore, why, allowed="plain replicas, or another optimizer", nearest=nearest)
     if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
         why = "layerwise: its trainer refuses several GPUs and gradient accumulation"
-        fields.fault(layers, why, allowed="one GPU and one micro-batch, or updates of all layers at once")
+        fields.fault(
+            layers,
+            why,
+            allowed="one GPU and one micro-batch, or updates of all layers at once",
+            nearest=nearest,
+        )
     if name not in OPTIMIZERS:
         why = "layerwise updates are not priced with weights in fp32"
-        fields.fault(layers, why, allowed="weights in bfloat16, or updates of all layers at once")
+        fields.fault(
+            layers, why, allowed="weights in bfloat16, or updates of all layers at once", nearest=nearest
+        )
     return name if name in OPTIMIZERS else optimizer
 
 

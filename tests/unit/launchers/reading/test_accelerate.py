@@ -47,7 +47,7 @@ def test_the_plugins_own_values_are_read() -> None:
         ("bf16", "no", "mixed_precision: line 8: no is not priced"),
         ("zero_stage", "zero_stgae", "zero_stgae: line 6: is unknown. Nearest: .*zero_stage"),
         ("num_machines: 2", "num_machines: 3", "num_processes: line 10: num_machines: 3 does not divide"),
-        ("device: cpu", "device: disk", 'line 5: "disk" is unknown. Allowed: none, cpu, nvme'),
+        ("device: cpu", "device: disk", 'line 5: "disk" is not priced. Allowed: none, cpu, nvme'),
         ("deepspeed_config:\n", "deepspeed_config:\n  deepspeed_config_file: ds.json\n",
          "zero_stage: line 7: contradicts"),
     ],

@@ -408,7 +408,7 @@ def test_what_stages_and_steps_are_called_elsewhere_is_read_or_refused() -> None
     beside = Source(name="a.sh", text=text, files={json.name: json.text, "a.sh": text})
     assert read_launch_files(beside, Overrides()).workload.global_batch_size == 64
     away = json.text.replace("1}", '3, "offload_optimizer": {"device": "gpu"}}')
-    with pytest.raises(InvalidProblemError, match=r'"gpu" is unknown. Allowed: none, cpu, nvme'):
+    with pytest.raises(InvalidProblemError, match=r'"gpu" is not priced. Allowed: none, cpu, nvme'):
         read_launch_files(replace(beside, files={json.name: away, "a.sh": text}), Overrides())
     grown = json.text.replace("{", '{"curriculum_learning": {"enabled": true, "min_difficulty": 8}, ', 1)
     found = read_launch_files(replace(beside, files={json.name: grown, "a.sh": text}), Overrides())

@@ -32,6 +32,7 @@ def test_a_value_that_is_asked_for_twice_is_one_fault() -> None:
         ("accelerate", "distributed_type", "fspd", "FSDP"),  # of the words that are priced
         ("maxtext", "rope_type", "LLAMA3", "llama3.1"),  # of those that the launcher has
         ("torchtitan", "parallelism.pipeline_parallel_schedule", "interleaved_1f1b", "Interleaved1F1B"),
+        ("transformers", "optim", "ADAMW_TORCH", "adamw_torch"),  # it stops at another case
         ("accelerate", "distributed_type", "HOROVOD", None),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_policy_is_what_it_keeps(policy: str, granularity: str, modules: str |
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("remat_policy=minimal_offloaded", '"minimal_offloaded" is unknown'),
+        ("remat_policy=minimal_offloaded", '"minimal_offloaded" is not priced'),
         ("ici_fsdp_parallelism=3", "3 ranks of fsdp, context and expert do not divide 4096 rows"),
         ("ici_context_parallelism=2", "all_gather of context ranks is not priced"),
         ("ici_expert_parallelism=2", "2 ranks for no experts"),
