@@ -596,10 +596,12 @@ class AnswerPage(ApiAnswer):
 
 
 _HINTS = get_type_hints(Answer)
+# Fields with a default that every stored answer has all the same.
+_ALWAYS = ("warnings", "infeasible", "num_gpus_used", "peak_flops", "notes")
 _STATED: dict[str, Any] = {
     one.name: (_HINTS[one.name], Field(default_factory=one.default_factory))
-    if one.default_factory is not MISSING
-    else (_HINTS[one.name], ... if one.default is MISSING else one.default)
+    if one.default_factory is not MISSING and one.name not in _ALWAYS
+    else (_HINTS[one.name], ... if one.default is MISSING or one.name in _ALWAYS else one.default)
     for one in fields(Answer)
     if one.name not in {*AnswerPage.model_fields, "floors"}
 }
