@@ -169,7 +169,7 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, LocatedV
         said = value if equals else "true" if following.text.startswith("--") else following.text
         if key is not None:
             yield key, LocatedValue(said, word.line)
-        elif row is not None and row.refuses(said):
+        elif row is not None and row.refuses("on" if row.kind == "switch" else said):  # it takes no value
             why = f"--{shown(name)} cannot be read: {row.why}"
             raise refused(f"{where}: {why}", allowed="the command without it")
         elif row is None and at > own and name:

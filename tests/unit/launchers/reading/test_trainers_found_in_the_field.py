@@ -182,6 +182,7 @@ def test_a_trainer_does_not_recompute_twice() -> None:
         ("--multi_gpu --use_fsdp", "line 1 of a.sh: --use_fsdp contradicts --multi_gpu"),
         ("--cpu", "line 1 of a.sh: --cpu cannot be read: it runs on no GPU"),
         ("--use_cpu", "line 1 of a.sh: --use_cpu cannot be read: it runs on no GPU"),
+        ("--use_xpu false", "line 1 of a.sh: --use_xpu cannot be read"),  # false is the script then
     ],
 )
 def test_what_accelerate_launch_refuses_is_refused(options: str, says: str) -> None:
