@@ -209,8 +209,8 @@ _STOPS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("llama-factory", "maxtext", "nanotron", "torchtitan", "trl"), bool),
 }
 # Programs that read words in any case: accelerate 1.15 commands/launch.py (upper), DeepSpeed's optimizers,
-# nanotron's tp_mode, and the schedules of torch that torchtitan names.
-_IN_ANY_CASE = ("accelerate", "deepspeed", "nanotron", "torchtitan")
+# MaxText's context_parallel_strategy and none, nanotron's tp_mode, and torch's schedules in torchtitan.
+_IN_ANY_CASE = ("accelerate", "deepspeed", "maxtext", "nanotron", "torchtitan")
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 

@@ -52,7 +52,7 @@ def test_the_axis_tensor_is_priced_as_tensor_sequence_with_a_note() -> None:
     ("policy", "granularity", "modules"),
     [
         ("full", "full", None),
-        ("none", "full", None),
+        ("None", "full", None),  # pyconfig.py takes it in any case
         ("save_dot_except_mlp", "selective", None),
         ("save_qkv_proj", "selective", "core_attn+attn_proj+layernorm+mlp_up"),
         ("minimal", "selective", "core_attn+layernorm"),
