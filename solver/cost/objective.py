@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.profiles.cluster import HOUR_S, power_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import ObjectiveClaim, Outlook, Prediction
-from meshwright.solver.clock import relative_gap
+from meshwright.solver.clock import look, relative_gap
 from meshwright.solver.configuration import (
     ALL_LAYERS,
     PER_STAGE,
@@ -51,6 +51,7 @@ def busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
     found = np.zeros(len(columns))
     for start in range(0, len(columns), _CHUNK):
         piece = slice(start, start + _CHUNK)
+        look()
         found[piece] = _busy_s(problem, profile, columns.take(piece))
     return found
 
@@ -115,6 +116,7 @@ def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighin
     Raises:
         InvalidProblemError: energy is asked for for a GPU of unknown power.
     """
+    look()
     name, count = problem.options.objective, columns.num_gpus
     sequences = columns.global_batch_size.astype(np.float64)
     scale = problem.workload.global_batch_size / sequences

@@ -714,6 +714,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     weights = part_weights(ctx, layout.kinds)
     trained = trained_parts(ctx, layout.kinds, weights)
     tail = _tails(ctx, layout, trained, parts)
+    look()
     prices = RowPrices(
         **_pass_prices(parts),
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),

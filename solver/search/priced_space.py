@@ -191,13 +191,15 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
         columns = columns.take(np.arange(len(columns)))
     if not len(columns):
         return _of_none(problem, profile)
+    priced_by = _priced_by(columns, profile)
     look()
-    first, price_of = distinct(_priced_by(columns, profile))
+    first, price_of = distinct(priced_by)
     parts = list[RowPrices]()
     for start in range(0, len(first), CHUNK):
         look()
         some = columns.take(first[start : start + CHUNK])
         parts.append(_bare(_laid_out(problem, price(problem, some, profile))))
+    look()
     prices = PriceList(RowPrices.concatenate(parts), price_of)
     found = replace(_of_none(problem, profile), columns=columns, prices=prices)
     return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))

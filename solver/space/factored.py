@@ -49,6 +49,7 @@ class _Crossed:
     inner: IntArray
 
     def column(self, name: str) -> IntArray:
+        look()  # of millions of rows
         if name in OF_CHUNKS:
             return self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner)
         return np.asarray(getattr(self.crossing.outer, name).take(self.outer))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
+from meshwright.solver.clock import OutOfTime, Watch
 from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, Columns
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
@@ -59,6 +60,13 @@ def test_rows_are_taken_in_any_order_and_more_than_once(problem: Problem) -> Non
     taken, whole = space.rows.take(index), space.columns.take(index)
     for field in fields(Columns):
         assert np.array_equal(getattr(taken, field.name), getattr(whole, field.name))
+
+
+def test_an_array_of_taken_rows_is_not_gathered_once_the_time_is_over() -> None:
+    rows = enumerate_space(dense(), legal_only=True).rows  # others have millions
+    taken = rows.take(np.arange(len(rows)))
+    with Watch(time_limit_s=0.0).cut(), pytest.raises(OutOfTime):
+        taken.tensor_parallel_size  # noqa: B018 - gathered at its first use
 
 
 @pytest.mark.parametrize("problem", [dense(max_out_of_memory_probability=1.0), experts()])
