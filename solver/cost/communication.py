@@ -533,17 +533,36 @@ def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
     return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
 
 
-def _waiting(ctx: Context, work: Work, size: FloatArray, rows: IntArray | None = None) -> FloatArray:
-    """Return the waiting over work of some rows (all: None) with micro-batches of ``size`` units."""
+def longest_wait(ctx: Context, most: int) -> FloatArray:
+    """Return the longest wait for documents with two to ``most`` stages over the rows' own, (n,)."""
+    filled = ctx.workload.filled
+    if filled is None or ctx.by_document:
+        return np.ones_like(ctx.t)
+    if ctx.pads_to_longest:
+        longest, own = (_waiting_for_longest(ctx, some) for some in (most, 0))
+    else:
+        work = _work_of(filled, ctx.model)
+        longest, own = (_waiting(ctx, work, ctx.micro_batch, most=some) for some in (most, 0))
+    return np.where(own > 0.0, longest / np.maximum(own, 1e-30), 1.0)
+
+
+def _waiting(
+    ctx: Context, work: Work, size: FloatArray, rows: IntArray | None = None, *, most: int = 0
+) -> FloatArray:
+    """Return the waiting over work of some rows (all: None) with micro-batches of ``size`` units.
+
+    ``most``: the longest of two to so many stages; 0: of the rows' own.
+    """
     columns = ctx.columns
     together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
     together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
     shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, size], axis=1)
     few, of_row = np.unique(shapes if rows is None else shapes[rows], axis=0, return_inverse=True)
     waited = []
-    for shape in few.tolist():
+    for begun, stages, *others in few.tolist():
         look()
-        waited.append(work.waited(*shape))
+        numbers = range(2, most + 1) if most else (stages,)
+        waited.append(max(work.waited(begun, number, *others) for number in numbers))
     return np.array(waited)[of_row.ravel()]
 
 
@@ -555,14 +574,19 @@ def _padded_work(filled: FilledSequences, model: ModelSpec, size: int) -> Work:
     return Work.of(each[which.ravel()])
 
 
-def _waiting_for_longest(ctx: Context) -> FloatArray:
-    """Return the waiting over work, (n,), of micro-batches padded to their longest documents."""
+def _waiting_for_longest(ctx: Context, most: int = 0) -> FloatArray:
+    """Return the waiting over work, (n,), of micro-batches padded to their longest documents.
+
+    ``most`` as in ``_waiting``.
+    """
     filled, found = ctx.workload.filled, np.zeros_like(ctx.t)
     for size in np.unique(ctx.micro_batch).tolist() if filled is not None else ():
         rows = np.flatnonzero(ctx.micro_batch == size)
         look()
         own = _padded_work(filled, ctx.model, int(size))
-        found[rows] = _waiting(ctx, own, np.ones_like(ctx.t), rows)  # a whole micro-batch is one unit
+        found[rows] = _waiting(
+            ctx, own, np.ones_like(ctx.t), rows, most=most
+        )  # a whole micro-batch is one unit
     return found
 
 

@@ -35,10 +35,10 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
-from meshwright.solver.cost.communication import sent_bytes
+from meshwright.solver.cost.communication import longest_wait, sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.cost.price import price, price_transfers
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_transfers
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
@@ -312,17 +312,21 @@ class MixedRows:
         columns, further = (columns_of(problem, sizes, stages) for stages in _PRICED_FOR)
         two = on_all(fleet, columns, options)
         both = [two, *_on_most_stages(fleet, sizes, options)]
+        forward_s = _most_forward_s(fleet, options, both[-1])
 
         def each(read: Callable[[Rows], FloatArray]) -> FloatArray:
             return np.stack([read(one) for one in two])
 
-        def passes(read: Callable[[Rows], FloatArray], of: np.ufunc = np.minimum) -> FloatArray:
-            return np.asarray(of.reduce([np.stack([read(one) for one in some]) for some in both]))
+        def passes(read: Callable[[Rows], FloatArray]) -> FloatArray:
+            return np.asarray(np.minimum.reduce([np.stack([read(one) for one in some]) for some in both]))
 
         def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
             return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
 
         straggler = each(lambda one: one.prices.straggler)
+        both_s = forward_s + passes(lambda one: one.prices.backward_s)
+        share = (forward_s / np.maximum(both_s, 1e-30))[..., :-2].max(axis=-1)
+        more_s = (forward_s - share[..., None] * both_s)[..., -2:].max(axis=-1)
         sent, hops_s = _hops(fleet, options, columns)
         found = [_transfers(fleet, some, options, straggler) for some in (columns, further)]
         cost = columns.context_parallel_size * columns.data_parallel_size
@@ -341,8 +345,8 @@ class MixedRows:
             layer_s=straggler[..., None] * passes(lambda one: one.layer_s),
             embedding_s=straggler * passes(lambda one: one.embedding_s),
             head_s=straggler * passes(lambda one: one.head_s),
-            forward_share=passes(_forward_share, np.maximum),
-            more_forward_s=straggler * passes(_more_forward_s, np.maximum),
+            forward_share=share,
+            more_forward_s=straggler * np.maximum(more_s, 0.0),
             sent=sent, hops_s=hops_s, straggler=straggler,
             transfers=Transfers(
                 inside_s=np.minimum(*(one.inside_s for one in found)),
@@ -484,15 +488,20 @@ def _whole_kept_bytes(rows: Rows) -> FloatArray:
     return np.asarray(np.where(by_stage, prices.activation_bytes, rows.least_kept_bytes))
 
 
-def _forward_share(rows: Rows) -> FloatArray:
-    both_s = np.maximum(rows.prices.forward_s + rows.prices.backward_s, 1e-30)[:, :-2]
-    return np.asarray((rows.prices.forward_s[:, :-2] / both_s).max(axis=1))
+def _most_forward_s(fleet: NodeGroups, options: Sequence[StageOption], most: Sequence[Rows]) -> FloatArray:
+    """Return each part's forward pass with any number of stages, at most, (B, n, P).
 
-
-def _more_forward_s(rows: Rows) -> FloatArray:
-    forward_s, backward_s = rows.prices.forward_s[:, -2:], rows.prices.backward_s[:, -2:]
-    share = _forward_share(rows)[:, None]
-    return np.asarray(np.maximum(forward_s - share * (forward_s + backward_s), 0.0).max(axis=1))
+    From those with the most stages, since a pass grows by no more than its wait for documents.
+    """
+    found = [one.prices.forward_s for one in most]
+    for at, (option, one) in enumerate(zip(options, most, strict=True)):
+        waited_s = one.prices.breakdown_s.get(UNEQUAL_LENGTHS)
+        if waited_s is not None and len(one):
+            ctx = context_of(fleet.problems[option.group], one.columns, fleet.profiles[option.group])
+            stages, kinds = int(one.p.max()), one.layout.kinds
+            longest = np.max([longest_wait(ctx.of(kind), stages) for kind in kinds], axis=0)
+            found[at] = found[at] + (longest - 1.0)[:, None] * waited_s
+    return np.stack(found)
 
 
 def on_all(fleet: NodeGroups, columns: Columns, options: Sequence[StageOption]) -> list[Rows]:

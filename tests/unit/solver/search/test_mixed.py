@@ -12,6 +12,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.service.report.verdict import verdict_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import OPTIMAL_GAP, Answer
@@ -29,7 +30,7 @@ from meshwright.solver.search.mixed.model import Solved
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
-from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows
+from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows, columns_of, on_all
 from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
@@ -316,6 +317,27 @@ def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_clos
         searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
     )  # one group alone, and its step is proved
     assert searched(a_mixed_problem((FAST,), between=None)).decided_by == "exact-dp"
+
+
+def test_no_number_of_stages_has_a_larger_share_of_forward_passes_than_the_bound_of_the_step_takes() -> (
+    None
+):
+    some = ((0.0, 100), (90.0, 128), (100.0, 4096))
+    lengths = SequenceLengths(percentiles=some, batching="padding_to_longest")
+    groups = (a_group(gpus=4), a_group(gpus=4, slug="slow", speed=0.5))
+    plain = a_mixed_problem(groups, num_layers=8, batch=64)
+    problem = replace(plain, workload=replace(plain.workload, lengths=lengths, lora_rank=8))
+    legal = LegalRows.of(NodeGroups.of(problem, default_profile(problem.cluster, "none")))
+    legal = legal.take(np.arange(0, len(legal.sizes), 8))
+    rows = MixedRows.of(legal)
+    for stages in range(2, 9):  # between both ends they wait longest for documents
+        columns = columns_of(problem, legal.sizes, stages)
+        for at, one in enumerate(on_all(rows.fleet, columns, rows.options)):
+            forward_s, share = one.prices.forward_s, rows.forward_share[at][:, None]
+            beyond_s = forward_s - share * (forward_s + one.prices.backward_s)
+            assert (beyond_s[:, :-2] <= 1e-12 * forward_s[:, :-2]).all()
+            of_ends_s = beyond_s[:, -2:].max(axis=1) * rows.straggler[at]
+            assert (of_ends_s <= rows.more_forward_s[at] * (1 + 1e-12)).all()
 
 
 PROCESS = Path("/proc/self/status")
