@@ -74,7 +74,7 @@ def _rotary_values(model: ModelSpec) -> Values:
     if any(model.layers_without_rotary()):
         values["no_rope_freq"] = _layers_without_positions(model)
     scaling = model.rotary_scaling
-    if model.mla is not None:  # whose default is YaRN (Megatron-Core ``MLATransformerConfig``)
+    if model.mla is not None:  # YaRN by default (Megatron-Core ``MLATransformerConfig``)
         if scaling is None:
             return values | {"rope_type": "rope", "apply_rope_fusion": False}  # fused for YaRN only
         return values | {

@@ -68,7 +68,7 @@ _BEHIND = 1.06  # over the last step that is listed: closed forms that are not p
 _FILLED = 6  # rows whose lines are priced together
 _WHOLE_OF_PLAN = 3  # rows whose whole groups are tried for each plan behind the first
 _NEAREST = 2  # layouts of shortest steps that neighbours are sought of
-_STARTS = 12  # rows whose whole groups neighbours are sought of as well
+_STARTS = 12  # further rows: neighbours of their whole groups are tried too
 _MOST_NEIGHBOURS = 256  # of plans, priced in one search
 _MOST_SPLITS = 8  # of one line
 _SAFETY = 1.0 - 1e-9
@@ -103,7 +103,7 @@ class _Waiting:
     rows: tuple[int, ...]
     range_at: int = 0
     in_order: bool = False
-    by_sender: bool = False  # entries are told apart by what is sent to them
+    by_sender: bool = False  # an entry pattern for each size that may be sent to it
     low_us: int = 0  # of the slowest stage, with all its micro-batches
     high_us: float = np.inf
     effort: float = _EFFORT

@@ -178,7 +178,7 @@ def _least_replays(
 
 
 class StageTables:
-    """What layers i … j - 1 take as a stage of a row; stages of many lines are weighed once."""
+    """Times and memory of layers i … j - 1 as a stage of a row, computed once for stages of many lines."""
 
     def __init__(self, rows: MixedRows, row: int, more_bytes: float = 0.0) -> None:
         """Weigh stages, each GPU with ``more_bytes`` beyond its budget."""

@@ -21,7 +21,7 @@ Constraints
   (9) a constraint on all GPUs                       all stages have one tensor-parallel size
   (10) a request for full recomputation              some stage recomputes a layer
   (11) constraints on node groups                    in terms of n[p], as ``limits`` writes them
-  (12) (with (7), where entries are told apart) what a stage receives   the run before an entry ends with a
+  (12) (with (7), entry patterns by size) what a stage receives   the run before an entry ends with a
       stage that sends no more than the entry is priced for, at the run's last place
 Objective
   minimise sum_p time_p n[p] + M  <=  sum_s t_s + max_s ((m - 1) t_s + tail_s): a bound on every plan's

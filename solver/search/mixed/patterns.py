@@ -81,7 +81,7 @@ def patterns_of(
         row: one of them.
         most_us: of ``slowest_us``.
         range_at: 0: priced for any number of stages; else for those of ``RANGES[range_at - 1]``.
-        by_sender: entries are told apart by what the stage before them sends at most.
+        by_sender: an entry pattern for each size that the stage before it sends at most.
     """
     sums, found = rows.layout.cumulative, list[Patterns]()
     transfers = rows.transfers_of(row, range_at)

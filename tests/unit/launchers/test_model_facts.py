@@ -79,7 +79,7 @@ def seen(model: ModelSpec) -> tuple[object, ...]:
 
 @cache
 def seen_of(at: int) -> tuple[object, ...]:
-    """What the facts of one of ``MODELS`` give, which every fact is taken from in turn."""
+    """What is seen of one of ``MODELS`` with all its facts, computed once for all comparisons."""
     return seen(MODELS[at])
 
 

@@ -50,7 +50,6 @@ def test_a_value_that_cannot_be_evaluated_is_refused_by_its_line_or_decides_noth
     assert [place for place, one in said.items() if place not in refused and one != base] == []
     assert not isinstance(base, str)
     # the others are --seed, --lr, --output_dir and the like; of few words most are a file's name
-    # the others are --seed, --lr, --output_dir and the like; of few words most are a file's name
     assert len(refused) > len(said) / 2 or len(places) <= 3
 
 
