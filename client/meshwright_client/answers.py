@@ -83,17 +83,6 @@ class JobPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """A job as it was from a moment on."""
-
-    job_id: str
-    state: State
-    at: datetime
-    cancel_requested: bool
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """Launch files of one plan."""
 

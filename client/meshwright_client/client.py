@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,8 +12,19 @@ from typing import Any, TypeVar
 
 import httpx
 
-from meshwright_client.answers import Export, Job, JobPage, KeyUsage, UsageList, Worker, WorkerList
+from meshwright_client.answers import (
+    Export,
+    Job,
+    JobPage,
+    KeyUsage,
+    Progress,
+    State,
+    UsageList,
+    Worker,
+    WorkerList,
+)
 from meshwright_client.decoding import decoded
+from meshwright_client.errors import WaitTimeoutError
 from meshwright_client.files import save
 from meshwright_client.fleets import Fleet, FleetFiles, FleetPage
 from meshwright_client.plans import (
@@ -28,12 +39,14 @@ from meshwright_client.plans import (
     StoredProfile,
     Verification,
 )
-from meshwright_client.transport import Transport
-from meshwright_client.waiting import OnProgress, Waiting
+from meshwright_client.transport import Transport, body_of
 
+LONG_POLL_S = 20.0
 VERIFY_LOOK_S = 1.0
 PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
+OnProgress = Callable[[State, Progress | None], None]
+Record = TypeVar("Record")
 Page = TypeVar("Page", JobPage, FleetPage, PlanPage, ProfilePage)
 
 
@@ -96,16 +109,12 @@ class Client:
         Raises:
             InvalidRequestError: ``problem.errors`` names the fields.
         """
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        params = {"fresh": "true"} if fresh else None
-        body = {**problem, "labels": dict(labels)} if labels else dict(problem)
-        return decoded(
-            Job, self._transport.ask("POST", "/v1/jobs", json=body, headers=headers, params=params)
-        )
+        body = _labelled(problem, labels)
+        return self._post(Job, "/v1/jobs", body, idempotency_key, fresh=fresh)
 
     def job(self, job: Job | str) -> Job:
-        """A job as it is now."""
-        return decoded(Job, self._transport.ask("GET", f"/v1/jobs/{_id(job)}"))
+        """Return a job in its present state."""
+        return self._get(Job, f"/v1/jobs/{_id(job)}")
 
     def jobs(self, *, labels: Mapping[str, str] | None = None, **wanted: str) -> Iterator[Job]:
         """Jobs, newest first, read page by page: all, or those with all that is given.
@@ -115,10 +124,7 @@ class Client:
         Raises:
             InvalidRequestError: there is no such filter; ``problem.errors`` names it.
         """
-        query = dict(wanted)
-        if labels:
-            query["labels"] = ",".join(f"{name}={value}" for name, value in labels.items())
-        for page in self._pages(JobPage, "/v1/jobs", query):
+        for page in self._pages(JobPage, "/v1/jobs", _selecting(labels, wanted)):
             yield from page.jobs
 
     def wait(
@@ -128,14 +134,31 @@ class Client:
         timeout_s: float | None = None,
         on_progress: OnProgress = lambda _state, _progress: None,
     ) -> Job:
-        """The job once it has ended, however it ended; ``on_progress`` hears of it meanwhile.
+        """Return the job once it has ended, in whatever state; call ``on_progress`` at every change.
+
+        The service answers a long poll as soon as the job differs from the one that was seen last.
 
         Raises:
-            WaitTimeoutError: it has not within ``timeout_s``; it goes on.
+            WaitTimeoutError: it has not ended within ``timeout_s``; it goes on.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        waiting = Waiting(transport=self._transport, job_id=_id(job), until=until, on_progress=on_progress)
-        return waiting.finished_job()
+        until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        seen, tag = None, ""
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            wait_s = min(LONG_POLL_S, left_s) if seen else 0.0
+            reply = self._transport.send(
+                "GET", f"/v1/jobs/{_id(job)}",
+                params={"wait": wait_s} if wait_s else None,
+                headers={"If-None-Match": tag} if tag else None,
+                waits_s=wait_s, left_s=left_s,
+            )  # fmt: skip
+            if reply.status_code != httpx.codes.NOT_MODIFIED or seen is None:
+                seen, tag = decoded(Job, body_of(reply)), reply.headers.get("ETag", "")
+                on_progress(seen.state, seen.progress)
+            if seen.is_finished:
+                return seen
+            if not left_s:
+                raise WaitTimeoutError(seen)
 
     def plans(self, job: Job | str, *, most: int | None = PAGE_SIZE) -> Answer:
         """The answer of a finished job with its best plans: at least ``most`` of them (None: all).
@@ -147,7 +170,7 @@ class Client:
         while answer is None or (token and (most is None or len(answer.plans) < most)):
             params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
             params.update({"page_token": token} if token else {})
-            page = decoded(Answer, self._transport.ask("GET", path, params=params))
+            page = self._get(Answer, path, params)
             answer = replace(page, plans=(*(answer.plans if answer else ()), *page.plans))
             token = page.next_page_token or ""
         return answer
@@ -182,47 +205,38 @@ class Client:
         Raises:
             InvalidRequestError: launcher or scheduler cannot start this plan.
         """
-        plan_id = plan if isinstance(plan, str) else plan.plan_id
         asked = {"launcher": launcher, "scheduler": scheduler, "image": image}
         params = {name: value for name, value in asked.items() if value}
-        answer = self._transport.ask("GET", f"/v1/plans/{plan_id}/export", params=params or None)
-        export = decoded(Export, answer)
+        export = self._get(Export, f"/v1/plans/{_id(plan)}/export", params)
         if save_dir is not None:
             save(export.files, Path(save_dir))
         return export
 
     def measure(self, plan: Plan | str, measured: Json, *, idempotency_key: str | None = None) -> Learnt:
-        """What is learnt from a run of a plan.
+        """Report a measured run of a plan, and return what the service learnt from it.
 
         ``measured``: ``step_time_s``, ``peak_memory_bytes`` (with ``memory_kind``, ``memory_rank``), or
-        ``out_of_memory``; a key of your own makes one run one measurement however often it is told.
+        ``out_of_memory``; a key of your own makes one run one measurement however often it is reported.
 
         Raises:
             InvalidRequestError: a field is wrong, or no machine can have measured that.
         """
-        plan_id = plan if isinstance(plan, str) else plan.plan_id
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        path = f"/v1/plans/{plan_id}/measurements"
-        return decoded(Learnt, self._transport.ask("POST", path, json=dict(measured), headers=headers))
+        return self._post(Learnt, f"/v1/plans/{_id(plan)}/measurements", measured, idempotency_key)
 
     def verify(self, plan: Plan | str, *, timeout_s: float = 900.0) -> Verification:
-        """Let the plan's launcher build it without a GPU, and wait for what it says.
+        """Let the plan's launcher build it without a GPU, and wait for its verdict.
 
         Raises:
             NotReadyError: its environment is not installed where the service runs; the message says how.
             TimeoutError: it takes longer than ``timeout_s``.
         """
-        plan_id = plan if isinstance(plan, str) else plan.plan_id
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
-        asked = self._transport.ask("POST", f"/v1/plans/{plan_id}:verify", headers=headers)
-        found = decoded(Verification, asked)
-        until = time.monotonic() + timeout_s
+        plan_id, until = _id(plan), time.monotonic() + timeout_s
+        found = self._post(Verification, f"/v1/plans/{plan_id}:verify", None, None)
         while found.state != "done":
             if time.monotonic() > until:
                 raise TimeoutError(f"plan {plan_id} is {found.state} after {timeout_s:g} s")
             time.sleep(VERIFY_LOOK_S)
-            path = f"/v1/plans/{plan_id}/verification"
-            found = decoded(Verification, self._transport.ask("GET", path))
+            found = self._get(Verification, f"/v1/plans/{plan_id}/verification")
         return found
 
     def replan(
@@ -243,9 +257,7 @@ class Client:
         Raises:
             InvalidRequestError: nodes that the job never had, another model's checkpoint.
         """
-        path = f"/v1/jobs/{_id(job)}:replan"
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        found = decoded(Replan, self._transport.ask("POST", path, json=dict(changed), headers=headers))
+        found = self._post(Replan, f"/v1/jobs/{_id(job)}:replan", changed, idempotency_key)
         if save_dir is not None and found.files:
             save(found.files, Path(save_dir))
         return found
@@ -265,18 +277,14 @@ class Client:
         Raises:
             InvalidRequestError: ``problem.errors`` names job and field.
         """
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        params = {"fresh": "true"} if fresh else None
-        body = {**fleet, "labels": dict(labels)} if labels else dict(fleet)
-        made = self._transport.ask("POST", "/v1/fleets", json=body, headers=headers, params=params)
-        return decoded(Fleet, made)
+        body = _labelled(fleet, labels)
+        return self._post(Fleet, "/v1/fleets", body, idempotency_key, fresh=fresh)
 
     def fleet(self, fleet: Fleet | str, *, newest: bool = False) -> Fleet:
-        """A fleet as it is now; ``newest``: the last that planned it anew and has a schedule."""
-        found = decoded(Fleet, self._transport.ask("GET", f"/v1/fleets/{_id(fleet)}"))
-        best = found
+        """Return a fleet in its present state; ``newest``: the last re-plan of it that has a schedule."""
+        best = found = self._get(Fleet, f"/v1/fleets/{_id(fleet)}")
         while newest and found.replanned_as:
-            found = decoded(Fleet, self._transport.ask("GET", f"/v1/fleets/{found.replanned_as}"))
+            found = self._get(Fleet, f"/v1/fleets/{found.replanned_as}")
             best = found if found.answer and found.answer.jobs else best
         return best
 
@@ -286,10 +294,7 @@ class Client:
         Raises:
             InvalidRequestError: there is no such filter; ``problem.errors`` names it.
         """
-        query = dict(wanted)
-        if labels:
-            query["labels"] = ",".join(f"{name}={value}" for name, value in labels.items())
-        for page in self._pages(FleetPage, "/v1/fleets", query):
+        for page in self._pages(FleetPage, "/v1/fleets", _selecting(labels, wanted)):
             yield from page.fleets
 
     def replan_fleet(self, fleet: Fleet | str, state: Json, *, idempotency_key: str | None = None) -> Fleet:
@@ -302,9 +307,7 @@ class Client:
             NotReadyError: the fleet has no schedule, or none yet.
             InvalidRequestError: running jobs hold more nodes than are left.
         """
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        path = f"/v1/fleets/{_id(fleet)}:replan"
-        return decoded(Fleet, self._transport.ask("POST", path, json=dict(state), headers=headers))
+        return self._post(Fleet, f"/v1/fleets/{_id(fleet)}:replan", state, idempotency_key)
 
     def export_fleet(
         self, fleet: Fleet | str, save_dir: str | Path | None = None, *, job: str | None = None
@@ -317,7 +320,7 @@ class Client:
         Raises:
             NotReadyError: the fleet has no schedule, or none yet.
         """
-        found = decoded(FleetFiles, self._transport.ask("GET", f"/v1/fleets/{_id(fleet)}/export"))
+        found = self._get(FleetFiles, f"/v1/fleets/{_id(fleet)}/export")
         if job is not None:
             own = {name: text for name, text in found.files.items() if name.startswith(f"{job}/")}
             found = replace(found, files={name.split("/", 1)[1]: text for name, text in own.items()})
@@ -331,24 +334,20 @@ class Client:
             yield from page.profiles
 
     def profile(self, profile_id: str) -> StoredProfile:
-        """One stored profile with its document."""
-        return decoded(StoredProfile, self._transport.ask("GET", f"/v1/profiles/{profile_id}"))
+        """Return one stored profile with its document."""
+        return self._get(StoredProfile, f"/v1/profiles/{profile_id}")
 
     def keep_profile(self, document: Json) -> StoredProfile:
-        """A calibration or a measured profile, kept; the same document again is the same profile."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
-        kept = self._transport.ask("POST", "/v1/profiles", json=dict(document), headers=headers)
-        return decoded(StoredProfile, kept)
+        """Store a calibration or a measured profile; the same document again is the same profile."""
+        return self._post(StoredProfile, "/v1/profiles", document, None)
 
     def report(self, job_or_plan: Job | Plan) -> str:
-        """The report of a job's ranking, or of one plan, as an HTML page of its own."""
-        where = (
-            f"plans/{job_or_plan.plan_id}" if isinstance(job_or_plan, Plan) else f"jobs/{job_or_plan.id}"
-        )
-        return self._transport.send("GET", f"/v1/{where}/report").text
+        """Return the report of a job's ranking, or of one plan, as an HTML page of its own."""
+        kind = "plans" if isinstance(job_or_plan, Plan) else "jobs"
+        return self._transport.send("GET", f"/v1/{kind}/{_id(job_or_plan)}/report").text
 
     def cancel(self, job: Job | str) -> Job:
-        """The job after the wish to cancel it; a finished one stays as it is."""
+        """Cancel a job, and return it; a finished one does not change."""
         return decoded(Job, self._transport.ask("POST", f"/v1/jobs/{_id(job)}:cancel"))
 
     def delete(self, job: Job | str) -> None:
@@ -357,12 +356,11 @@ class Client:
 
     def usage(self, *, days: int = 30) -> tuple[KeyUsage, ...]:
         """Return the CPU seconds of searches by key and day (UTC), newest day first, today included."""
-        found = self._transport.ask("GET", "/v1/usage", params={"days": days})
-        return decoded(UsageList, found).usage
+        return self._get(UsageList, "/v1/usage", {"days": days}).usage
 
     def workers(self) -> tuple[Worker, ...]:
         """Return the workers that are alive, with the job of each."""
-        return decoded(WorkerList, self._transport.ask("GET", "/v1/workers")).workers
+        return self._get(WorkerList, "/v1/workers").workers
 
     def predict(
         self, problem: Json, configuration: Json | Plan | None = None, *, launch_file: Json | None = None
@@ -380,15 +378,32 @@ class Client:
             body["launch_file"] = dict(launch_file)
         return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
 
+    def _get(
+        self, kind: type[Record], path: str, params: Mapping[str, str | int | float] | None = None
+    ) -> Record:
+        return decoded(kind, self._transport.ask("GET", path, params=params or None))
+
+    def _post(
+        self, kind: type[Record], path: str, body: Json | None, key: str | None, *, fresh: bool = False
+    ) -> Record:
+        """Send a body under an idempotency key, which may be the caller's own."""
+        reply = self._transport.ask(
+            "POST", path,
+            json=None if body is None else dict(body),
+            headers={"Idempotency-Key": key or uuid.uuid4().hex},
+            params={"fresh": "true"} if fresh else None,
+        )  # fmt: skip
+        return decoded(kind, reply)
+
     def _pages(
         self, kind: type[Page], path: str, query: Mapping[str, str | float] | None = None
     ) -> Iterator[Page]:
-        """Every page of a list, each read when it is asked for."""
+        """Yield every page of a list, each read when it is asked for."""
         token: str | None = ""
         while token is not None:
             params: dict[str, str | int | float] = {"page_size": PAGE_SIZE, **(query or {})}
             params.update({"page_token": token} if token else {})
-            page = decoded(kind, self._transport.ask("GET", path, params=params))
+            page = self._get(kind, path, params)
             yield page
             token = page.next_page_token
 
@@ -397,5 +412,15 @@ def _spelled(value: str | float) -> str | float:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _id(job: Job | str) -> str:
-    return job if isinstance(job, str) else job.id
+def _id(of: Job | Plan | str) -> str:
+    return of if isinstance(of, str) else of.plan_id if isinstance(of, Plan) else of.id
+
+
+def _labelled(body: Json, labels: Mapping[str, str] | None) -> Json:
+    return {**body, "labels": dict(labels)} if labels else body
+
+
+def _selecting(labels: Mapping[str, str] | None, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of a list: its filters, and the labels that all entries have."""
+    named = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
+    return {**wanted, "labels": named} if named else dict(wanted)

@@ -70,22 +70,6 @@ def refuse(status: int, *, retry_after: str | None = None) -> Fault:
     return fault
 
 
-def break_off_after(num_events: int) -> Fault:
-    """Hang up in the middle of the event after so many."""
-
-    def fault(connection: Handler, answer: httpx.Response) -> None:
-        _head(connection, answer)
-        begun = 0
-        for line in answer.iter_lines():
-            begun += line.startswith("event:")
-            connection.wfile.write(f"{line}\n".encode())
-            connection.wfile.flush()
-            if begun > num_events:
-                return
-
-    return fault
-
-
 def _head(connection: Handler, answer: httpx.Response) -> None:
     connection.send_response(answer.status_code)
     for name, value in answer.headers.items():

@@ -16,7 +16,11 @@ SCHEMAS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "docs" / "openapi.json").read_text()
 )["components"]["schemas"]
 PROGRESS = {"stage": "solving", "explored": 3, "total": 7, "elapsed_s": 1}
-EVENT = {"job_id": "a", "state": "running", "at": "2026-11-20T14:00:00Z", "cancel_requested": False}
+MOMENT = "2026-11-20T14:00:00Z"
+JOB: dict[str, object] = {
+    "id": "a", "state": "running", "created_at": MOMENT, "expires_at": MOMENT, "priority": 5, "attempts": 1,
+    "cancel_requested": False, "links": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,6 @@ EVENT = {"job_id": "a", "state": "running", "at": "2026-11-20T14:00:00Z", "cance
         (answers.Job, "JobDetail"),
         (answers.JobPage, "JobPage"),
         (answers.Progress, "ProgressView"),
-        (answers.Event, "EventView"),
         (answers.Export, "ExportView"),
         (answers.Infeasibility, "Infeasibility"),
         (answers.KeyUsage, "UsageView"),
@@ -77,22 +80,22 @@ def test_a_plan_as_the_service_writes_it_is_read_whole() -> None:
 
 
 def test_moments_are_in_utc_and_whole_numbers_are_numbers() -> None:
-    event = decoded(answers.Event, {**EVENT, "progress": PROGRESS})
-    assert event.at == datetime(2026, 11, 20, 14, tzinfo=UTC)
-    assert event.progress is not None
-    assert (event.progress.elapsed_s, event.progress.gap) == (1.0, None)
+    job = decoded(answers.Job, {**JOB, "progress": PROGRESS})
+    assert job.created_at == datetime(2026, 11, 20, 14, tzinfo=UTC)
+    assert job.progress is not None
+    assert (job.progress.elapsed_s, job.progress.gap) == (1.0, None)
 
 
 def test_what_a_newer_service_adds_is_left_out() -> None:
-    event = decoded(answers.Event, {**EVENT, "mood": "fine", "state": "paused"})
-    assert str(event.state) == "paused"
+    job = decoded(answers.Job, {**JOB, "mood": "fine", "state": "paused"})
+    assert str(job.state) == "paused"
 
 
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"at": None}, "/at"),
-        ({"at": "yesterday"}, "/at"),
+        ({"created_at": None}, "/created_at"),
+        ({"created_at": "yesterday"}, "/created_at"),
         ({"cancel_requested": 1}, "/cancel_requested"),
         ({"progress": []}, "/progress"),
         ({"progress": {**PROGRESS, "explored": True}}, "/progress/explored"),
@@ -101,9 +104,9 @@ def test_what_a_newer_service_adds_is_left_out() -> None:
 )
 def test_what_is_no_such_record_is_refused_by_place(changes: dict[str, object], where: str) -> None:
     with pytest.raises(UnexpectedAnswerError, match=f"^{where}: "):
-        decoded(answers.Event, {**EVENT, **changes})
+        decoded(answers.Job, {**JOB, **changes})
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(UnexpectedAnswerError, match=r"^/at: missing"):
-        decoded(answers.Event, {name: value for name, value in EVENT.items() if name != "at"})
+    with pytest.raises(UnexpectedAnswerError, match=r"^/created_at: missing"):
+        decoded(answers.Job, {name: value for name, value in JOB.items() if name != "created_at"})

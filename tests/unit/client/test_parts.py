@@ -1,4 +1,4 @@
-"""The small parts of the client: frames, pauses, errors, files; and what it may import."""
+"""The small parts of the client: pauses, errors, files; and what it may import."""
 
 import ast
 import os
@@ -23,27 +23,10 @@ from meshwright_client.errors import (
     UnexpectedAnswerError,
     error_of,
 )
-from meshwright_client.events import Frame, frames
 from meshwright_client.files import save
 from meshwright_client.transport import pause_before, retry_after_s
 
 PACKAGE = Path(__file__).parents[3] / "client" / "meshwright_client"
-
-
-def test_frames_are_whole_events_and_signs_of_life() -> None:
-    lines = [
-        "retry: 1000",
-        "",
-        ": alive",
-        "",
-        "event: queued",
-        "data: {",
-        "data:}",
-        "id: 7",
-        "",
-        "data: half",
-    ]
-    assert list(frames(lines)) == [Frame(), Frame(id="7", data="{\n}")]
 
 
 def test_retry_after_is_a_number_or_a_date() -> None:
