@@ -122,7 +122,6 @@ def kept_child() -> Iterator[None]:
 
 
 def _end(child: Child) -> None:
-    """Kill a child; it holds nothing worth saving."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
@@ -196,11 +195,6 @@ class Judge:
             return False
         _compare(question, verdict)
         return True
-
-    @property
-    def runs(self) -> bool:
-        """Return whether a child is running."""
-        return self._child is not None
 
     def ask(self, request: Mapping[str, Any], watch: Watch) -> Mapping[str, Any] | None:
         """Return the child's proved verdict; None if it is stopped, out of time or gone.

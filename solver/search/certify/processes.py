@@ -8,40 +8,9 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO
 
 from meshwright.solver.search.certify import child
-
-
-class Child(Protocol):
-    """The part of ``subprocess.Popen`` that the judge uses."""
-
-    @property
-    def pid(self) -> int:
-        """Return its process number."""
-        ...
-
-    @property
-    def stdin(self) -> IO[bytes] | None:
-        """Return where questions are written."""
-        ...
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Return where verdicts are read."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None: it runs."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it."""
-        ...
-
-    def wait(self) -> int | None:
-        """Wait for its end and return its exit status."""
-        ...
 
 
 def started() -> Child:
@@ -85,6 +54,8 @@ def _answer(questions: int, verdicts: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Copy:
+    """A fork of this process with as much of the interface of ``Popen`` as the judge uses."""
+
     pid: int
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -106,3 +77,6 @@ class _Copy:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+
+Child = subprocess.Popen[bytes] | _Copy

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 from ortools.sat.python import cp_model
 
 from meshwright.solver.search.certify.request import LARGEST, Request, is_expressible
+from meshwright.solver.search.cp_sat import solver_within
 
 Linear = cp_model.LinearExpr | int
 
@@ -97,7 +97,6 @@ def _count_layers(decision: Decision) -> None:
 
 
 def _own_replays(model: cp_model.CpModel, request: Request, num_chunks: int) -> list[Linear]:
-    """Return recomputed layers of each chunk if stages have own counts; 0 if no row has."""
     if not any(row.by_stage for row in request.rows):
         return [0] * num_chunks
     return [model.new_int_var(0, request.num_layers, f"replayed_{c}") for c in range(num_chunks)]
@@ -316,49 +315,25 @@ def _summed(decision: Decision, row: int) -> list[Terms]:
 # How CP-SAT is run: one thread, a seed, limits, and a complete hint.
 
 
-class SolverLimits(Protocol):
-    """Limits that every request sets for its run."""
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the search."""
-        ...
-
-    @property
-    def time_limit_s(self) -> float:
-        """Return the wall-clock limit in seconds."""
-        ...
-
-    @property
-    def deterministic_limit(self) -> float:
-        """Return the limit on CP-SAT's own clock."""
-        ...
-
-
-def solver_of(limits: SolverLimits) -> cp_model.CpSolver:
-    """Return a solver of one thread, with the request's seed and limits; the parent handles Ctrl-C.
+def solver_of(request: Request) -> cp_model.CpSolver:
+    """Return a solver of one thread, with the request's seed and limits.
 
     It runs without presolve, which takes five to ten times what the search after it does, and calls optimal
     what is not where it looks for constraints inside others (OR-Tools 9.15, google/or-tools issue 5293).
     """
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.num_workers = 1
-    parameters.random_seed = limits.seed
-    parameters.max_time_in_seconds = limits.time_limit_s
-    parameters.max_deterministic_time = limits.deterministic_limit
-    parameters.cp_model_presolve = False
-    parameters.catch_sigint_signal = False
+    solver: cp_model.CpSolver = solver_within(cp_model, request.deterministic_limit, request.seed)
+    solver.parameters.max_time_in_seconds = request.time_limit_s
+    solver.parameters.cp_model_presolve = False
     return solver
 
 
-def complete_the_hint(model: cp_model.CpModel, limits: SolverLimits) -> None:
+def complete_the_hint(model: cp_model.CpModel, request: Request) -> None:
     """Hint every variable, also those that follow from the incumbent's choices and boundaries.
 
     With the choices fixed what is left is propagation. An incumbent that the model refuses leaves the hint
     unchanged: the verdict, another minimum than the exact program's, then shows it.
     """
-    solver = solver_of(limits)
+    solver = solver_of(request)
     solver.parameters.fix_variables_to_their_hinted_value = True
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return
