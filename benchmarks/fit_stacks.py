@@ -62,7 +62,7 @@ from meshwright.profiles.profile import (
 )
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.observations import ProfileOf
-from meshwright.solver.cost.uncertainty import SPREADS_FILE, forget_spreads
+from meshwright.solver.cost.uncertainty import SPREADS_FILE, catalog_spreads
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CALIBRATION_RUNS = (4, 16)  # at which the scale of calibrated spreads is judged
@@ -228,7 +228,7 @@ def _write_spreads(spreads: Mapping[str, Mapping[str, float]]) -> None:
     """Write the file of spreads back under its header."""
     text = yaml.safe_dump(dict(spreads), sort_keys=False, default_flow_style=None, width=100)
     SPREADS_FILE.write_text(_header(SPREADS_FILE) + text, encoding="utf-8")
-    forget_spreads()
+    catalog_spreads.cache_clear()
 
 
 def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:

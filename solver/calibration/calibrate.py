@@ -292,8 +292,8 @@ def calibrate(
     possible, reasons = _to_learn_from(observations, profile_of)
     timed = [one for one in possible if one.step_time_s is not None]
     time = _time_part(timed, profile_of) if timed else None
-    expected = [(one, _expected(one, profile_of)) for one in possible]
-    memory = _memory_part([_judged(one, blind) for one, blind in expected], profile_of)
+    expected = [(one, expected_memory(one, profile_of)) for one in possible]
+    memory = _memory_part([memory_observation(one, blind) for one, blind in expected], profile_of)
     return Calibration(
         cluster=cluster,
         stack=_stack_of(possible, profile_of),
@@ -438,7 +438,8 @@ def _memory_part(observations: Sequence[Observation | None], profile_of: Profile
     )
 
 
-def _expected(one: Observation, profile_of: ProfileOf) -> Prediction | None:
+def expected_memory(one: Observation, profile_of: ProfileOf) -> Prediction | None:
+    """Return the uncalibrated prediction of a run with a known peak, or that ran out of memory."""
     if one.peak_memory_bytes is None and not one.out_of_memory:
         return None
     return predict(one.problem, profile_of(one), one.configuration)
@@ -458,13 +459,8 @@ def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
     )
 
 
-def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
-    """Return the run as its memory is to be judged; None if it is uninformative."""
-    return _judged(one, _expected(one, profile_of))
-
-
-def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
-    """Return ``memory_observation`` for a known prediction of the run."""
+def memory_observation(one: Observation, blind: Prediction | None) -> Observation | None:
+    """Return the run as its memory is judged, given its prediction; None if it is uninformative."""
     if blind is None:
         return None
     judged_as = memory_configuration(one, blind)

@@ -94,21 +94,6 @@ TIME_WIDTHS: Mapping[str, float] = {
     "expert_exposed": 0.3, "gather_exposed": 0.4, "transfer_exposed": 0.4,
     "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
 }  # fmt: skip
-# Where the global level is expected before any run is heard: 1 where operators or links were measured
-# themselves, else counted bytes and usual figures. What leaves runs out of a fit starts from these, too.
-TIME_CENTRES: Mapping[str, float] = {
-    "gemm": 1.0, "attention": 0.9,  # of the best kernel's table: rotary copies and launches come on top
-    "grouped_gemm": 0.8,
-    "permute_bytes": 56.0,  # index and copy both ways: 28 at the share of fused operators below
-    "score_gemm": 0.3, "score_bytes": 9.0,  # of peak; 2 + 2 + 2 + 2 and a mask
-    "hbm": 0.9, "elementwise": 0.5,  # half of the least traffic stays in caches or is fused away
-    "loss_bytes": 30.0,  # 2-byte logits, fp32 copies read and written, gradients
-    "floor_s": 9e-4, "floor_moe": 1.0, "floor_tensor": 0.35, "floor_across": 1.7,
-    "collective_latency_s": 5e-5, "fast_link": 1.0, "network": 0.75,
-    "tensor_exposed": 0.3, "expert_exposed": 0.25, "gather_exposed": 0.5, "transfer_exposed": 0.3,
-    "update_bytes": 30.0,  # fused AdamW (profiles/optimizers.py)
-    "straggler": 1e-3, "fixed_s": 0.015,
-}  # fmt: skip
 MEMORY_WIDTHS: Mapping[str, float] = {
     "activation": 0.15, "base_bytes": 0.5, "context_bytes": 0.4, "reserve": 0.05,
 }  # fmt: skip

@@ -63,11 +63,6 @@ def catalog_spreads() -> dict[str, dict[str, float]]:
     return spreads
 
 
-def forget_spreads() -> None:
-    """Drop the cached spreads of the catalog, after they were changed."""
-    catalog_spreads.cache_clear()
-
-
 def doubts() -> Doubts:
     """Return the doubts of the catalog."""
     own = catalog_spreads()["uncalibrated"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from meshwright.solver.fleet.problem import (
     Minutes,
     Score,
     common_choices,
-    in_order,
     lateness_of,
 )
 
@@ -38,10 +38,11 @@ _SLACK = 1e-6  # rounding of the bound
 
 def heads_of(fleet: Fleet, minutes: Durations) -> dict[str, int]:
     """Return the earliest start of every job: its release, and the quickest runs of those before it."""
-    found = dict[str, int]()
-    for job in in_order(fleet):
+    found, jobs = dict[str, int](), {job.name: job for job in fleet.jobs}
+    for name in TopologicalSorter({job.name: job.after for job in fleet.jobs}).static_order():
+        job = jobs[name]
         ends = (found[one] + min(minutes[one].values()) for one in job.after)
-        found[job.name] = job.start_min if job.start_min is not None else max([job.release_min, *ends])
+        found[name] = job.start_min if job.start_min is not None else max([job.release_min, *ends])
     return found
 
 

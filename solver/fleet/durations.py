@@ -29,7 +29,7 @@ _SHORTER = 1.0 - 1e-9  # rounding of a bound
 _STOPPED = "stopped before every job had a plan"
 
 
-def least_step_s(problem: Problem, profile: Profile, should_stop: ShouldStop = lambda: False) -> float:
+def least_step_s(problem: Problem, profile: Profile, should_stop: ShouldStop) -> float:
     """Return a lower bound on the step of every plan; infinite: none fits.
 
     It is the step of the fastest layout of all variants that a search would rank, proved, but without the
@@ -84,16 +84,13 @@ class PlannedDurations:
         digest = problem_digest(problem)
         if digest not in self.answers:
             self.on_search(job, choice)
-            found = self._searched(problem)
+            if self.search is not None:
+                self.answers[digest] = self.search(problem, self.should_stop)
+            else:
+                self.answers[digest] = ask(problem, self.profile_of(problem), should_stop=self.should_stop)
             if self.should_stop():
                 self.cut.add(digest)
-            self.answers[digest] = found
         return self.answers[digest]
-
-    def _searched(self, problem: Problem) -> Answer:
-        if self.search is not None:
-            return self.search(problem, self.should_stop)
-        return ask(problem, self.profile_of(problem), should_stop=self.should_stop)
 
     @property
     def whole_answers(self) -> dict[str, Answer]:

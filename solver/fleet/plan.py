@@ -30,8 +30,6 @@ from meshwright.solver.fleet.problem import (
 )
 from meshwright.solver.fleet.rules import Builder, RuleResult, by_rules
 
-OBJECTIVES = ("weighted_lateness", "last_end", "cost")
-
 
 class SearchedDurations(Protocol):
     """Durations of jobs: bounds at once, exact ones by a search."""
@@ -47,7 +45,6 @@ class SearchedDurations(Protocol):
 class Objective:
     """One objective of the answer, with its proof."""
 
-    name: str
     value: int
     bound: int
 
@@ -64,7 +61,7 @@ class FleetAnswer:
     status: Literal["optimal", "feasible"]
     decided_by: str  # cp-sat, or the rule with a schedule as good
     schedule: Schedule
-    objectives: tuple[Objective, ...]
+    objectives: tuple[Objective, ...]  # weighted lateness, last end, cost
     rules: tuple[RuleResult, ...]
     searched: int = 0  # choices that were searched
     choices: int = 0  # choices with a bound on their duration
@@ -220,7 +217,7 @@ def plan_fleet(
     least: Mapping[str, Mapping[NodeChoice, int]],
     source: SearchedDurations,
     at: Callable[[str, str], str],
-    limits: Limits | None = None,
+    limits: Limits,
 ) -> FleetAnswer:
     """Return the schedule of a fleet.
 
@@ -230,7 +227,6 @@ def plan_fleet(
         InvalidProblemError: as ``require_room``, also where searches leave a job without a plan; or no
             schedule keeps the pinned starts.
     """
-    limits = limits or Limits()
     known = _Known(fleet, source, {job: dict(own) for job, own in least.items()})
     choices = sum(map(len, known.minutes.values()))
     require_room(fleet, known.minutes, at)
@@ -275,7 +271,7 @@ def _finished(
 ) -> FleetAnswer:
     """Return the best schedule of exact durations, and the bounds of all that are known."""
     exact = known.only_exact()
-    proved = settled and found.proved == len(OBJECTIVES)
+    proved = settled and found.proved == len(found.value)
     orders = _PROVED_ORDERS if proved else int(_ORDERS_PER_EFFORT * limits.effort)
     rules = by_rules(fleet, exact, orders=orders, seed=limits.seed, ended=limits.ended)
     best = rules[-1].schedule if rules else found.schedule if settled else None
@@ -293,8 +289,7 @@ def _finished(
         value = Score.of(fleet, best)
         bound = Score(*map(max, bounds_of(fleet, known.minutes, value, rounds=_PRICE_ROUNDS), bound))
     objectives = tuple(
-        Objective(name=name, value=reached, bound=min(low, reached))
-        for name, reached, low in zip(OBJECTIVES, value, bound, strict=True)
+        Objective(value=reached, bound=min(low, reached)) for reached, low in zip(value, bound, strict=True)
     )
     is_proved = not any(one.gap for one in objectives)
     as_good = next((one.rule for one in rules if one.value <= value), None)

@@ -238,15 +238,14 @@ def without(fleet: Fleet, names: Iterable[str]) -> tuple[Fleet, tuple[str, ...]]
         job.name for job in fleet.jobs if job.name not in left_out and left_out & {*job.after}
     } | {job.name for job in fleet.jobs if job.name not in left_out and job.as_many_nodes_as in left_out}:
         left_out |= more
-    kept = tuple(job for job in fleet.jobs if job.name not in left_out)
-    cleaned = tuple(job if not left_out & {*job.never_with} else _never_with(job, left_out) for job in kept)
-    return Fleet(kinds=fleet.kinds, jobs=cleaned), tuple(
+    kept = tuple(
+        replace(job, never_with=tuple(one for one in job.never_with if one not in left_out))
+        for job in fleet.jobs
+        if job.name not in left_out
+    )
+    return Fleet(kinds=fleet.kinds, jobs=kept), tuple(
         job.name for job in fleet.jobs if job.name in left_out - first
     )
-
-
-def _never_with(job: FleetJob, left_out: set[str]) -> FleetJob:
-    return replace(job, never_with=tuple(one for one in job.never_with if one not in left_out))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -304,14 +303,3 @@ def keeps_pins(fleet: Fleet, schedule: Schedule) -> bool:
             for one, other in (pairs_apart(fleet) if pinned else ())
         )
     )
-
-
-def in_order(fleet: Fleet) -> tuple[FleetJob, ...]:
-    """Return the jobs so that each follows those that it comes after."""
-    placed, waiting, found = set[str](), list(fleet.jobs), list[FleetJob]()
-    while waiting:
-        ready = next(job for job in waiting if placed.issuperset(job.after))
-        waiting.remove(ready)
-        placed.add(ready.name)
-        found.append(ready)
-    return tuple(found)

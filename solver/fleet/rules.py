@@ -22,7 +22,6 @@ from meshwright.solver.fleet.problem import (
     Score,
     common_choices,
     equal_counts,
-    in_order,
     keeps_pins,
     lateness_of,
     pairs_apart,
@@ -76,7 +75,6 @@ class Builder:
             self.apart.setdefault(one, []).append(other)
             self.apart.setdefault(other, []).append(one)
         self.alike = {name: some for some in equal_counts(fleet) for name in some}
-        self.topological = [job.name for job in in_order(fleet)]
 
     def build(self, order: Sequence[str], taste: Taste = "soonest", fixed: Fixed | None = None) -> Schedule:
         """Return the schedule that places jobs in this order, each after those that it waits for.
@@ -217,8 +215,5 @@ def local_search(
     return best
 
 
-_FREE_ONE, _DRAW_ONE, _FREE_ALL = (
-    0.45,
-    0.75,
-    0.95,
-)  # shares of changes: the moved job's choice is open, is drawn; all are open
+# Shares of changes: the choice of the moved job is open, is drawn; all choices are open.
+_FREE_ONE, _DRAW_ONE, _FREE_ALL = 0.45, 0.75, 0.95

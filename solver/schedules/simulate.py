@@ -24,17 +24,6 @@ from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHA
 
 MAX_PASSES = 2**18  # of all ranks together; about a twentieth of a second
 _AUTOMATIC_PASSES = 2**15  # the same where the order is made on the way
-Pass = tuple[bool, int, int]  # forward?, chunk in model order, micro-batch
-
-
-def rank_order(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[Pass]:
-    """Return one rank's passes in their order; the backward pass is not split."""
-    slots = slots_of(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule)
-    located = [divmod(slot, num_microbatches) for slot in slots]
-    last = pp * vpp
-    return [
-        (block <= last, block - 1 if block <= last else 2 * last - block, micro) for block, micro in located
-    ]
 
 
 def rank_finish_s(

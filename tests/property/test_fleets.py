@@ -159,9 +159,9 @@ def test_small_fleets_on_nodes_of_two_kinds_get_the_best_of_all_schedules(
     best = best_of_all(jobs, KINDS, PRICES)
     if best is None:
         with pytest.raises(InvalidProblemError, match="as_many_nodes_as"):
-            plan_fleet(fleet, least, source, at)
+            plan_fleet(fleet, least, source, at, Limits())
         return
-    answer = plan_fleet(fleet, least, source, at)
+    answer = plan_fleet(fleet, least, source, at, Limits())
     found = {name: ((*run.choice,), run.start_min) for name, run in answer.schedule.items()}
     assert answer.status == "optimal"
     assert list(broken(jobs, KINDS, found)) == []

@@ -349,11 +349,10 @@ def complete_the_hint(model: cp_model.CpModel, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpSatResult:
-    """Result of CP-SAT; ``objective_us`` and ``bound_us`` are whole microseconds."""
+    """Result of CP-SAT; ``objective_us`` is in whole microseconds."""
 
     status: str  # OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN, MODEL_INVALID
     objective_us: int | None = None
-    bound_us: int | None = None
     row: int | None = None
     split: tuple[int, ...] | None = None
 
@@ -383,7 +382,6 @@ def judge(request: Request) -> CpSatResult:
     return CpSatResult(
         status=solver.status_name(status),
         objective_us=round(solver.objective_value),
-        bound_us=round(solver.best_objective_bound),
         row=row,
         split=tuple(end - start for start, end in pairwise(edges)),
     )

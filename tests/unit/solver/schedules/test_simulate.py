@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from meshwright.solver.configuration import SCHEDULES, FloatArray
 from meshwright.solver.problem import InvalidPlanError
+from meshwright.solver.schedules.orders import slots_of
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, takes_chunks
-from meshwright.solver.schedules.simulate import finish_of_many_s, rank_finish_s, rank_order, waves_of
+from meshwright.solver.schedules.simulate import finish_of_many_s, rank_finish_s, waves_of
 from meshwright.solver.search import candidates as arrange
 from meshwright.solver.search.candidates import Ends, PipelineShape
 from meshwright.solver.search.splits import windows
@@ -39,6 +40,18 @@ def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
     plain = rank_finish_s([1.0] * 2, [2.0] * 2, pp=2, num_microbatches=4, schedule="1f1b")
     halves = rank_finish_s([0.5] * 4, [1.0] * 4, pp=2, num_microbatches=4, schedule="interleaved_1f1b")
     assert (max(plain), max(halves)) == (15.0, 13.5)
+
+
+def rank_order(
+    rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str
+) -> list[tuple[bool, int, int]]:
+    """One rank's passes in their order: forward or not, chunk in model order, micro-batch."""
+    slots = slots_of(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule)
+    located = [divmod(slot, num_microbatches) for slot in slots]
+    last = pp * vpp
+    return [
+        (block <= last, block - 1 if block <= last else 2 * last - block, micro) for block, micro in located
+    ]
 
 
 def test_gpipe_runs_all_forward_passes_first() -> None:
