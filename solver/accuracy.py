@@ -454,7 +454,6 @@ def _predicted(
 
 
 def _unless_too_fast(run: Run) -> Run:
-    """Return the run; refused if its step is shorter than its FLOPs take at peak."""
     seconds = run.measured.step_time_s
     if run.shape is None or seconds is None:
         return run

@@ -65,7 +65,6 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check ZeRO++ and Twin-Flow: stage, ranks, and where the states are."""
     options, model, ranks = problem.workload.framework_options, problem.model, config.data_parallel_size
     size = int(options.get("secondary_shard_size", 1))
     if config.zero_stage == 3 and size > 1:  # noqa: PLR2004 - the stage that shards weights
@@ -446,7 +445,6 @@ def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _exchanging(config: Configuration) -> int:
-    """Return the ranks of a context-parallel group that exchange heads for tokens."""
     exchange, both, _ring = config.context_parallel_mode.partition("+")
     if both:
         return int(exchange.rpartition("_")[2])

@@ -32,7 +32,6 @@ class _Stop:
     heard_s: float = math.inf  # of the monotonic clock
 
     def __call__(self) -> bool:
-        """Return whether the caller asked; stays true once it did."""
         if self.heard_s == math.inf and self.asked():
             self.heard_s = time.monotonic()
         return self.heard_s < math.inf

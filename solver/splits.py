@@ -129,7 +129,6 @@ class Prescribed:
         return cls(asked=asked, balanced=problem.model if own else None)
 
     def __bool__(self) -> bool:
-        """Return whether anything is prescribed."""
         return bool(self.asked) or self.balanced is not None
 
     def splits(self, columns: Columns) -> list[Split | None]:

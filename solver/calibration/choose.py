@@ -42,7 +42,6 @@ class RunCandidates:
     noises: FloatArray  # (n,), log
 
     def __len__(self) -> int:
-        """Return the number of runs."""
         return len(self.features)
 
     @classmethod

@@ -270,13 +270,11 @@ class _Task:
     process: Process
 
     def linearised(self, offsets: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return predictions and their Jacobian."""
         moved = offsets + _STEP * np.eye(len(offsets))
         values = self.evaluate(np.concatenate([offsets[None, :], moved]))
         return values[0], ((values[1:] - values[0]) / _STEP).T
 
     def cost(self, predicted: FloatArray, offsets: FloatArray, precision: FloatArray) -> float:
-        """Return the cost that the fit minimises."""
         error = self.runs.measured - predicted
         return float(error @ precision @ error + ((offsets / self.widths) ** 2).sum())
 

@@ -180,7 +180,6 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
 
 
 def _context_gemms(ctx: Context) -> list[Gemm]:
-    """Return the products of an attention that reads a context: queries, keys and values, the output."""
     model, diffusion = ctx.model, ctx.model.diffusion
     if model.crossing is None or diffusion is None:
         return []
@@ -518,7 +517,6 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
 
 
 def _norms_again_s(ctx: Context) -> FloatArray:
-    """Return the seconds of making the norm of each block again: read and written."""
     norms = _NORM_BYTES * ctx.model.num_blocks
     return np.asarray(norms * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s)
 

@@ -48,7 +48,6 @@ class PassSeconds:
     backward: FloatArray
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
-        """Add both, one after the other."""
         return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
@@ -653,7 +652,6 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
 
 
 def _at_limit(gpu: GpuSpec, limit_w: float) -> GpuSpec:
-    """Return the GPU with its peak rates scaled to the clock under a power limit."""
     clock = clock_share(gpu, limit_w)
     if clock == 1.0:
         return gpu

@@ -116,7 +116,6 @@ def issuing_left(ctx: Context, part: Part) -> FloatArray | float:
 
 
 def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float]:
-    """Return operators of an expert layer's forward pass by the part that a CUDA graph may capture."""
     facts, model = ctx.facts, ctx.model
     attention = _ATTENTION + _LATENT * (model.mla is not None)
     attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes

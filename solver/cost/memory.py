@@ -61,7 +61,6 @@ class StateBytes:
     optimizer: FloatArray
 
     def __add__(self, other: StateBytes) -> StateBytes:
-        """Add both parts."""
         names = [term.name for term in fields(StateBytes)]
         return StateBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -262,7 +261,6 @@ def _index_bytes(ctx: Context) -> FloatArray | float:
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Return bytes kept in the MLP: the activation's input and output; for experts also routed tokens."""
     model, moe = ctx.model, ctx.model.moe
     per_width = _mlp_width_bytes(ctx)
     if kind == "dense" or moe is None:

@@ -46,7 +46,6 @@ class Weights:
     whole: FloatArray | float = 0.0  # of the dense ones, those that weight shards do not divide
 
     def __add__(self, other: Weights) -> Weights:
-        """Add both parts."""
         return Weights(
             dense=self.dense + other.dense, routed=self.routed + other.routed,
             ends=self.ends + other.ends, whole=self.whole + other.whole,

@@ -234,7 +234,6 @@ def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSe
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
-    """Price dispatch and combine of a layer, less the part that shared experts hide."""
     exchange = expert_parallel(ctx)
     shared = shared_expert_gemms(ctx, "moe")
     if not (ctx.facts.shared_expert_overlap and shared):
@@ -482,7 +481,6 @@ def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    """Price every part in order: layer kinds, embedding, head."""
     each = [_parts_of(one, layout) for _, one in ctx.at_lengths]
     return _drained(ctx, _on_the_mean(ctx, each))
 

@@ -160,7 +160,6 @@ class RowPrices(Gathered):
     tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.transfer_s)
 
     @classmethod

@@ -189,7 +189,6 @@ class Alternative:
     is_feasible: bool = field(init=False)  # it is legal and fits
 
     def __post_init__(self) -> None:
-        """Note whether the configuration is feasible."""
         object.__setattr__(self, "is_feasible", not self.broken and not self.short_bytes)
 
 
@@ -212,7 +211,6 @@ _Fallen = tuple[Evaluation, dict[str, float]]
 
 
 def _alternative(judge: RuleJudge, move: Move, now: _Fallen, start: _Fallen) -> Alternative:
-    """Judge one move; ``now`` and ``start``: with and without it."""
     found, fall = now
     short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(found.short_bytes()))
     heaviest = found.stages[-stage]

@@ -239,8 +239,6 @@ class ComparedConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class _PathPoint:
-    """A point of the path."""
-
     change: str
     problem: Problem
     configuration: Configuration
@@ -257,7 +255,6 @@ class _Judged:
 
     @classmethod
     def of(cls, stop: _PathPoint, profile: Profile) -> _Judged:
-        """Predict a stop, and compare it with rules and memory."""
         found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
         prediction = predicted(stop.problem, found[0])
         return cls(

@@ -45,8 +45,6 @@ class ChangeToTry:
 
 @dataclass(frozen=True, slots=True)
 class _AdviceStart:
-    """Starting point of ways."""
-
     term: str
     problem: Problem
     facts: FrameworkFacts
@@ -242,8 +240,6 @@ def reasons_of(
 
 @dataclass(frozen=True, slots=True)
 class _ExplainedConfiguration:
-    """One configuration to explain, with the changes that might help it."""
-
     problem: Problem
     facts: FrameworkFacts
     configuration: Configuration
@@ -252,12 +248,10 @@ class _ExplainedConfiguration:
     others: Sequence[Alternative]
 
     def terms(self) -> list[str]:
-        """Return the largest terms that are losses."""
         lost = {name: value for name, value in self.fall_s.items() if name not in NO_LOSS and value > 0.0}
         return sorted(lost, key=lambda name: -lost[name])[:_LOSSES]
 
     def advice(self, term: str) -> list[ChangeToTry]:
-        """Return changes of any kind that might lower a term."""
         return ways_of(term, self.problem, self.facts, self.configuration, self.others)
 
     def lowering(self, term: str) -> list[Alternative]:
@@ -280,18 +274,15 @@ class _ExplainedConfiguration:
         return {key: some[:_TRIED] for key, some in found.items()}
 
     def advised(self) -> Iterator[ChangeToTry]:
-        """Yield ways that may be advised once checked and simulated."""
         for term in self.terms():
             yield from self.advice(term)
             yield from map(self.way, self.lowering(term))
 
     def hindered(self) -> Iterator[ChangeToTry]:
-        """Yield the ways that a limit stops, to be simulated."""
         for some in self.stopped().values():
             yield from map(self.way, some)
 
     def way(self, one: Alternative) -> ChangeToTry:
-        """Return a single change as a way."""
         return ChangeToTry(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
 
 
@@ -306,7 +297,6 @@ class _Tried:
     def of(
         cls, profile: Profile, advised: Sequence[ChangeToTry], hindered: Iterable[ChangeToTry]
     ) -> _Tried:
-        """Simulate each way once; check those that may be advised."""
         problems = dict[str, Problem]()
         wanted = dict[str, dict[Configuration, None]]()
         checked = {(way.name, way.configuration) for way in advised}
@@ -326,19 +316,15 @@ class _Tried:
         return cls(found, frozenset(right))
 
     def is_right(self, way: ChangeToTry) -> bool:
-        """Return whether the independent check passes a way that may be advised."""
         return (way.name, way.configuration) in self.right
 
     def step_s(self, way: ChangeToTry) -> float:
-        """Return the step under a way."""
         return self.outcomes[way.name, way.configuration][0]
 
     def fall_s(self, way: ChangeToTry) -> dict[str, float]:
-        """Return the waterfall under a way."""
         return self.outcomes[way.name, way.configuration][1]
 
     def saved_s(self, way: ChangeToTry, start: _ExplainedConfiguration, term: str) -> float:
-        """Return the seconds that a way takes off a term of a configuration."""
         return start.fall_s[term] - self.fall_s(way)[term]
 
 

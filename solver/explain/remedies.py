@@ -225,7 +225,6 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]
     near, far = (min(times * now, most) for times in (NODE_FACTORS[-1], _MOST_TIMES_NODES))
 
     def fits(count: int) -> bool:
-        """Return whether so many nodes have room for their lightest configurations."""
         look()
         change = on_nodes(problem, profile, count)
         return have_room(change.problem, change.profile) and not _is_refuted(change.problem, change.profile)

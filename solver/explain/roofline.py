@@ -47,14 +47,12 @@ class _RooflineReader:
     layers: int  # of the kind at hand
 
     def gemm(self, name: str, gemm: Gemm, precision: str) -> OperatorPoint:
-        """Return one plain product."""
         seconds = float(gemm_seconds(self.ctx, [gemm], precision).forward[0])
         return self.point(name, _flops(gemm), _bytes(gemm, precision), seconds, precision)
 
     def point(
         self, name: str, flops: float, moved_bytes: float, seconds: float, precision: str
     ) -> OperatorPoint:
-        """Return one operator."""
         gpu = self.ctx.gpu
         peak = gpu.peak_flops.get(precision) or gpu.peak_bf16_flops
         return OperatorPoint(

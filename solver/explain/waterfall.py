@@ -62,7 +62,6 @@ class _Work:
 
 
 def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArray, FloatArray]:
-    """Return seconds of both for a micro-batch of one length, (n, P) each."""
     layers = [_layer(ctx.of(one), one.kind) for one in layout.kinds]
     head_gemm, head_attention = _head(ctx)
     nothing = np.zeros_like(ctx.t)

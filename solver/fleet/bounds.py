@@ -167,7 +167,6 @@ def _first_of_each(is_least: BoolArray, job_of: IntArray) -> IntArray:
 
 
 def _used(starts: _Starts, chosen: IntArray, edges: FloatArray, kinds: int) -> FloatArray:
-    """Return the node-minutes that the chosen runs use in every interval, by kind."""
     low, high = edges[:-1], edges[1:]
     over = np.minimum(starts.end[chosen, None], high) - np.maximum(starts.start[chosen, None], low)
     used = np.zeros((kinds, len(low)))

@@ -104,22 +104,19 @@ class _Known:
         return took == bound
 
     def only_exact(self) -> Durations:
-        """Return the choices that were searched."""
         return {
             job: {one: took for one, took in own.items() if (job, one) in self.exact}
             for job, own in self.minutes.items()
         }
 
     def unsearched(self, schedule: Schedule) -> list[tuple[str, NodeChoice]]:
-        """Return the choices of a schedule with durations that are bounds."""
         return sorted({(name, run.choice) for name, run in schedule.items()} - self.exact)
 
     def searched_as_bounded(self, schedule: Schedule) -> bool:
-        """Search what a schedule picks; return whether all of its durations were exact already."""
+        """Search what a schedule picks; return whether all its durations were exact already."""
         return not [one for one in self.unsearched(schedule) if not self.search(*one)]
 
     def has_schedule(self, master: Master, limits: Limits) -> bool:
-        """Return whether exact durations alone make a schedule."""
         exact = self.only_exact()
         return (
             all(exact.values())
@@ -247,7 +244,6 @@ def plan_fleet(
 def _round(
     fleet: Fleet, known: _Known, master: Master, limits: Limits, at: Callable[[str, str], str]
 ) -> Mastered:
-    """Return the master's schedule for durations as they are known."""
     rules = by_rules(fleet, known.minutes, orders=_HINT_ORDERS, seed=limits.seed, ended=limits.ended)
     hint = min(rules, key=lambda one: one.value).schedule if rules else None
     hint = hint or master.possible(known.minutes, effort=limits.effort)
@@ -325,7 +321,6 @@ def _improved(known: _Known, master: Master, best: Schedule, bound: Score, limit
 
 
 def _timed_again(known: _Known, schedule: Schedule) -> Schedule:
-    """Return the schedule in its order, with durations as they are known now."""
     order = sorted(schedule, key=lambda name: (schedule[name].start_min, schedule[name].end_min))
     builder = Builder(known.fleet, known.minutes)
     left = {name: run.choice for name, run in schedule.items() if run.choice in builder.minutes[name]}

@@ -213,7 +213,6 @@ def _reference_faults(
 
 
 def _cycles(jobs: Sequence[FleetJob]) -> list[list[str]]:
-    """Return each cycle of "after" once, without those of one job."""
     after = {job.name: [one for one in job.after if one != job.name] for job in jobs}
     done, found = set[str](), list[list[str]]()
 

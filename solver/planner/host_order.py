@@ -279,16 +279,13 @@ class _Need:
 
     @classmethod
     def of(cls, asked: OrderProblem, flows: Flows) -> _Need:
-        """Return the needs of one kind."""
         return cls(table=asked.table, flows=flows, values=np.unique(asked.table.of_pairs))
 
     @property
     def kind(self) -> str:
-        """Return the kind of its groups."""
         return self.flows.kind
 
     def least(self, fits: Callable[[float], bool] | None = None) -> float:
-        """Return the least slowness that may have an order."""
         if self.flows.exchange:
             return self._least_exchange()
         allowed = self.fits if fits is None else fits
@@ -299,11 +296,9 @@ class _Need:
         return float(self.values[low])
 
     def fits(self, slowness: float) -> bool:
-        """Return whether an order may keep to a threshold."""
         return _may_fit(self.table.slowness <= slowness, self.flows.pairs)
 
     def joins(self, other: _Need, own: float, others: float) -> bool:
-        """Return whether an order may keep to both thresholds."""
         slowness = self.table.slowness
         pairs = [*self.flows.pairs, *other.flows.pairs]
         return _may_fit(slowness <= others, other.flows.pairs) and _may_fit(

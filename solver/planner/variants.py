@@ -546,7 +546,6 @@ def _skipped(
 
 
 def _effort(one: Answered) -> tuple[float, float]:
-    """Return the sort key of searches without a plan: cheapest change, then missing memory."""
     found = one.answer.infeasible
     if found is None:
         return inf, inf

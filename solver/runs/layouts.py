@@ -407,7 +407,6 @@ def _optimizer_of(cells: Cells) -> str:
 
 
 def _lora_rank_of(cells: Cells) -> int:
-    """Return the stated or usual rank of adapters; 0 if every weight is trained."""
     adapted = cells.text("peft")
     if adapted not in (None, "none", "lora"):
         raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")

@@ -139,7 +139,6 @@ _NOTHING_MEASURED = RunMeasurement(
 
 
 def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
-    """Return one row as a run; rows that cannot be read or expressed are refused with a reason."""
     shape, measured, reason = None, _NOTHING_MEASURED, None
     try:
         measured = _measurement_of(cells)

@@ -238,7 +238,6 @@ def passes_of(
 
 
 def _alone(forward_s: tuple[float, ...], backward_s: tuple[float, ...], m: int) -> Passes:
-    """Run one rank: forward through its chunks and back, micro-batch by micro-batch."""
     chunks = np.arange(len(forward_s))
     seconds = np.tile(np.array([*forward_s, *reversed(backward_s)]), m)
     kind = np.tile(np.repeat([FORWARD, BACKWARD], len(chunks)), m)
@@ -300,7 +299,6 @@ def _in_made_order(seconds: Seconds, limits: RankLimits) -> list[Passes]:
 
 
 def _columns(rank: int, rows: list[tuple[int, int, float, float]]) -> Passes:
-    """Return rows as columns; one chunk a rank."""
     kind, micro, start, seconds = zip(*rows, strict=True)
     return Passes(
         kind=np.array(kind),

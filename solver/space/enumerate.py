@@ -182,7 +182,6 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
 
 
 def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
-    """Return (tp, cp, pp, dp, ep) rows with the number of GPUs as their product."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     experts = divisors(model.moe.num_experts) if model.moe else [1]
@@ -201,7 +200,6 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
 
 
 def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
-    """Return (micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
     whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]

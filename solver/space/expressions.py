@@ -105,7 +105,6 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Node:
-        """Parse the expression, and nothing behind it."""
         node = self._implication()
         token = self._tokens[self._next]
         if token.kind != "end":
@@ -125,7 +124,6 @@ class _Parser:
             raise ExpressionError(self._tokens[self._next].at, f"nested deeper than {MAX_DEPTH} levels")
 
     def _implication(self) -> Node:
-        """Parse ``disjunction => implication``."""
         self._deeper()
         left = self._binary(("or",), lambda: self._binary(("and",), self._negation))
         token = self._accept("=>")

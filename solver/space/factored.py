@@ -42,8 +42,6 @@ _AT_ONCE = 2**18  # rows written at once
 
 @dataclass(frozen=True, slots=True)
 class _Crossed:
-    """Rows of a product, by the numbers of their outer and inner rows."""
-
     crossing: Crossing
     outer: IntArray
     inner: IntArray
@@ -68,7 +66,6 @@ class Crossing:
     first: IntArray  # (o + 1,) the number of each outer row's first row, and of all rows
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return int(self.first[-1])
 
     def among(self, kept: IntArray | BoolArray) -> Crossing:
@@ -299,7 +296,6 @@ class Families:
     begin: IntArray  # (f + 1,) where the members of each family begin, and their number
 
     def __len__(self) -> int:
-        """Return the number of families."""
         return len(self.begin) - 1
 
     @property
@@ -377,7 +373,6 @@ class Kinds:
         return outer, pair[outer, which]
 
     def __len__(self) -> int:
-        """Return the number of kinds."""
         return len(self._pairs[0])
 
     @cached_property

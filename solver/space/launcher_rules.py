@@ -166,7 +166,6 @@ def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
 
 
 def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
-    """Return the launcher's facts with the stated options; None if some are not options."""
     try:
         own = framework_facts(framework_of(problem.stack or able.launcher))
         return with_options(own, problem.workload.framework_options)
@@ -348,7 +347,6 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _by_stage(rule: Rule, columns: Columns) -> BoolArray:
-    """Return which rows break the rule and recompute by stage."""
     return np.asarray(rule.violated(columns) & (columns.recompute_layers == PER_STAGE))
 
 
@@ -571,7 +569,6 @@ def _hidden_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]
 
 
 def _matrix_sizes(model: ModelSpec) -> list[int]:
-    """Return the elements of the matrices of a dense layer: queries, keys, MLP."""
     widths = {model.num_attention_heads * model.head_dim, model.ffn_hidden_size}
     widths |= {count * model.head_dim for count in model.kv_head_counts}
     return [model.hidden_size * width for width in sorted(widths)]

@@ -101,7 +101,6 @@ _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
 
 
 def _written_out(node: Node) -> Node:
-    """Write out long names in place of ``tp``, ``pp``, …."""
     if node.sign == "name":
         return replace(node, value=_LONG_NAMES.get(str(node.value), node.value))
     return replace(node, operands=tuple(map(_written_out, node.operands))) if node.operands else node

@@ -98,11 +98,9 @@ def _drive_rule(problem: Problem) -> Rule:
     share = _usable_drive_bytes(problem)
 
     def swapped(c: Columns) -> BoolArray:
-        """Mark rows that keep anything on drives."""
         return is_offloaded(c.offload, "optimizer@nvme", "parameters@nvme")
 
     def violated(c: Columns) -> BoolArray:
-        """Mark rows that keep more there than fits."""
         broken = np.zeros(len(c), dtype=np.bool_)
         index = np.flatnonzero(swapped(c))
         if len(index):
@@ -181,7 +179,6 @@ def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
 def _too_large(
     problem: Problem, c: Columns, asked: BoolArray, share: float, *, every: bool = False
 ) -> BoolArray:
-    """Mark rows of ``asked`` with states, or all offloaded data, beyond the host's share."""
     broken = np.zeros(len(c), dtype=np.bool_)
     index = np.flatnonzero(asked)
     if len(index):

@@ -186,7 +186,6 @@ class Judge:
         return Certificate(rows=frozenset(confirmed), warnings=(warning,) if missing else ())
 
     def _confirms(self, question: Question, watch: Watch) -> bool:
-        """Return whether CP-SAT proves the exact program's minimum; False: not in time."""
         request = replace(question.request, time_limit_s=max(watch.left_s, _POLL_S))
         if not is_expressible(request):
             return False
