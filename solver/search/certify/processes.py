@@ -54,7 +54,7 @@ def _answer(questions: int, verdicts: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Copy:
-    """A fork of this process with as much of the interface of ``Popen`` as the judge uses."""
+    """A fork of this process with as much of the interface of ``subprocess.Popen`` as the judge uses."""
 
     pid: int
     stdin: IO[bytes] | None
