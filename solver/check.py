@@ -353,6 +353,20 @@ def violations_of_all(
 ) -> list[list[str]]:
     """Return the sentences on each plan; those with a right configuration are priced together."""
     configs = [plan.config if isinstance(plan, Plan) else plan for plan in plans]
+    found = rule_faults(problem, configs)
+    right = [at for at, faults in enumerate(found) if not faults]
+    predicts = any(isinstance(plan, Plan) for plan in plans)
+    evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=predicts)
+    digest = problem_digest(problem) if predicts else ""
+    for at, one in zip(right, evaluations, strict=True):
+        found[at] += _memory_faults(one)
+        if isinstance(plan := plans[at], Plan):
+            found[at] += _plan_faults(digest, plan, predicted(problem, one), one.objective_s)
+    return found
+
+
+def rule_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list[str]]:
+    """Return the sentences on each configuration but for its memory, which takes prices."""
     found = [list(_unpriceable(problem, one)) for one in configs]
     meshes = dict[int, tuple[Problem, list[tuple[int, Configuration]]]]()
     for at, config in ((at, config) for at, config in enumerate(configs) if not found[at]):
@@ -364,14 +378,6 @@ def violations_of_all(
     for on, some in meshes.values():
         for (at, _), faults in zip(some, own_faults(on, able, [mesh for _, mesh in some]), strict=True):
             found[at] += faults
-    right = [at for at, faults in enumerate(found) if not faults]
-    predicts = any(isinstance(plan, Plan) for plan in plans)
-    evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=predicts)
-    digest = problem_digest(problem) if predicts else ""
-    for at, one in zip(right, evaluations, strict=True):
-        found[at] += _memory_faults(one)
-        if isinstance(plan := plans[at], Plan):
-            found[at] += _plan_faults(digest, plan, predicted(problem, one), one.objective_s)
     return found
 
 

@@ -19,9 +19,9 @@ from itertools import islice
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.check import group_faults, violations_of_all
+from meshwright.solver.check import group_faults, rule_faults
 from meshwright.solver.clock import OutOfTime, look, running
-from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.configuration import Configuration, IntArray, StageGroup
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s
@@ -45,9 +45,8 @@ from meshwright.solver.search.mixed.rows import (
     RANGES,
     MixedRows,
     StageOption,
-    are_legal,
     columns_of,
-    on_all,
+    rows_of_options,
     with_tensor_parallel,
 )
 from meshwright.solver.search.mixed.steps import StepBound
@@ -547,26 +546,17 @@ class MixedFrontier:
         return able
 
     def _priced(self, fresh: Sequence[Configuration]) -> dict[Configuration, float]:
-        evaluations = evaluate(self.problem, self.profile, fresh)
-        able, kept = dict[Configuration, float](), list[MixedPlan]()
-        for one in evaluations:
+        faults, able = rule_faults(self.problem, fresh), dict[Configuration, float]()
+        right = [config for config, own in zip(fresh, faults, strict=True) if not own]
+        for one in evaluate(self.problem, self.profile, right):
             if max(one.short_bytes()) > 0.0:
-                self.refused.add(one.config)
                 continue
-            able[one.config] = one.objective_s
             layout, step_s = layout_of(one.config, meshes=self.meshes), one.classes[0].step_s()
-            kept.append(
-                MixedPlan(config=one.config, objective_s=one.objective_s, step_s=step_s, layout=layout)
-            )
-        faults = violations_of_all(self.problem, self.profile, [one.config for one in kept])
-        for plan, own in zip(kept, faults, strict=True):
-            if own:
-                self.refused.add(plan.config)
-                del able[plan.config]
-                continue
-            self.found[plan.config] = plan
+            plan = MixedPlan(config=one.config, objective_s=one.objective_s, step_s=step_s, layout=layout)
+            able[one.config], self.found[one.config] = one.objective_s, plan
             if self.best is None or plan.objective_s < self.best.objective_s:
                 self.best = plan
+        self.refused.update(config for config in fresh if config not in able)
         return able
 
     @property
@@ -576,26 +566,26 @@ class MixedFrontier:
     def _alone(self) -> list[Configuration]:
         """Return the configurations of one stage that take least, of every option."""
         rows, found = self.rows, list[tuple[float, Configuration]]()
-        legal = np.flatnonzero(rows.allowed[:, 1])
-        if not len(legal):
-            return []
-        columns = columns_of(self.problem, rows.sizes[legal], 1)
-        priced = on_all(rows.fleet, columns, rows.options)
-        for option, own in zip(rows.options, priced, strict=True):
+        columns, taken = columns_of(self.problem, rows.sizes, 1), rows.gpus_of_stage
+        gpus = np.array([group.num_gpus for group in rows.fleet.groups])[rows.group_of, None]
+        able = rows.alone & (taken <= gpus)
+        legal = list[IntArray]()
+        for at, option in enumerate(rows.options):
             look()
-            gpus = rows.fleet.groups[option.group].num_gpus // option.tensor_parallel_size
-            needed = columns.context_parallel_size * columns.data_parallel_size
-            split = np.full((len(legal), 1), rows.layout.num_layers)
-            stages = own.stages(split)
-            fits = (stages.peak_memory_bytes[:, 0] <= own.budget_bytes) & (needed <= gpus)
-            fits &= are_legal(rows.fleet, columns, option) & keep_alone(rows.fleet, columns, option)
+            here = np.flatnonzero(able[at])
+            legal.append(here[keep_alone(rows.fleet, columns.take(here), option)])
+        priced = rows_of_options(rows.fleet, rows.options, [columns.take(here) for here in legal])
+        for at, (here, own) in enumerate(zip(legal, priced, strict=True)):
+            look()
+            stages = own.stages(np.full((len(here), 1), rows.layout.num_layers))
+            fits = stages.peak_memory_bytes[:, 0] <= own.budget_bytes
             steps = np.where(fits, objective_s(own.prices, own.columns, stages), np.inf)
-            self.alone_s = min(self.alone_s, float(steps.min()))
-            for at in np.argsort(steps, kind="stable")[: self._listed].tolist():
-                if np.isfinite(steps[at]):
-                    row, line = int(legal[at]), (rows.options.index(option),)
-                    config = configuration_of(rows, row, line, (rows.layout.num_layers,))
-                    found.append((float(steps[at]), config))
+            self.alone_s = min(self.alone_s, float(steps.min(initial=np.inf)))
+            for place in np.argsort(steps, kind="stable")[: self._listed].tolist():
+                if np.isfinite(steps[place]):
+                    split = (rows.layout.num_layers,)
+                    config = configuration_of(rows, int(here[place]), (at,), split)
+                    found.append((float(steps[place]), config))
         return [config for _, config in sorted(found, key=lambda one: one[0])[: self._listed * 2]]
 
 

@@ -13,22 +13,24 @@ split has solved entries only. All others are then proved to be no better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray, distinct
+from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.cost.price import price
+from meshwright.solver.cost.price import price, price_memory
 from meshwright.solver.cost.stages import RowPrices, objective_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.mixed.rows import (
     PRICED_AT_ONCE,
     StageOption,
@@ -297,9 +299,10 @@ def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
     """Return the classes that each group can run; none where the request limits all replicas together."""
     if limits_all_replicas(fleet.problem) or len(fleet.groups) > MOST_SHARED:
         return []
+    every = [rules_of(problem) for problem in fleet.problems]
     return [
-        GroupShares.of(fleet, at, _options(fleet, at, wide=wide), late_rules(problem))
-        for at, problem in enumerate(fleet.problems)
+        GroupShares.of(fleet, at, _options(fleet, at, rules, wide=wide), late_rules(rules))
+        for at, rules in enumerate(every)
     ]
 
 
@@ -324,9 +327,9 @@ def limits_all_replicas(problem: Problem) -> bool:
     return together or unable or problem.workload.lengths is not None
 
 
-def late_rules(problem: Problem) -> tuple[Rule, ...]:
+def late_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """Return the request's rules on the number of micro-batches, which the shares of the batch decide."""
-    return tuple(rule for rule in rules_of(problem) if rule.of_request and "num_microbatches" in rule.name)
+    return tuple(rule for rule in rules if rule.of_request and "num_microbatches" in rule.name)
 
 
 def sets_of(count: int) -> list[tuple[int, ...]]:
@@ -334,35 +337,27 @@ def sets_of(count: int) -> list[tuple[int, ...]]:
     return [one for size in range(count, 1, -1) for one in combinations(range(count), size)]
 
 
-def _options(fleet: NodeGroups, group: int, *, wide: bool) -> Rows:
-    """Return every configuration of one group: as many replicas as fit, one micro-batch.
-
-    Where the fewest sequences do not fit, no more of them do.
-    """
+def _options(fleet: NodeGroups, group: int, rules: tuple[Rule, ...], *, wide: bool) -> Rows:
+    """Return every configuration of one group: as many replicas as fit, one micro-batch."""
     own = [one for one in options_of(fleet) if one.group == group]
-    every = Columns.concatenate([_on_option(fleet, one, wide=wide) for one in own])
-    sizes = (getattr(every, one.name) for one in fields(every) if one.name != "micro_batch_size")
-    fewest, alike = distinct(list(sizes))  # micro-batches ascend
-    fit = np.zeros(len(fewest), dtype=np.bool_)
-    for piece in _pieces(len(fewest)):
-        fit[piece] = fitting(rows_in(fleet, every.take(fewest[piece]), group))
-    every = every.take(np.flatnonzero(fit[alike]))
-    some = [rows_in(fleet, every.take(piece), group) for piece in _pieces(len(every))]
-    kept = [rows.take(np.flatnonzero(fitting(rows))) for rows in some]
+    late = {BATCH_RULE, *(rule.name for rule in late_rules(rules))}
+    rules = tuple(rule for rule in rules if rule.name not in late)
+    every = Columns.concatenate([_filled(fleet, _sizes(fleet, one, wide=wide), one) for one in own])
+    every = every.take(np.flatnonzero(violation_masks(rules, every) == 0))
+    kept = list(_that_fit(fleet, every, group))
     columns, prices = Columns.concatenate([one.columns for one in kept]), [one.prices for one in kept]
     return replace(kept[0], columns=columns, prices=RowPrices.concatenate(prices))
 
 
-def _pieces(count: int) -> list[slice]:
-    return [slice(at, at + PRICED_AT_ONCE) for at in range(0, max(count, 1), PRICED_AT_ONCE)]
-
-
-def _on_option(fleet: NodeGroups, option: StageOption, *, wide: bool) -> Columns:
-    problem = fleet.problems[option.group]
-    columns = _filled(fleet, _sizes(fleet, option, wide=wide), option)
-    late = {BATCH_RULE, *(rule.name for rule in late_rules(problem))}
-    rules = tuple(rule for rule in rules_of(problem) if rule.name not in late)
-    return columns.take(np.flatnonzero(violation_masks(rules, columns) == 0))
+def _that_fit(fleet: NodeGroups, columns: Columns, group: int) -> Iterator[Rows]:
+    """Yield the rows with a split that fits; others are refuted by their memory before they are priced."""
+    for start in range(0, max(len(columns), 1), PRICED_AT_ONCE):
+        some = columns.take(slice(start, start + PRICED_AT_ONCE))
+        rows = rows_in(fleet, some, group, price_memory)
+        decided = rows.is_uniform or bool(rows.only_split)
+        able = fitting(rows) if decided else may_fit(rows)
+        rows = rows_in(fleet, some.take(np.flatnonzero(able)), group)
+        yield rows if decided else rows.take(np.flatnonzero(fitting(rows)))
 
 
 def _sizes(fleet: NodeGroups, option: StageOption, *, wide: bool) -> IntArray:

@@ -23,6 +23,7 @@ import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -39,7 +40,7 @@ from meshwright.solver.cost.communication import longest_wait, sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_transfers
-from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.space.enumerate import (
@@ -58,6 +59,7 @@ PRICED_AT_ONCE = 4096  # rows between two looks at the clock
 _MOST_PRICED = 200_000  # rows times options, priced once for each range; of more a sample is searched
 _FULL = RECOMPUTE.index("full")
 _MOST_FIRST = 4096  # the same of the rows among which a first plan is sought
+Pricing = Callable[[Problem, Columns, Profile], RowPrices]
 _OF_STAGES = {"pipeline_parallel_size", "num_gpus"}  # limits that some numbers of stages keep
 
 
@@ -160,12 +162,12 @@ def with_tensor_parallel(columns: Columns, size: int) -> Columns:
     return replace(columns, tensor_parallel_size=sizes, sequence_parallel=(sizes > 1).astype(np.int64))
 
 
-def rows_in(fleet: NodeGroups, columns: Columns, group: int) -> Rows:
+def rows_in(fleet: NodeGroups, columns: Columns, group: int, prices: Pricing = price) -> Rows:
     """Return rows as a group prices them."""
     problem = fleet.problems[group]
     return Rows(
         columns=columns,
-        prices=price(problem, columns, fleet.profiles[group]),
+        prices=prices(problem, columns, fleet.profiles[group]),
         layout=LayerLayout.of(problem.model),
         budget_bytes=fleet.budget_bytes(group),
         uneven_stages=True,
@@ -173,10 +175,26 @@ def rows_in(fleet: NodeGroups, columns: Columns, group: int) -> Rows:
     )
 
 
-def are_legal(fleet: NodeGroups, columns: Columns, option: StageOption) -> BoolArray:
-    """Return which rows keep the rules of model, batch, launcher and request on an option, (n,)."""
-    there = with_tensor_parallel(columns, option.tensor_parallel_size)
-    return np.asarray(violation_masks(rules_of(fleet.problems[option.group]), there) == 0)
+def joined_by_group(
+    options: Sequence[StageOption], columns: Sequence[Columns]
+) -> Iterator[tuple[int, slice, Columns]]:
+    """Yield rows of each option, joined for options of one group: the group, the options, their columns.
+
+    ``columns``: of each option, of tensor-parallel size 1. As many are joined as are priced at once.
+    """
+    begin = 0
+    while begin < len(options):
+        look()
+        group, end, left = options[begin].group, begin + 1, PRICED_AT_ONCE - len(columns[begin])
+        while end < len(options) and options[end].group == group and len(columns[end]) <= left:
+            end, left = end + 1, left - len(columns[end])
+        some = slice(begin, end)
+        parts = [
+            with_tensor_parallel(own, option.tensor_parallel_size)
+            for own, option in zip(columns[some], options[some], strict=True)
+        ]
+        yield group, some, Columns.concatenate(parts)
+        begin = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +283,7 @@ class MixedRows:
     size: int  # rows before any rule: of them ``sizes`` are priced
     whole: bool  # not a sample
     allowed: BoolArray  # (n, P + 1) whether so many stages are legal on some option
+    alone: BoolArray  # (B, n) whether a single stage is legal on an option
     room: IntArray  # (B, n) stages that an option has GPUs for; 0 where it is not legal
     gpus: IntArray  # (G, n) of each group that a row may use, by the constraints on node groups
     least_layers: IntArray  # (G, n) that each group has to hold, by the same
@@ -337,7 +356,7 @@ class MixedRows:
         work = each(lambda one: one.prices.head_workspace_bytes)
         return cls(
             fleet=fleet, options=options, sizes=sizes, size=size, whole=whole,
-            allowed=np.asarray(legal.any(axis=0)),
+            allowed=np.asarray(legal.any(axis=0)), alone=legal[:, :, 1],
             room=np.where(several, gpus[:, None] // cost, 0),
             gpus=each_group(lambda group: group.num_gpus),
             least_layers=each_group(lambda _: 0),
@@ -506,17 +525,19 @@ def _most_forward_s(fleet: NodeGroups, options: Sequence[StageOption], most: Seq
 
 def on_all(fleet: NodeGroups, columns: Columns, options: Sequence[StageOption]) -> list[Rows]:
     """Return n rows as each option prices them; those of one group are priced together."""
-    found, n = dict[int, Rows](), len(columns)
-    together = max(1, PRICED_AT_ONCE // max(n, 1))
-    for group in range(len(fleet.groups)):
-        own = [at for at, one in enumerate(options) if one.group == group]
-        for begin in range(0, len(own), together):
-            look()
-            some = own[begin : begin + together]
-            parts = [with_tensor_parallel(columns, options[at].tensor_parallel_size) for at in some]
-            every = rows_in(fleet, Columns.concatenate(parts), group)
-            found |= {at: every.take(np.arange(i * n, (i + 1) * n)) for i, at in enumerate(some)}
-    return [found[at] for at in range(len(options))]
+    return rows_of_options(fleet, options, [columns] * len(options))
+
+
+def rows_of_options(
+    fleet: NodeGroups, options: Sequence[StageOption], columns: Sequence[Columns]
+) -> list[Rows]:
+    """Return rows as each option prices its own; those of one group are priced together."""
+    found = list[Rows]()
+    for group, some, joined in joined_by_group(options, columns):
+        every, counts = rows_in(fleet, joined, group), [len(one) for one in columns[some]]
+        ends = np.cumsum(counts).tolist()
+        found += [every.take(np.arange(end - n, end)) for end, n in zip(ends, counts, strict=True)]
+    return found
 
 
 def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -> BoolArray:
@@ -524,12 +545,12 @@ def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -
     problem, layers = fleet.problem, fleet.problem.model.num_layers
     able = launcher_capabilities(problem.launcher)
     legal = np.zeros((len(options), len(sizes), layers + 1), dtype=np.bool_)
-    numbers = _numbers_of_stages(problem)
+    numbers, rules = _numbers_of_stages(problem), [rules_of(one) for one in fleet.problems]
     for stages in range(1, numbers + 1):
-        look()
-        columns = columns_of(problem, sizes, stages)
-        for at, option in enumerate(options):
-            legal[at, :, stages] = are_legal(fleet, columns, option)
+        columns = [columns_of(problem, sizes, stages)] * len(options)
+        for group, some, there in joined_by_group(options, columns):
+            kept = violation_masks(rules[group], there) == 0
+            legal[some, :, stages] = kept.reshape(legal[some, :, stages].shape)
     legal[:, :, numbers + 1 :] = legal[:, :, numbers : numbers + 1]
     legal[:, sizes[:, 4] > able.max_zero_stage_with_pipeline, 2:] = False
     asked = problem.options.stage_layers
@@ -560,10 +581,9 @@ def _hops(
     Sizes are counted from the smallest.
     """
     sent = np.empty((len(options), len(columns)))
-    for at, option in enumerate(options):
-        look()
-        there = with_tensor_parallel(columns, option.tensor_parallel_size)
-        sent[at] = sent_bytes(context_of(fleet.problems[option.group], there, fleet.profiles[option.group]))
+    for group, some, there in joined_by_group(options, [columns] * len(options)):
+        ctx = context_of(fleet.problems[group], there, fleet.profiles[group])
+        sent[some] = sent_bytes(ctx).reshape(sent[some].shape)
     sizes, which = np.unique(sent, return_inverse=True)
     count = len(fleet.groups)
     hops_s = np.full((count, count, len(sizes)), np.inf)
@@ -576,10 +596,9 @@ def _transfers(
     fleet: NodeGroups, columns: Columns, options: Sequence[StageOption], straggler: FloatArray
 ) -> Transfers:
     """Return the transfers of rows with some number of stages on every option."""
-    prices = []
-    for one in options:
-        there = with_tensor_parallel(columns, one.tensor_parallel_size)
-        prices.append(price_transfers(fleet.problems[one.group], there, fleet.profiles[one.group]))
-    own = np.stack([one.straggler for one in prices])
-    inside_s = 2.0 * np.stack([one.transfer_s for one in prices])
-    return Transfers(inside_s=own * inside_s, scale=own / straggler)
+    own, transfer_s = np.empty_like(straggler), np.empty_like(straggler)
+    for group, some, there in joined_by_group(options, [columns] * len(options)):
+        prices = price_transfers(fleet.problems[group], there, fleet.profiles[group])
+        own[some] = prices.straggler.reshape(own[some].shape)
+        transfer_s[some] = prices.transfer_s.reshape(own[some].shape)
+    return Transfers(inside_s=own * (2.0 * transfer_s), scale=own / straggler)
