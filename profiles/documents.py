@@ -1,11 +1,11 @@
-"""JSON and YAML from outside, bounded and checked while they are parsed, in one pass.
+"""Strict, bounded readers of JSON and YAML from outside.
 
-Parsers report what they meet (ijson over yajl for JSON, PyYAML over libyaml for YAML) and ``_Builder``
-makes plain values of it. It stops at the first thing that no input may hold: too many values, a level too
-deep, a repeated key, a number beyond 63 bits, NUL. So a hostile input costs what is read of it, never what
-it would blow up to.
+``_Builder`` makes plain values of what a parser reports: PyYAML over libyaml for YAML, and for JSON the
+standard library, once a count of the values shows that the text does not blow up. It stops at the
+first thing that no input may hold: too many values, a level too deep, a repeated key, a number beyond 63
+bits, NUL.
 
-JSON is RFC 8259. YAML is 1.1 as PyYAML's safe loader has it, without aliases, own tags and merge keys;
+JSON is RFC 8259. YAML is 1.1 as PyYAML's safe loader reads it, without aliases, own tags and merge keys;
 numbers with an exponent are read as in YAML 1.2 (section 10.3.2), because links are written so.
 """
 
@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from ijson.backends import yajl2_c
-from ijson.common import JSONError
 from yaml.reader import ReaderError
 
 from meshwright.profiles.errors import InvalidProblemError
@@ -30,26 +30,16 @@ MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
 MAX_ERRORS = 20  # faults that one answer names
 MAX_SHOWN = 64  # characters of foreign text that an error repeats
 MAX_BITS = 63  # of an integer, its sign not counted
-MAX_TEXT_BYTES = 2**20  # of one text
-_CHUNK_BYTES = 64 * 2**10  # of a whole text that is parsed at a time
 _UNCLEAN = re.compile("[\0\ud800-\udfff]")
 _FLOAT = "tag:yaml.org,2002:float"
 _MERGE = "tag:yaml.org,2002:merge"
 _STR = "tag:yaml.org,2002:str"
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
-# Text up to the first escape of a surrogate that has no partner; yajl would read "?" or another character.
-_PAIRED = re.compile(
-    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+",
-    re.DOTALL,
-)
-_NOT_FINITE = re.compile(rb"Infinity|NaN")
-_TOKEN = re.compile(
-    rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(-?Infinity|NaN)\b', re.DOTALL
-)  # a text, or such a number
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# What precedes a value, and texts, which may hold the same characters; an open text goes to the end.
+_BEFORE_VALUES = re.compile(rb'[,\[{]|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_MOST_DIGITS = 25  # read of an integer; more than any that is accepted
 _LONGEST_NAME = 300  # characters of a dotted name that keeps its line
-_LONGEST_ESCAPE = 12  # bytes: a pair of surrogates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,38 +107,55 @@ def read_json(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, obj
     Raises:
         InvalidProblemError: too big, too deep, not JSON, not an object, or a value no input may hold.
     """
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    reader = JsonReader(limits)
-    reader.require_room(len(data))
-    end = 0
-    try:
-        for start in range(0, len(data), _CHUNK_BYTES):
-            end = start + _CHUNK_BYTES
-            reader.feed(data[start:end])
-        return reader.close()
-    except NotJsonError:
-        _explain(data[:end])
-        raise
+    return _read_json(text, limits, _refuse_constant)
 
 
 def read_config(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, object]:
     """Return a Hugging Face config, with numbers that JSON lacks as transformers 5 writes them.
 
-    Earlier releases write ``Infinity`` (``time_step_limit`` of state-space models), release 5
+    Earlier releases write infinity as a bare word (``time_step_limit`` of state-space models), release 5 as
     ``{"__float__": "Infinity"}``.
 
     Raises:
         InvalidProblemError: as ``read_json``.
     """
+    return _read_json(text, limits, lambda name: {"__float__": name})
+
+
+def _read_json(
+    text: str | bytes, limits: InputLimits, constant: Callable[[str], object]
+) -> Mapping[str, object]:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if len(data) <= limits.max_bytes and _NOT_FINITE.search(data):
-        data = _TOKEN.sub(_spelled_out, data)
-    return read_json(data, limits)
+    if len(data) > limits.max_bytes:
+        raise _too_big(limits)
+    most = 2 * limits.max_values  # marks: an empty object between two others has two
+    if sum(map(data.count, (b",", b"[", b"{"))) > most:
+        marks = (mark for mark in _BEFORE_VALUES.finditer(data) if mark[0][:1] != b'"')
+        if next(islice(marks, most, None), None):
+            raise _too_many(limits)
+    try:
+        raw = json.loads(
+            data.decode("utf-8-sig"),
+            object_pairs_hook=_without_repetition,
+            parse_constant=constant,
+            parse_int=lambda digits: int(digits[:_MOST_DIGITS]),
+        )
+    except UnicodeDecodeError:
+        raise InvalidProblemError.of("", "not JSON: the text is not UTF-8") from None
+    except json.JSONDecodeError as fault:
+        where = f"line {fault.lineno}, column {fault.colno}"
+        raise InvalidProblemError.of("", f"not JSON: {fault.msg} ({where})") from None
+    except RecursionError:
+        raise InvalidProblemError.of("", _TOO_DEEP) from None
+    return _rebuilt(raw, limits)
 
 
-def _spelled_out(found: re.Match[bytes]) -> bytes:
-    name = found.group(1)
-    return b'{"__float__": "%s"}' % name if name else found.group()
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise InvalidProblemError.of("", f'the key "{shown(names.most_common(1)[0][0])}" is repeated')
+    return found
 
 
 def require_plain(raw: object) -> Mapping[str, object]:
@@ -157,7 +164,11 @@ def require_plain(raw: object) -> Mapping[str, object]:
     Raises:
         InvalidProblemError: something in it is not; the first such value is named.
     """
-    builder = _Builder(FILE)
+    return _rebuilt(raw, FILE)
+
+
+def _rebuilt(raw: object, limits: InputLimits) -> Mapping[str, object]:
+    builder = _Builder(limits)
     _replay(raw, builder)
     return builder.finished()
 
@@ -194,105 +205,8 @@ def read_yaml(
     return builder.finished()
 
 
-class NotJsonError(InvalidProblemError):
-    """The text is not JSON."""
-
-
-class JsonReader:
-    """Reads one JSON object that arrives piece by piece, and keeps nothing but what it has built of it."""
-
-    def __init__(self, limits: InputLimits) -> None:
-        self._limits = limits
-        self._builder = _Builder(limits)
-        self._events = _JsonEvents(self._builder)
-        self._parser = yajl2_c.basic_parse_coro(self._events, use_float=True)
-        self._num_bytes = 0
-        self._num_silent_bytes = 0  # since the parser last reported something
-        self._held = b""  # the beginning of an escape that has not ended yet
-
-    def require_room(self, num_bytes: int) -> None:
-        """Refuse input that is too long or declares too great a length.
-
-        Raises:
-            InvalidProblemError: so it is.
-        """
-        if num_bytes > self._limits.max_bytes:
-            raise _too_big(self._limits)
-
-    def feed(self, chunk: bytes) -> None:
-        """Read the next bytes.
-
-        Raises:
-            NotJsonError: the bytes are not JSON; names the bytes between which the fault is.
-            InvalidProblemError: too big, too deep, not an object, or a value no input may hold.
-        """
-        if not self._num_bytes:
-            chunk = chunk.removeprefix(b"\xef\xbb\xbf")  # a byte order mark (RFC 8259, section 8.1)
-        self._num_bytes += len(chunk)
-        self.require_room(self._num_bytes)
-        data = self._held + chunk
-        found = _PAIRED.match(data)
-        end = found.end() if found else 0
-        self._parse(data[:end])
-        self._held = data[end:]
-        if len(self._held) >= _LONGEST_ESCAPE:
-            self._parse_held()
-
-    def close(self) -> Mapping[str, object]:
-        """Return the object, once all of it has been fed.
-
-        Raises:
-            NotJsonError: it is cut off.
-            InvalidProblemError: as ``feed``.
-        """
-        self._parse_held()
-        try:
-            self._parser.close()
-        except JSONError as fault:
-            raise self._fault(fault) from None
-        return self._builder.finished()
-
-    def _parse(self, data: bytes) -> None:
-        if not data:
-            return
-        num_events = self._events.num_events
-        try:
-            self._parser.send(data)
-        except JSONError as fault:
-            raise self._fault(fault) from None
-        except UnicodeDecodeError:
-            raise NotJsonError.of("", "not JSON: the text is not UTF-8") from None
-        if self._events.num_events > num_events:
-            self._num_silent_bytes = 0
-        self._num_silent_bytes += len(data)
-        if self._num_silent_bytes > MAX_TEXT_BYTES:  # yajl reads a text anew with every piece of it
-            raise self._builder.fault("a text, or a gap, is too long", allowed=f"{MAX_TEXT_BYTES} bytes")
-
-    def _parse_held(self) -> None:
-        """Parse the held bytes: an escape that more bytes cannot complete."""
-        if _SURROGATE.match(self._held):
-            raise self._builder.fault(_UNCLEAN_TEXT)
-        self._parse(self._held)
-        self._held = b""
-
-    def _fault(self, fault: JSONError) -> InvalidProblemError:
-        """Return the first line of yajl's message; the lines after it repeat the input."""
-        message = fault.args[0] if fault.args else ""
-        first = (
-            message.decode("ascii", "replace") if isinstance(message, bytes) else str(message)
-        ).partition("\n")[0]
-        words = first.removeprefix("lexical error: ").removeprefix("parse error: ").strip().rstrip(".")
-        if words == "numeric (floating point) overflow":
-            return self._builder.fault("must be a finite number")
-        if words == "integer overflow":
-            return self._builder.fault(_TOO_LARGE, allowed=_MOST_BITS)
-        if "UTF8" in words:
-            return NotJsonError.of("", "not JSON: the text is not UTF-8")
-        start = max(0, self._num_bytes - _CHUNK_BYTES)
-        return NotJsonError.of("", f"not JSON: {shown(words)} (in bytes {start} to {self._num_bytes})")
-
-
 _UNCLEAN_TEXT = "text must not hold NUL or lone surrogates"
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _TOO_LARGE = "the number is too large"
 _MOST_BITS = f"{MAX_BITS} bits and a sign"
 
@@ -334,7 +248,7 @@ class _Builder:
         else:
             self._add(container)
         if len(self._open) == MAX_DEPTH:
-            raise InvalidProblemError.of("", f"nested deeper than {MAX_DEPTH} levels")
+            raise InvalidProblemError.of("", _TOO_DEEP)
         self._open.append(container)
         self._keys.append(None)
 
@@ -414,8 +328,7 @@ class _Builder:
     def _add(self, value: object) -> None:
         self._num_values += 1
         if self._num_values > self._limits.max_values:
-            message = f"holds too many values; {self._limits.advice}"
-            raise InvalidProblemError.of("", message, allowed=f"{self._limits.max_values} values")
+            raise _too_many(self._limits)
         if not self._open:
             raise InvalidProblemError.of("", "must be an object")
         holder = self._open[-1]
@@ -426,27 +339,6 @@ class _Builder:
         if key is None:
             raise self.fault("keys must be text")
         holder[key] = value
-
-
-class _JsonEvents:
-    def __init__(self, builder: _Builder) -> None:
-        self.num_events = 0
-        self._builder = builder
-
-    def send(self, event: tuple[str, object]) -> None:
-        """Take one event."""
-        self.num_events += 1
-        kind, value = event
-        if kind == "map_key":
-            self._builder.key(value)
-        elif kind in {"end_map", "end_array"}:
-            self._builder.end()
-        elif kind == "start_map":
-            self._builder.begin({})
-        elif kind == "start_array":
-            self._builder.begin([])
-        else:
-            self._builder.value(value)
 
 
 class _YamlLoader(yaml.CSafeLoader):
@@ -522,21 +414,6 @@ def _replay(value: object, builder: _Builder) -> None:
         builder.value(value)
 
 
-def _explain(data: bytes) -> None:
-    """Raise an error with the line and column of the fault in text that yajl refuses at its end.
-
-    Raises:
-        InvalidProblemError: what the standard library finds, where it finds something.
-    """
-    try:
-        json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except json.JSONDecodeError as fault:
-        where = f"line {fault.lineno}, column {fault.colno}"
-        raise NotJsonError.of("", f"not JSON: {fault.msg} ({where})") from None
-    except (ValueError, RecursionError):
-        return
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise InvalidProblemError.of("", f"{name} is not a JSON number")
 
@@ -545,3 +422,8 @@ def _too_big(limits: InputLimits) -> InvalidProblemError:
     return InvalidProblemError.of(
         "", f"the input is too big; {limits.advice}", allowed=f"{limits.max_bytes} bytes"
     )
+
+
+def _too_many(limits: InputLimits) -> InvalidProblemError:
+    message = f"holds too many values; {limits.advice}"
+    return InvalidProblemError.of("", message, allowed=f"{limits.max_values} values")

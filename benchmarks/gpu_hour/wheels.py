@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 MOST_BYTES = 40 * 2**20  # of the whole folder
 PYTHONS = ("3.11", "3.12")
 # What the planner and the measuring import that is not torch; versions are those of constraints.txt.
-NEEDED = ("numpy", "PyYAML", "ijson")
+NEEDED = ("numpy", "PyYAML")
 # Megatron-Core, without which its runs are reported as not run: its newest release for each Python.
 MEGATRON = {"3.11": ("megatron-core==0.16.1",), "3.12": ("megatron-core==0.19.2",)}
 OPTIONAL = ("einops==0.8.2", "packaging")  # what it needs of others
-MODULES = ("numpy", "yaml", "ijson")
+MODULES = ("numpy", "yaml")
 # manylinux tags of x86-64 Linux with a C library no newer than Ubuntu 22.04's.
 _PLATFORMS = (
     "manylinux_2_28_x86_64",

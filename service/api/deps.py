@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import BaseModel
 
-from meshwright.profiles.documents import DOCUMENT, PROBLEM, InputLimits, JsonReader, read_json
+from meshwright.profiles.documents import DOCUMENT, PROBLEM, InputLimits, read_json
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.api.errors import (
@@ -200,13 +200,11 @@ async def problem_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
     """
     _require_json(request)
     async with arriving(request, PROBLEM) as chunks:
-        body = b"".join([chunk async for chunk in chunks])
-        small = len(body) <= SMALL_BYTES
-        yield read_json(body, PROBLEM) if small else await run_in_threadpool(read_json, body, PROBLEM)
+        yield await _object_in(chunks, PROBLEM)
 
 
 async def document_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
-    """The JSON object in a body that may hold tables of measurements, parsed as it arrives.
+    """The JSON object in a body that may hold tables of measurements.
 
     Raises:
         UnsupportedMediaTypeError, InvalidProblemError, BodyTooLargeError, BodyTooSlowError, BusyError: as
@@ -214,10 +212,13 @@ async def document_body(request: Request) -> AsyncIterator[Mapping[str, object]]
     """
     _require_json(request)
     async with arriving(request, DOCUMENT) as chunks:
-        reader = JsonReader(DOCUMENT)
-        async for chunk in chunks:
-            await run_in_threadpool(reader.feed, chunk)
-        yield reader.close()
+        yield await _object_in(chunks, DOCUMENT)
+
+
+async def _object_in(chunks: AsyncIterator[bytes], limits: InputLimits) -> Mapping[str, object]:
+    body = b"".join([chunk async for chunk in chunks])
+    small = len(body) <= SMALL_BYTES
+    return read_json(body, limits) if small else await run_in_threadpool(read_json, body, limits)
 
 
 async def no_fields(request: Request) -> None:

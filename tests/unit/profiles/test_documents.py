@@ -3,7 +3,7 @@
 import json
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,8 @@ from meshwright.profiles.documents import (
     DOCUMENT,
     FILE,
     MAX_SHOWN,
-    MAX_TEXT_BYTES,
     PROBLEM,
     YAML_FILE,
-    JsonReader,
     pointer,
     read_config,
     read_json,
@@ -174,13 +172,6 @@ def test_the_last_of_repeated_keys_counts_where_they_are_asked_for() -> None:
     assert (lines["a"], repeated) == (6, {"a": [1, 3], "b": [2]})
 
 
-def read_pieces(pieces: Iterable[bytes]) -> Mapping[str, object]:
-    reader = JsonReader(FILE)
-    for piece in pieces:
-        reader.feed(piece)
-    return reader.close()
-
-
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -193,35 +184,29 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    raw=st.dictionaries(st.text("abc"), PLAIN, max_size=5),
-    size=st.integers(1, 40),
-    ascii_only=st.booleans(),
-)
-def test_json_in_pieces_of_any_size_says_what_the_standard_library_reads(
-    raw: dict[str, object], size: int, ascii_only: bool
+@given(raw=st.dictionaries(st.text("abc"), PLAIN, max_size=5), ascii_only=st.booleans())
+def test_json_of_plain_values_reads_as_the_standard_library_reads_it(
+    raw: dict[str, object], ascii_only: bool
 ) -> None:
     text = json.dumps(raw, ensure_ascii=ascii_only).encode()
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    assert read_pieces(pieces) == json.loads(text) == read_json(text) == require_plain(raw)
+    assert read_json(text) == json.loads(text) == require_plain(raw)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 64])
 @pytest.mark.parametrize(
     "text",
     [r"\ud800", r"\udc00", r"\ud800A", r"\ud83d\n", r"\\\ud83d and more text", r"\uDBFF\ud800"],
 )
-def test_half_of_a_character_is_found_however_the_text_is_cut(text: str, size: int) -> None:
-    whole = f'{{"a": ["", "before {text}"]}}'.encode()
-    pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+def test_half_of_a_character_is_found(text: str) -> None:
     with pytest.raises(InvalidProblemError, match=r"a\.1: text must not hold NUL or lone surrogates"):
-        read_pieces(pieces)
+        read_json(f'{{"a": ["", "before {text}"]}}')
 
 
-def test_json_that_is_cut_off_or_goes_on_is_refused_in_pieces() -> None:
-    for pieces in ([b'{"a": '], [b'{"a": 1}', b"{}"], [b'{"a": 1', b"}x"], []):
-        with pytest.raises(InvalidProblemError, match="not JSON"):
-            read_pieces(pieces)
+def test_a_fault_is_named_by_its_line_and_column_wherever_it_is() -> None:
+    # 20,000 lines of 7 bytes, then a word that JSON does not have
+    text = '{"a": [\n' + "12345,\n" * 20_000 + "nul]}"
+    assert refusal(text) == "request: not JSON: Expecting value (line 20002, column 1)"
+    for broken in ('{"a": ', '{"a": 1}{}', '{"a": 1}x'):
+        assert "not JSON" in refusal(broken)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +217,9 @@ def test_json_that_is_cut_off_or_goes_on_is_refused_in_pieces() -> None:
         lambda: b'{"a":[' + b'{"b":{}},' * 900_000 + b"1]}",
         lambda: b'{"a":[' + b'"xy",' * 1_500_000 + b"1]}",
         lambda: b"{" + b",".join(b'"%x":1' % number for number in range(800_000)) + b"}",
-        lambda: b'{"a":"' + b"\\n" * 4_000_000 + b'"}',
-        lambda: b'{"a":"' + b"\\ud83d\\ude00" * 650_000 + b'"}',
         lambda: b'{"a":' * 1_500_000,
-        lambda: b" " * (8 * 2**20 - 1),
     ],
-    ids=["numbers", "lists", "objects", "texts", "keys", "escapes", "pairs", "deep", "blank"],
+    ids=["numbers", "lists", "objects", "texts", "keys", "deep"],
 )
 def test_the_worst_8_mib_of_json_cost_a_tenth_of_what_they_would_blow_up_to(
     made: Callable[[], bytes],
@@ -246,12 +228,12 @@ def test_the_worst_8_mib_of_json_cost_a_tenth_of_what_they_would_blow_up_to(
     assert len(text) < DOCUMENT.max_bytes
     tracemalloc.start()
     began_s = time.process_time()
-    with pytest.raises(InvalidProblemError, match=r"too many|too long|nested deeper"):
+    with pytest.raises(InvalidProblemError, match=r"too many|nested deeper"):
         read_json(text, DOCUMENT)
     took_s, peak_bytes = time.process_time() - began_s, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert took_s < 4.0  # counting memory takes most of it
-    assert peak_bytes < DOCUMENT.max_values * 200 + 2 * MAX_TEXT_BYTES  # 3.8 million numbers took 690 MiB
+    assert peak_bytes < DOCUMENT.max_values * 200  # 3.8 million numbers took 690 MiB
 
 
 def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
