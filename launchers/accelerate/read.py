@@ -1,4 +1,4 @@
-"""Reader of accelerate's YAML: FSDP2 with its mesh, plain replicas, or the DeepSpeed plugin.
+"""Reader of accelerate's YAML and its command: FSDP2 with its mesh, replicas, or the DeepSpeed plugin.
 
 Keys and defaults: accelerate 1.15.0, commands/config/config_args.py, utils/dataclasses.py (FSDP),
 parallelism_config.py; the batch is in the command of the training script (transformers' arguments).
@@ -6,18 +6,33 @@ parallelism_config.py; the batch is in the command of the training script (trans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from meshwright.launchers.accelerate.read_command import (
+    ADDRESS,
+    AT,
+    ENGINE,
+    FSDP,
+    MESH,
+    PLUGIN_COUNT,
+    PLUGIN_FILE,
+    Shares,
+    is_accelerates,
+    shares_of,
+    starts_beside,
+    values_of_file,
+)
 from meshwright.launchers.deepspeed.export import OFFLOADED
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
-from meshwright.launchers.reading.commands import World, script_of
-from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
+from meshwright.launchers.reading.commands import World, commands_beside
+from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -32,11 +47,10 @@ from meshwright.solver.problem import Workload
 MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingArguments
 ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
-ENGINE = "distributed_type"
+DDP_BUCKET = "ddp_bucket_cap_mb"
 NO_LENGTH = "no field of it holds the sequence: --seq-length"
-_ADDRESS = "main_process_ip"
-_COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
-_ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS, "dynamo_backend", "torch_compile")
+_ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, "optim", DDP_BUCKET, "torch_compile")
+_COMPILED = "dynamo_config.dynamo_backend"
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 
 
@@ -46,22 +60,18 @@ def arguments(known: Known, names: Collection[str] = _ARGUMENTS, usual: Values |
     ``usual`` has the values of arguments that no script gives.
     """
     found = dict(usual or {})
-    for source in known.source.scripts():
-        for words in script_of(source, known.overrides).commands:
-            found |= dict(_given(words, names))
+    for _, words in commands_beside(known.source, known.overrides):
+        found |= dict(_given(words, names))
     return Fields("the command", found, programs=("transformers",))
 
 
-def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, LocatedValue]]:
+def _given(words: Sequence[Word], names: Collection[str]) -> Iterator[tuple[str, LocatedValue]]:
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
         following = words[at + 1].text if at + 1 < len(words) else ""
         if word.text.startswith("--") and name in names:
             text = value if equals else "true" if following[:2] == "--" else following
             yield name, LocatedValue(text, word.line)
-
-
-DDP_BUCKET = "ddp_bucket_cap_mb"
 
 
 def recomputes(given: Fields, known: Known) -> bool:
@@ -99,30 +109,21 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
     return world
 
 
-def require_address(fields: Fields, known: Known, given: Fields) -> None:
+def require_address(fields: Fields, known: Known) -> None:
     """Refuse several machines without machine 0's address; accelerate would not notice.
 
     An exported file is started by its own script, which sets the address.
     """
     machines = fields.integer("num_machines")
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
-    exported = known.header.plan_id is not None and not _starts_here(known)
-    if machines == 1 or fields.has(_ADDRESS) or given.has(_ADDRESS) or elsewhere or exported:
+    exported = known.header.plan_id is not None and not any(starts_beside(known.source, known.overrides))
+    if machines == 1 or fields.has(ADDRESS) or elsewhere or exported:
         return
     fields.fault(
         "num_machines",
-        f"{machines}, but no {_ADDRESS}: every machine would wait for others at its own address",
-        allowed=f"{_ADDRESS} in the file, or --{_ADDRESS} of the command, given next to it",
-        nearest=_ADDRESS,
-    )
-
-
-def _starts_here(known: Known) -> bool:
-    return any(
-        word.text == "accelerate"
-        for source in known.source.scripts()
-        for words in script_of(source, known.overrides).commands
-        for word in words
+        f"{machines}, but no {ADDRESS}: every machine would wait for others at its own address",
+        allowed=f"{ADDRESS} in the file, or --{ADDRESS} of the command, given next to it",
+        nearest=ADDRESS,
     )
 
 
@@ -141,49 +142,30 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 # Keys and defaults: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin), commands/launch.py.
 
 
-AT = "deepspeed_config."
-PLUGIN_FILE = f"{AT}deepspeed_config_file"
-PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 _PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _DEFAULT_STAGE = 2
-# Values that accelerate refuses next to DeepSpeed's own file, which sets them.
-_OF_THE_FILE = (
-    PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage",
-    f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
-    "mixed_precision",
-)  # fmt: skip
 
 
-def plugin_run(
-    fields: Fields, source: Source, overrides: Overrides, given: Fields | None = None
-) -> LaunchFile:
+def plugin_run(fields: Fields, source: Source, overrides: Overrides, given: Fields) -> LaunchFile:
     """Return the run of a file with ``distributed_type`` DEEPSPEED.
 
-    ``given``: the trainer's batch and checkpointing; None: those of the scripts next to the file.
+    ``given``: the trainer's batch and checkpointing.
 
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     known = known_of(source, overrides)
-    given = arguments(known) if given is None else given
     fields.raw(ENGINE)
-    require_address(fields, known, given)
+    require_address(fields, known)
     fields.stop()
     if fields.has(PLUGIN_FILE):
         return _of_its_file(fields, source, overrides)
     return _of_values(fields, known, given)
 
 
-def contradictions(fields: Fields) -> None:
-    """Record a fault for each value of accelerate's file that DeepSpeed's own also sets."""
-    for key in _OF_THE_FILE:
-        if fields.has(key):
-            fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
-
-
 def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> LaunchFile:
-    contradictions(fields)
     name = fields.word(PLUGIN_FILE)
+    precision = fields.choice("mixed_precision", "no")  # of the command: next to one of the file it stops
     text = source.other(name) if name else None
     if text is None:
         fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not next to the file; give it too')
@@ -192,20 +174,26 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     base = name.rsplit("/", 1)[-1]
     files = {**source.files, base: text or ""}
     other = Source(name=base, text=text or "", files=files, include=source.include)
-    found = DEEPSPEED_READER.read(other, replace(overrides, num_gpus=processes or overrides.num_gpus))
+    supplied = {**({"precision": precision} if precision != "no" else {}), **overrides.values}
+    overrides = replace(overrides, num_gpus=processes or overrides.num_gpus, values=supplied)
+    found = DEEPSPEED_READER.read(other, overrides)
+    if precision not in ("no", found.workload.precision):
+        theirs = found.workload.precision
+        fields.fault("mixed_precision", f"{precision}, but DeepSpeed's file has {theirs}", nearest=theirs)
     if processes and found.configuration.num_gpus != processes:
         fields.fault(
             "num_processes",
             f"{processes}, but DeepSpeed's file makes {found.configuration.num_gpus} ranks",
             nearest=str(found.configuration.num_gpus),
         )
-        fields.stop()
+    fields.stop()
     per_node = processes // machines if processes and machines and processes % machines == 0 else None
     unread = fields.unread()
     return replace(
         found,
         num_nodes=machines or found.num_nodes,
         gpus_per_node=per_node or found.gpus_per_node,
+        notes=(*fields.notes, *found.notes),
         unread=(*found.unread, *unread),
     )
 
@@ -264,23 +252,15 @@ def _deepspeed_configuration(
     return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
-_OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
-_MESH = "parallelism_config.parallelism_config_"
-_FSDP = "fsdp_config."
-
-
-def _recognises(source: Source) -> bool:
-    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    fields = Fields(source.name, values_of_file(source), overrides, ("accelerate",))
-    if fields.choice(ENGINE, "NO") == "DEEPSPEED":
-        return plugin_run(fields, source, overrides)
     known = known_of(source, overrides)
-    found = mesh_run("accelerate", fields, known, arguments(known))
-    given = arguments(known, ("optim", DDP_BUCKET))
+    shares, given = _started(known)
+    fields = Fields(shares.source.name, shares.values, overrides, ("accelerate",))
+    for note in shares.notes:
+        fields.note(note)
+    if shares.kind() == "DEEPSPEED":
+        return plugin_run(fields, source, overrides, given)
+    found = mesh_run("accelerate", fields, known, given)
     optimizer, bucket = given.priced("optim", "adamw_torch"), given.optional(DDP_BUCKET)
     given.stop()
     adapters = known.header.adapters  # accelerate's file has no place for them
@@ -290,17 +270,30 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(found, workload=workload)
 
 
-ACCELERATE_READER = Reader(name="accelerate", recognises=_recognises, read=_read)
+def _started(known: Known) -> tuple[Shares, Fields]:
+    """Return the file with the options of the command that takes it, and that command's arguments.
+
+    Raises:
+        InvalidProblemError: several commands that differ take it.
+    """
+    found = list[tuple[Shares, dict[str, LocatedValue], int]]()
+    for script, before, words in starts_beside(known.source, known.overrides):
+        shares = shares_of(before, script, usual=known.source)
+        if shares is not None and shares.source.name == known.source.name:
+            found.append((shares, dict(_given(words, _ARGUMENTS)), before[0].line))
+    if not found:
+        return Shares.of(known.source, values_of_file(known.source)), arguments(known)
+    said = [{name: one.value for name, one in {**shares.values, **own}.items()} for shares, own, _ in found]
+    if any(one != said[0] for one in said):
+        lines = ", ".join(str(line) for _, _, line in found[:8])
+        name = shown(known.source.name)
+        message = f"{name} is given to {len(found)} commands that differ (lines {lines})"
+        raise refused(message, allowed="a script with one of them")
+    shares, own, _ = found[0]
+    return shares, Fields("the command", own, programs=("transformers",))
 
 
-def values_of_file(source: Source) -> dict[str, LocatedValue]:
-    """Return accelerate's file; names in its ``fsdp_config`` may lack their prefix (launch.py:1270)."""
-    return {
-        f"{_FSDP}fsdp_{name.removeprefix(_FSDP)}"
-        if name.startswith(_FSDP) and not name.startswith(f"{_FSDP}fsdp")
-        else name: found
-        for name, found in document_of(source).items()
-    }
+ACCELERATE_READER = Reader(name="accelerate", recognises=is_accelerates, read=_read)
 
 
 def mesh_run(
@@ -328,7 +321,7 @@ def mesh_run(
     kind = fields.choice(ENGINE, "NO")
     for name in (ENGINE, "num_processes", "mixed_precision"):
         fields.slip_for(name)
-    require_address(fields, known, given)
+    require_address(fields, known)
     require_same_machines(fields, known)
     fields.stop()
     model = known.model()
@@ -353,8 +346,7 @@ def mesh_run(
 def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
     known = (*flags_of("accelerate")["dynamo_backend"].choices, "false")  # YAML's ``no``
-    backends = [fields.word(name, "no", allowed=known) for name in _COMPILED]
-    backends += [str(given.raw(name) or "no") for name in ("dynamo_backend", "torch_compile")]
+    backends = (fields.word(_COMPILED, "no", allowed=known), str(given.raw("torch_compile") or "no"))
     compiled = any(word.lower() not in ("no", "false") for word in backends)
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
         return {}
@@ -366,7 +358,7 @@ def _unread(fields: Fields) -> tuple[str, ...]:
     """Return unread names; refuse a mesh size that accelerate does not have."""
     found = fields.unread()
     for name in found:
-        if name.startswith(_MESH) and name.endswith("_size"):
+        if name.startswith(MESH) and name.endswith("_size"):
             why = "is not a size of accelerate's mesh, which would not notice"
             fields.fault(name, why, allowed="dp_replicate, dp_shard, cp, sp, tp")
     fields.stop()
@@ -394,7 +386,7 @@ def _configuration(
     )
     zero = _zero(fields) if sharded and world > 1 else 0
     again = str(given.raw(CHECKPOINTING)).lower() in ("true", "1")
-    recompute = checkpoints(fields, f"{_FSDP}fsdp_activation_checkpointing", beside=again)
+    recompute = checkpoints(fields, f"{FSDP}fsdp_activation_checkpointing", beside=again)
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"
     fields.stop()
@@ -433,17 +425,17 @@ def meshed(
 
 def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
-    tp, cp = (fields.integer(f"{_MESH}{name}_size") for name in ("tp", "cp"))
+    tp, cp = (fields.integer(f"{MESH}{name}_size") for name in ("tp", "cp"))
     fields.refuse_unpriced()
-    replicas = fields.optional(f"{_MESH}dp_replicate_size")
-    shard = fields.optional(f"{_MESH}dp_shard_size")
+    replicas = fields.optional(f"{MESH}dp_replicate_size")
+    shard = fields.optional(f"{MESH}dp_shard_size")
     for name in ("tp", "cp", "dp_replicate", "dp_shard"):
-        fields.slip_for(f"{_MESH}{name}_size")
+        fields.slip_for(f"{MESH}{name}_size")
     fields.stop()
     if not sharded:
         if tp * cp > 1:
             fields.fault(
-                f"{_MESH}{'tp' if tp > 1 else 'cp'}_size", "plain replicas have no mesh", allowed="1"
+                f"{MESH}{'tp' if tp > 1 else 'cp'}_size", "plain replicas have no mesh", allowed="1"
             )
         return 1, 1, 1, world
     if replicas is None and shard is None:
@@ -452,7 +444,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
     shard, replicas = shard or 1, replicas or 1
     if tp > 1 and replicas > 1 and shard == 1:
         why = "tensor ranks next to replicas that share nothing: accelerate refuses them"
-        fields.fault(f"{_MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
+        fields.fault(f"{MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
     if tp * cp * shard * replicas != world:
         fields.fault(
             "num_processes",
@@ -464,16 +456,16 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
 
 
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
-_STRATEGY, _VERSION = f"{_FSDP}fsdp_sharding_strategy", f"{_FSDP}fsdp_version"
+_STRATEGY, _VERSION = f"{FSDP}fsdp_sharding_strategy", f"{FSDP}fsdp_version"
 
 
 def _zero(fields: Fields) -> int:
     """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
-    fields.choice(f"{_FSDP}fsdp_auto_wrap_policy")
+    fields.choice(f"{FSDP}fsdp_auto_wrap_policy")
     if fields.integer(_VERSION) == 1:
         fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
         return int(fields.priced(_STRATEGY))
-    return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
+    return 3 if fields.flag(f"{FSDP}fsdp_reshard_after_forward", default=True) else 2
 
 
 def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
@@ -490,7 +482,7 @@ def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
 
 
 def _offload(fields: Fields, zero: int) -> str:
-    name = f"{_FSDP}fsdp_offload_params"
+    name = f"{FSDP}fsdp_offload_params"
     away = fields.flag(name)
     if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
         fields.fault(name, "weights on the host are priced where they are resharded", allowed="false")

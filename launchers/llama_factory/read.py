@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from meshwright.launchers.accelerate import read as accelerate
-from meshwright.launchers.accelerate.read_command import Shares, shares_beside
+from meshwright.launchers.accelerate.read_command import Shares, is_accelerates, shares_beside
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.megatron_core import read as core
@@ -165,7 +165,7 @@ _ON = ("true", "1", "yes")
 
 
 def _recognises_trainers(source: Source) -> bool:
-    if not accelerate.ACCELERATE_READER.recognises(source):
+    if not is_accelerates(source):
         return _is_trainers(source)
     named = [source.other(words[at].text) for _, words, at in _starts(source)]
     return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.export import ATTENTION
-from meshwright.launchers.accelerate.read_command import Shares
+from meshwright.launchers.accelerate.read_command import ENGINE, PLUGIN_COUNT, PLUGIN_FILE, Shares
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading import commands
@@ -43,7 +43,6 @@ _NAMES = {
     **dict.fromkeys(_FILLED, "precision"),
 }
 _OF_THE_ENGINE = "deepspeed_config"  # DeepSpeed's own argument; transformers does not see its file
-_OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # options of a command
 
 
 def ranks_run(
@@ -63,12 +62,14 @@ def ranks_run(
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, overrides)
-    said = shares or Shares.of(known.source, {accelerate.ENGINE: LocatedValue("MULTI_GPU", 0)})
+    said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
+    for note in said.notes:
+        fields.note(note)
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
     if "num_microbatches" in known.overrides.values:
-        values.pop(accelerate.PLUGIN_COUNT, None)  # the user overrides the files
+        values.pop(PLUGIN_COUNT, None)  # the user overrides the files
     elsewhere = ranks is None or str(ranks.value) != str(
         overrides.num_gpus
     )  # the launcher sets their number
@@ -102,9 +103,7 @@ def _by_accelerate(
         accelerate.CHECKPOINTING: replays,
     }
     own |= {"torch_compile": True} if fields.flag("torch_compile") else {}
-    given = accelerate.arguments(
-        known, _OF_THE_START, {name: LocatedValue(value, 0) for name, value in own.items()}
-    )
+    given = Fields("the command", {name: LocatedValue(value, 0) for name, value in own.items()})
     if shares.kind() == "DEEPSPEED":
         return _by_plugin(shares, overrides, given, over)
     mesh.raw("mixed_precision")
@@ -126,7 +125,7 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
     words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
     if words[0] in ("", "false", "none"):
         return {}
-    found: dict[str, object] = {accelerate.ENGINE: "FSDP"}
+    found: dict[str, object] = {ENGINE: "FSDP"}
     strategy = next((word for word in words if word in _STRATEGIES), None)
     if strategy is None and not set(words) & {"true", "fsdp", "fsdp2"}:
         fields.fault("fsdp", f"{shown(' '.join(words))} is not priced", allowed=", ".join(_STRATEGIES))
@@ -157,13 +156,9 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
 
 def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collection[str]) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
-    name = shares.fields.raw(accelerate.PLUGIN_FILE)
+    name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
-        key = accelerate.PLUGIN_FILE
-        if not shares.source.is_script:  # the command's own options are ignored
-            own = Fields(shares.source.name, accelerate.values_of_file(shares.source))
-            accelerate.contradictions(own)
-            own.stop()
+        key = PLUGIN_FILE
         found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
         machines, ranks = shares.fields.integer("num_machines"), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")

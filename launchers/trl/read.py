@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.accelerate import read as accelerate
-from meshwright.launchers.accelerate.read_command import Shares, shares_beside
+from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_accelerates, shares_beside
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading import commands
@@ -50,7 +50,7 @@ _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modul
 
 
 def _recognises(source: Source) -> bool:
-    return _is_sft(source) or (accelerate.ACCELERATE_READER.recognises(source) and _starts_trl(source))
+    return _is_sft(source) or (is_accelerates(source) and _starts_trl(source))
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
@@ -82,7 +82,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields.stop()
     unread = fields.unread()
     plain = {
-        accelerate.ENGINE: LocatedValue("MULTI_GPU", 0),
+        ENGINE: LocatedValue("MULTI_GPU", 0),
         "num_processes": LocatedValue(known.num_gpus(), 0),
     }
     rest = Fields(source.name, plain, overrides, ("accelerate",)) if shares is None else shares.fields
@@ -277,7 +277,7 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
             fields.note(f"{name} is not given: {own[name]} is TRL's default")
     own[accelerate.CHECKPOINTING] = fields.flag(accelerate.CHECKPOINTING)
     usual = {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()}
-    given = accelerate.arguments(known, (*(() if over else own), "main_process_ip"), usual)
+    given = accelerate.arguments(known, () if over else own, usual)
     length = given.integer(_LENGTH)
     given.stop()
     return given, length

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.launchers.accelerate.read_command import shares_of
+from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
+from meshwright.shell.values import Word, split_words
 
 PLUGIN = """compute_environment: LOCAL_MACHINE
 distributed_type: DEEPSPEED
@@ -75,3 +78,68 @@ def test_a_compiler_that_torch_does_not_have_is_refused_with_the_nearest() -> No
         assert read(f"{fsdp}{off}\n", script).workload.framework_options["elementwise_fused"] is False
     with pytest.raises(InvalidProblemError, match=r'line 9: "inductr" is unknown\. .*Nearest: inductor'):
         read(f"{fsdp}inductr\n", script)
+
+
+FSDP = """distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+BATCH = "--per_device_train_batch_size 1 --gradient_accumulation_steps 4"
+
+
+def started(options: str, text: str = FSDP, program: str = "train.py") -> LaunchFile:
+    return read(text, f"accelerate launch --config_file a.yaml {options} {program} {BATCH}\n")
+
+
+def test_options_of_the_command_count_before_the_file() -> None:
+    assert started("").workload.precision == "bf16"
+    for program in ("train.py", '"$TRAIN"'):  # a program that only the running shell knows
+        found = started("--mixed-precision fp16 --num_processes=16", program=program)
+        assert (found.workload.precision, found.configuration.data_parallel_size) == ("fp16", 16)
+        assert "line 1 of the command: mixed_precision is fp16, not the file's" in found.notes
+    assert started("--multi_gpu").configuration.zero_stage == 0  # FSDP of the file is off
+    compiled = FSDP + "dynamo_config:\n  backend: INDUCTOR\n"
+    assert started("", compiled).workload.framework_options == {}
+    assert started("--dynamo_backend no", compiled).workload.framework_options["norm_fused"] is False
+    mesh = "--use_fsdp --use_parallelism_config --parallelism_config_tp_size 2"
+    assert started(mesh).configuration.tensor_parallel_size == 2
+    own = started("--gradient_accumulation_steps 9")  # passed on to DeepSpeed alone
+    assert own.configuration.num_microbatches == 4
+    assert any("steps is 9, which does nothing without DeepSpeed" in note for note in own.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--fsdp_min_num_params 5", "line 1 of run.sh: --fsdp_min_num_params cannot be read"),
+        ("--mixed_precisoin fp16", "--mixed_precisoin is not an option of accelerate launch.*--mixed_pre"),
+        ("--use_megatron_lm", "Megatron-LM under accelerate is not read"),
+        ("--parallelism_config_tp_size 2", "tp_size does nothing without --use_parallelism_config"),
+        ("--use_deepspeed --gradient_accumulation_steps 8", "8, but the trainer accumulates 4"),
+        ("--mixed_precision bf17", '"bf17" is unknown'),
+        ("--num_machines 2", "num_machines: line 1: 2, but no main_process_ip"),
+        (f"train.py {BATCH} --bf16\naccelerate launch --config_file a.yaml --num_processes 4",
+         r"a.yaml is given to 2 commands that differ \(lines 1, 2\)"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_priced_are_refused(options: str, says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        started(options)
+
+
+def test_each_option_that_sets_a_field_has_a_place_in_the_file() -> None:
+    rows = {name: row for name, row in flags_of("accelerate").items() if "." not in name and row.sets}
+    engines = {"use_deepspeed", "use_fsdp", "multi_gpu", "use_parallelism_config", "distributed_type"}
+    for name in rows.keys() - engines:
+        said = "3" if rows[name].type in ("int", "float") else "no"
+        words = split_words(
+            f"accelerate launch --use_fsdp --use_parallelism_config --{name} {said} train.py"
+        )
+        script = Source(name="run.sh", text="")
+        shares = shares_of([Word(word, 1) for word in words], script)
+        assert shares is not None
+        assert any(key.endswith(name) for key in shares.values) or name == "gradient_accumulation_steps"
