@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,20 @@ def verified(config: Configuration, launcher: str) -> Verification:
     return verify(found.plan, found.problem, launcher)
 
 
+@cache
+def stages() -> Verification:
+    """Return what Megatron-LM builds of ``STAGES``, once for all tests that compare with it."""
+    make(MEGATRON_LM)
+    return verified(STAGES, "megatron-lm")
+
+
 def figures(found: Verification, rank: int) -> Mapping[str, VerifiedQuantity]:
     """Quantities of one rank by their names."""
     return {one.name: one for one in found.quantities if one.rank == rank}
 
 
 def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_priced() -> None:
-    make(MEGATRON_LM)
-    found = verified(STAGES, "megatron-lm")
+    found = stages()
     assert (found.verdict, found.reasons) == ("verified", ())
     assert found.ranks == (0, 4, 7)  # the first of both stages, 2 * 2 ranks each, and the last of all
     first = figures(found, 0)
@@ -88,8 +95,7 @@ def test_modules_that_selective_recomputation_replays_are_counted_again(modules:
     found = target(SMALL, config, workload=replayed)
     built = verify(found.plan, found.problem, "megatron-lm")
     assert (built.verdict, built.reasons) == ("verified", ())
-    plain = verified(STAGES, "megatron-lm")
-    own, kept = figures(built, 0), figures(plain, 0)
+    own, kept = figures(built, 0), figures(stages(), 0)
     mlp = 2 * 1024 * 3 * 512 * 1792 // 2 * 2  # forward products of two layers, half of each on this rank
     assert own["flops"].built - kept["flops"].built == pytest.approx(mlp if "mlp" in modules else 0)
     assert own["peak_bytes"].built < kept["peak_bytes"].built
@@ -128,14 +134,14 @@ def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> No
 
 def test_8_bits_are_built_in_16_and_nothing_that_is_priced_is_taken_off_their_peak() -> None:
     """A step in fp8 and one in bf16 are one step here; the price of fp8 is less by its 8-bit inputs."""
-    make(MEGATRON_LM)
-    batch = Workload(global_batch_size=STAGES.global_batch_size, seq_length=1024)
-    recipe = {"precision_recipe": "fp8-current"}
-    wide, narrow = (
-        verify(one.plan, one.problem, "megatron-lm")
-        for workload in (batch, replace(batch, precision="fp8", framework_options=recipe))
-        for one in [target(SMALL, STAGES, workload=workload)]
+    narrowed = Workload(
+        global_batch_size=STAGES.global_batch_size,
+        seq_length=1024,
+        precision="fp8",
+        framework_options={"precision_recipe": "fp8-current"},
     )
+    asked = target(SMALL, STAGES, workload=narrowed)
+    wide, narrow = stages(), verify(asked.plan, asked.problem, "megatron-lm")
     assert (wide.verdict, narrow.verdict) == ("verified", "partly verified")
     assert narrow.reasons[0].startswith("fp8: ")
     assert all(one.exact is not False for one in narrow.quantities)
