@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATH = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
@@ -18,9 +18,11 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000  # what takes so long does not come, however busy the machine is
 # What is noted of every answer above 399, and of a server that is away: no fault of a script.
 EXCUSED = ("Failed to load resource", "htmx:sendError", "htmx:afterRequest")
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @contextmanager

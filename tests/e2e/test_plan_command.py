@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.servers import until
+from tests.processes.servers import cpu_s, until
 from tests.processes.warm import run_warm
 
 ROOT = Path(__file__).parents[2]
@@ -143,12 +143,6 @@ def test_a_time_limit_without_a_plan_exits_4(home: dict[str, str]) -> None:
     run = meshwright("plan", *large, *BATCH, "--time-limit-s", "0.000001", env=home)
     assert run.returncode == 4, run.stdout + run.stderr
     assert "nothing is proved" in run.stdout
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process that runs: utime and stime of proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ended_cpu_s() -> float:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.processes.servers import HANGS_S, SERVE, RunningServer, serving
+from tests.processes.servers import HANGS_S, SERVE, RunningServer, cpu_s, serving
 from tests.reliability.figures import measured
 
 MIB = 2**20
@@ -72,12 +72,6 @@ def peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def processor_s(pid: int) -> float:
-    """Processor seconds of a process (proc(5), utime and stime, in hundredths)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
 def send(url: str, method: str, path: str, body: bytes, *, chunked: bool) -> int:
     """The status of an answer; 0 where the server hung up in the middle of a refused body."""
     address = urlsplit(url)
@@ -102,7 +96,7 @@ def test_forty_clients_with_the_worst_bodies_leave_the_api_below_300_mib(server:
     url, pid = server.url, server.process.pid
     assert httpx.get(f"{url}/livez").status_code == 200
     bodies = worst()
-    idle_bytes, idle_s = peak_bytes(pid), processor_s(pid)
+    idle_bytes, idle_s = peak_bytes(pid), cpu_s(pid)
     found: Counter[int] = Counter()
 
     def attack(number: int) -> None:
@@ -114,11 +108,11 @@ def test_forty_clients_with_the_worst_bodies_leave_the_api_below_300_mib(server:
         client.start()
     slowest_s = 0.0  # what the server did for others before it answered, whoever else used the machine
     while any(client.is_alive() for client in clients):
-        began_s = processor_s(pid)
+        began_s = cpu_s(pid)
         assert httpx.get(f"{url}/livez", timeout=HANGS_S).status_code == 200
-        slowest_s = max(slowest_s, processor_s(pid) - began_s)
+        slowest_s = max(slowest_s, cpu_s(pid) - began_s)
         time.sleep(0.1)
-    peak, spent_s = peak_bytes(pid), processor_s(pid) - idle_s
+    peak, spent_s = peak_bytes(pid), cpu_s(pid) - idle_s
     measured(17, "memory of the API under 40 clients with the worst bodies, MiB", peak / MIB)
     figures = f"idle {idle_bytes / MIB:.0f} MiB, peak {peak / MIB:.0f} MiB, {spent_s:.1f} CPU-s, {found}"
     assert peak < 300 * MIB, figures  # one such body took 690 MiB, three 2 GiB

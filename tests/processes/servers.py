@@ -61,6 +61,12 @@ def environment(settings: Settings) -> dict[str, str]:
     return {**os.environ, **ours, "PYTHONPATH": str(ROOT)}
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process that runs (proc(5), utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def until(condition: Callable[[], bool], *, within_s: float = HANGS_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
