@@ -25,9 +25,6 @@ class CollectiveTable:
     payload_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     bus_bytes_per_s: tuple[float, ...]  # 0 where the file rounds it away
-    dtype: str | None = None
-    device: str | None = None  # GPU as the log names it
-    wrong_values: int = 0  # elements that the validation found wrong
     hosts: tuple[str, ...] = ()  # of its nodes, where the file names them
 
 
@@ -50,7 +47,6 @@ class MeasuredRun:
     step_time_low_s: float | None
     step_time_high_s: float | None
     num_steps: int  # optimizer steps behind the median
-    num_restarts: int
     tokens_per_s_per_gpu: float | None
     flops_per_s_per_gpu: float | None  # as the framework counts them; conventions differ
     peak_allocated_bytes: int | None  # worst rank that the log shows
@@ -62,22 +58,10 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """One network card of a node."""
-
-    name: str
-    bytes_per_s: float | None = None  # line rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlace:
-    """Where one GPU of a node sits; ``near_path`` is nvidia-smi's word for its closest cards."""
+    """The links of one GPU of a node."""
 
-    index: int
     nvlinks: int  # NVLinks that leave the GPU; 0 without
-    near_nics: tuple[str, ...]
-    near_path: str | None  # PIX, PXB, PHB, NODE, SYS
-    numa_node: int | None
     pcie_bytes_per_s: float | None = None  # of its slot, one direction
 
 
@@ -87,43 +71,10 @@ class NodeTopology:
 
     gpus: tuple[GpuPlace, ...]
     islands: tuple[tuple[int, ...], ...]  # indices of GPUs that NVLink joins
-    nics: tuple[Nic, ...]
+    nic_bytes_per_s: tuple[float | None, ...]  # line rate of each network card
     num_hosts: int = 1  # more in a dump of a multi-node NVLink domain
 
     @property
     def island_gpus(self) -> int:
         """Return the GPUs of the smallest island: what every group of that size may count on."""
         return min(len(island) for island in self.islands)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSwitch:
-    """One switch (or block) with what is directly below it."""
-
-    name: str
-    nodes: tuple[str, ...]
-    switches: tuple[str, ...]
-    parent: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchTree:
-    """Switches and nodes of a cluster, as its scheduler knows them."""
-
-    switches: tuple[NetworkSwitch, ...]
-    block_sizes: tuple[int, ...] = ()
-
-    @property
-    def num_nodes(self) -> int:
-        """Return the number of nodes below all switches."""
-        return sum(len(switch.nodes) for switch in self.switches)
-
-    def path(self, node: str) -> tuple[str, ...]:
-        """Return the names of the switches from a node's own up to the root; empty for an unknown node."""
-        by_name = {switch.name: switch for switch in self.switches}
-        at = next((switch for switch in self.switches if node in switch.nodes), None)
-        names: list[str] = []
-        while at is not None:
-            names.append(at.name)
-            at = by_name[at.parent] if at.parent else None
-        return tuple(names)

@@ -72,7 +72,6 @@ def read_vtrain(path: Path | str) -> CollectiveTables:
             payload_bytes=tuple(sizes),
             seconds=tuple(time for time, _ in half),
             bus_bytes_per_s=tuple(bus for _, bus in half),
-            dtype="float",
         )
         for in_place, half in zip((False, True), halves, strict=True)
     ]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from meshwright.profiles.importers.foreign_file import (
     MAX_BYTES_PER_S,
-    MAX_COUNT,
     MAX_PAYLOAD_BYTES,
     MAX_SECONDS,
     ForeignFile,
@@ -27,7 +26,7 @@ _PREFIX = re.compile(r"^\s*(\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s))\s?")  # mpi
 _PROGRAM = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|gather|scatter|sendrecv)_perf\b"
 )
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)$")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]")
 _HEADER = re.compile(r"^#\s+size\s+count\s+type\s")
 _UNITS = re.compile(r"^#\s+\((?P<size>\w+)\)\s+\(elements\)\s+\((?P<time>\w+)\)\s+\((?P<rate>[^)]+)\)")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "point_to_point"}
@@ -43,8 +42,6 @@ class _Column:
     payload_bytes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     bus_bytes_per_s: list[float] = field(default_factory=list)
-    wrong_values: int = 0
-    dtype: str | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +49,6 @@ class _LogReader:
     file: ForeignFile
     program: str | None = None
     hosts: dict[int, str] = field(default_factory=dict)
-    device: str | None = None
     header: tuple[str, ...] = ()
     halves: tuple[_Column, _Column] = field(default_factory=lambda: (_Column(), _Column()))
     tables: list[CollectiveTable] = field(default_factory=list)
@@ -82,7 +78,6 @@ class _LogReader:
             if int(rank[1]) == 0:
                 self.hosts.clear()
             self.hosts[int(rank[1])] = rank[2]
-            self.device = rank[3].strip() or None
         elif units and (units["size"], units["time"], units["rate"]) != ("B", "us", "GB/s"):
             raise self.file.fault(where, "expected the units (B), (us) and (GB/s)")
         else:
@@ -110,7 +105,6 @@ class _LogReader:
         starts = [i for i, name in enumerate(self.header) if name == "time"]
         ends = [starts[1], len(words)]
         for column, start, end in zip(self.halves, starts, ends, strict=True):
-            column.dtype = words[self.header.index("type")]
             if size and words[start] != _MISSING:
                 cells = dict(zip(self.header[start:end], words[start:end], strict=True))
                 self._sample(column, size, cells, where)
@@ -134,8 +128,6 @@ class _LogReader:
         column.payload_bytes.append(size)
         column.seconds.append(seconds)
         column.bus_bytes_per_s.append(bus * GB)
-        wrong = cells.get("wrong", cells.get("error", _MISSING))
-        column.wrong_values += int(wrong) if wrong.isdecimal() and len(wrong) < len(str(MAX_COUNT)) else 0
 
     def _close(self) -> None:
         if not any(half.payload_bytes for half in self.halves):
@@ -155,9 +147,6 @@ class _LogReader:
             payload_bytes=tuple(half.payload_bytes),
             seconds=tuple(half.seconds),
             bus_bytes_per_s=tuple(half.bus_bytes_per_s),
-            dtype=half.dtype,
-            device=self.device,
-            wrong_values=half.wrong_values,
             hosts=tuple(dict.fromkeys(host for _, host in sorted(self.hosts.items()))),
         )
 

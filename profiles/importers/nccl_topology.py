@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.node_groups import connected
-from meshwright.profiles.importers.nvidia_smi_topo import PATHS
-from meshwright.profiles.measurements import GpuPlace, Nic, NodeTopology
+from meshwright.profiles.measurements import GpuPlace, NodeTopology
 
 MAX_DEPTH = 64
 MAX_DEVICES = 1024  # GPUs, and as many cards: far more than any NVLink domain has
@@ -70,28 +69,6 @@ def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Foun
     return gpus, nets
 
 
-def _path(gpu: _Found, net: _Found) -> str:
-    """Return nvidia-smi's word for the way between them, from their closest common element."""
-    common = 0
-    for one, other in zip(gpu.above, net.above, strict=False):
-        if one is not other:
-            break
-        common += 1
-    meeting = gpu.above[common - 1].tag
-    if meeting != "pci":
-        return "NODE" if meeting == "cpu" else "SYS"
-    below = [
-        sum(parent.tag == "pci" for parent in found.above[common:]) for found in (gpu, net)
-    ]  # bridges between the common switch and the device, the device's own function included
-    return "PIX" if max(below) <= 1 else "PXB"
-
-
-def _near(gpu: _Found, nets: Mapping[str, _Found]) -> tuple[str | None, tuple[str, ...]]:
-    paths = {name: _path(gpu, net) for name, net in nets.items()}
-    nearest = min(paths.values(), key=PATHS.index, default=None)
-    return nearest, tuple(name for name, path in paths.items() if path == nearest)
-
-
 def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
     """Return the rate of the GPU's slot: transfers a second × lanes × encoding / 8 bits."""
     speed = _LINK_SPEED.fullmatch(gpu.attribute_above("pci", "link_speed") or "")
@@ -125,20 +102,10 @@ def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[
     return connected(len(gpus), direct + [(switched[0], other) for other in switched])
 
 
-def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
-    nics = []
-    for net in nets:
-        name, speed = net.element.get("name") or "", net.element.get("speed")
-        if not name.isprintable() or not 1 <= len(name) <= MAX_DEPTH:
-            raise file.fault("net", "expected a short name")
-        rate = None if speed is None else file.whole(speed, "net speed", low=0, high=MAX_MBIT_PER_S)
-        nics.append(Nic(name=name, bytes_per_s=rate * 1e6 / 8 if rate else None))
-    return tuple(nics)
-
-
-def _numa(file: ForeignFile, gpu: _Found) -> int | None:
-    text = gpu.attribute_above("cpu", "numaid")
-    return None if text in (None, "-1") else file.whole(text, "cpu numaid", low=0, high=10_000)
+def _rate(file: ForeignFile, net: _Found) -> float | None:
+    speed = net.element.get("speed")
+    mbit_per_s = None if speed is None else file.whole(speed, "net speed", low=0, high=MAX_MBIT_PER_S)
+    return mbit_per_s * 1e6 / 8 if mbit_per_s else None
 
 
 def looks_like(file: ForeignFile) -> bool:
@@ -148,7 +115,7 @@ def looks_like(file: ForeignFile) -> bool:
 
 
 def read_nccl_topology(path: Path | str) -> NodeTopology:
-    """Return GPUs, NVLink islands, network cards and their distances.
+    """Return GPUs, NVLink islands and network cards.
 
     Raises:
         ProfileError: no XML, no <system>, no GPU, or an attribute out of range.
@@ -158,23 +125,14 @@ def read_nccl_topology(path: Path | str) -> NodeTopology:
     gpus, nets = _find(file, root)
     if not gpus:
         raise file.fault("", "expected at least one <gpu> (a file for NCCL_TOPO_FILE may leave them out)")
-    nics = _nics(file, nets)
-    named = {nic.name: net for nic, net in zip(nics, nets, strict=True)}
-    places, targets = [], []
-    for index, gpu in enumerate(gpus):
-        count, ends = _nvlinks(file, gpu)
-        near_path, near_nics = _near(gpu, named)
-        targets.append(ends)
-        place = GpuPlace(
-            index=index,
-            nvlinks=count,
-            near_nics=near_nics,
-            near_path=near_path,
-            numa_node=_numa(file, gpu),
-            pcie_bytes_per_s=_pcie_bytes_per_s(file, gpu),
-        )
-        places.append(place)
+    links = [_nvlinks(file, gpu) for gpu in gpus]
     hosts = {cpu.get("host_hash") for cpu in root.iter("cpu")}
     return NodeTopology(
-        gpus=tuple(places), islands=_islands(gpus, targets), nics=nics, num_hosts=len(hosts)
+        gpus=tuple(
+            GpuPlace(nvlinks=count, pcie_bytes_per_s=_pcie_bytes_per_s(file, gpu))
+            for gpu, (count, _) in zip(gpus, links, strict=True)
+        ),
+        islands=_islands(gpus, [targets for _, targets in links]),
+        nic_bytes_per_s=tuple(_rate(file, net) for net in nets),
+        num_hosts=len(hosts),
     )

@@ -1,4 +1,4 @@
-"""Fields of a node group that foreign files know: topologies of a node, trees of switches."""
+"""Fields of a node group that foreign files state: topologies of a node, logs of collectives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from meshwright.profiles.collectives.measured import (
     measured_to_mapping,
 )
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.measurements import (
-    CollectiveTable,
-    CollectiveTables,
-    NodeTopology,
-    SwitchTree,
-)
+from meshwright.profiles.measurements import CollectiveTable, CollectiveTables, NodeTopology
 from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import shown
 from meshwright.profiles.units import GB
@@ -137,23 +132,14 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
             fields["intra_node"] = link_fields("pcie", slowest, gpu.intra_node.latency_s, source)
     if "intra_node" not in fields:
         notes.append("the speed of the links between GPUs is not stated: the GPU's usual link is kept")
-    rates = [nic.bytes_per_s for nic in topology.nics]
-    if rates and all(rates):
-        total = sum(rate for rate in rates if rate) / max(len(topology.gpus), 1)
+    rates = [rate for rate in topology.nic_bytes_per_s if rate]
+    if rates and len(rates) == len(topology.nic_bytes_per_s):
+        total = sum(rates) / max(len(topology.gpus), 1)
         fields["inter_node"] = link_fields(gpu.inter_node.kind, total, gpu.inter_node.latency_s, source)
     else:
-        notes.append(f"{len(rates)} network cards without a rate: the GPU's usual network is kept")
+        cards = f"{len(topology.nic_bytes_per_s)} network cards"
+        notes.append(f"{cards} without a rate: the GPU's usual network is kept")
     return GroupFields(fields=fields, notes=tuple(notes))
-
-
-def fields_of_switches(tree: SwitchTree) -> GroupFields:
-    """Return the number of nodes; levels of switches are not priced."""
-    levels = {len(tree.path(node)) for switch in tree.switches for node in switch.nodes}
-    leaves = sum(bool(switch.nodes) for switch in tree.switches)
-    note = (
-        f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
-    )
-    return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
 
 
 def fields_of_collectives(

@@ -12,16 +12,15 @@ from pathlib import Path
 
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.node_groups import connected
-from meshwright.profiles.measurements import GpuPlace, Nic, NodeTopology
+from meshwright.profiles.measurements import GpuPlace, NodeTopology
 from meshwright.profiles.reading import shown
 
-PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
+PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MAX_DEVICES = 512
 MAX_DIRECT_NVLINKS = 18  # of one GPU: 6 V100, 12 A100, 18 H100 and later (NVIDIA data sheets)
 
 _CELL = re.compile(rf"X|NV[0-9]{{1,3}}|{'|'.join(PATHS)}")
 _GPU = re.compile(r"GPU[0-9]{1,3}")
-_NIC_NAME = re.compile(r"^\s*(NIC[0-9]{1,3}):\s*(\S{1,64})\s*$")
 
 Matrix = Mapping[str, tuple[str, ...]]  # row → its cells, in the order of the header
 
@@ -38,9 +37,8 @@ def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
     raise file.fault("", "expected a header with GPU0, GPU1, …")
 
 
-def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix, Mapping[str, list[str]]]:
+def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> Matrix:
     matrix: dict[str, tuple[str, ...]] = {}
-    rest: dict[str, list[str]] = {}
     for number, line in file.lines():
         words = line.split()
         if number <= start or not words or words[0] not in devices:
@@ -55,11 +53,11 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix
             raise file.fault(where, "the device has two rows")
         if cells[devices.index(name)] != "X" or cells.count("X") != 1:
             raise file.fault(where, "expected X for the device itself, and only there")
-        matrix[name], rest[name] = cells, words[len(devices) + 1 :]
+        matrix[name] = cells
     missing = [name for name in devices if name not in matrix]
     if missing:
         raise file.fault("", f"the row of {shown(missing[0])} is missing; was the output cut off?")
-    return matrix, rest
+    return matrix
 
 
 def _links(cell: str) -> int:
@@ -76,24 +74,6 @@ def _nvlinks(counts: Sequence[int]) -> int:
     return total if total <= MAX_DIRECT_NVLINKS else max(counts)
 
 
-def _near(cells: Sequence[str], nics: Mapping[int, str]) -> tuple[str | None, tuple[str, ...]]:
-    for path in PATHS:
-        found = tuple(name for column, name in nics.items() if cells[column] == path)
-        if found:
-            return path, found
-    return None, ()
-
-
-def _numa(words: Sequence[str]) -> int | None:
-    """Return NUMA affinity: the word after the CPU affinity."""
-    return int(words[1]) if len(words) > 1 and re.fullmatch(r"[0-9]{1,4}", words[1]) else None
-
-
-def _names(file: ForeignFile) -> Mapping[str, str]:
-    found = (_NIC_NAME.match(line) for _, line in file.lines())
-    return {match[1]: match[2] for match in found if match}
-
-
 def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) -> None:
     for i, first in enumerate(devices):
         for j, second in enumerate(devices[:i]):
@@ -108,38 +88,20 @@ def looks_like(file: ForeignFile) -> bool:
 
 
 def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
-    """Return GPUs, NVLink islands and the nearest network cards of each GPU.
+    """Return GPUs, NVLink islands and the number of network cards.
 
     Raises:
         ProfileError: no header, a missing or broken row, or a matrix that is not symmetric.
     """
     file = ForeignFile.open(path)
     start, devices = _header(file)
-    matrix, rest = _rows(file, start, devices)
+    matrix = _rows(file, start, devices)
     _check_symmetric(file, matrix, devices)
-    names = _names(file)
     columns = [column for column, name in enumerate(devices) if _GPU.fullmatch(name)]
-    nics = {column: names.get(name, name) for column, name in enumerate(devices) if column not in columns}
-    places = []
-    for index, column in enumerate(columns):
-        cells = matrix[devices[column]]
-        near_path, near_nics = _near(cells, nics)
-        place = GpuPlace(
-            index=index,
-            nvlinks=_nvlinks([_links(cells[other]) for other in columns]),
-            near_nics=near_nics,
-            near_path=near_path,
-            numa_node=_numa(rest[devices[column]]),
-        )
-        places.append(place)
-    pairs = [
-        (i, j)
-        for i, first in enumerate(columns)
-        for j, second in enumerate(columns)
-        if _links(matrix[devices[first]][second])
-    ]
+    links = [[_links(matrix[devices[one]][other]) for other in columns] for one in columns]
+    pairs = [(one, other) for one, row in enumerate(links) for other, count in enumerate(row) if count]
     return NodeTopology(
-        gpus=tuple(places),
+        gpus=tuple(GpuPlace(nvlinks=_nvlinks(row)) for row in links),
         islands=connected(len(columns), pairs),
-        nics=tuple(Nic(name=name) for name in nics.values()),
+        nic_bytes_per_s=(None,) * (len(devices) - len(columns)),
     )

@@ -15,7 +15,6 @@ from meshwright.profiles.importers import (
     nccl_tests,
     nccl_topology,
     nvidia_smi_topo,
-    slurm_topology,
     torchtitan_log,
     tracked_run,
 )
@@ -45,11 +44,6 @@ FORMATS: Mapping[str, ForeignFormat] = {
         title="nvidia-smi topo -m",
         looks_like=nvidia_smi_topo.looks_like,
         read=nvidia_smi_topo.read_nvidia_smi_topo,
-    ),
-    "slurm-topology": ForeignFormat(
-        title="Slurm topology.conf",
-        looks_like=slurm_topology.looks_like,
-        read=slurm_topology.read_slurm_topology,
     ),
     "megatron-log": ForeignFormat(
         title="Megatron-LM training log",

@@ -156,7 +156,6 @@ class RunLog:
             step_time_low_s=low,
             step_time_high_s=high,
             num_steps=num_steps,
-            num_restarts=sum(bool(segment) for segment in self.segments[1:]),
             tokens_per_s_per_gpu=_tokens(kept, median, self.configuration),
             flops_per_s_per_gpu=_median([step.flops_per_s_per_gpu for step in kept]),
             peak_allocated_bytes=self.allocated_bytes,

@@ -32,7 +32,6 @@ def test_a_log_of_three_programs_gives_a_table_out_of_place_and_in_place_of_each
         ("all_to_all", True),
     ]
     assert {(table.num_ranks, table.num_nodes) for table in tables} == {(8, 1)}
-    assert {table.device for table in tables} == {"NVIDIA H100 80GB HBM3"}
 
 
 def test_microseconds_and_gigabytes_become_seconds_and_bytes(tmp_path: Path) -> None:
@@ -42,7 +41,6 @@ def test_microseconds_and_gigabytes_become_seconds_and_bytes(tmp_path: Path) -> 
     assert out_of_place.seconds == pytest.approx((100e-6,))
     assert out_of_place.bus_bytes_per_s == pytest.approx((17.5e9,))
     assert in_place.seconds == pytest.approx((50e-6,))
-    assert out_of_place.dtype == "float"
 
 
 def test_ranks_on_two_hosts_behind_the_prefix_of_mpirun_are_two_nodes() -> None:
@@ -55,11 +53,6 @@ def test_sizes_of_zero_bytes_and_cells_without_a_figure_are_left_out(tmp_path: P
     only_out_of_place = ROW.replace("50.0  20.00  35.00  0", "N/A  N/A  N/A  N/A")
     tables = read_nccl_tests(written(tmp_path, HEADER + empty + only_out_of_place)).tables
     assert [(table.in_place, len(table.seconds)) for table in tables] == [(False, 1)]
-
-
-def test_wrong_values_are_counted(tmp_path: Path) -> None:
-    row = ROW.replace("17.50  0", "17.50  3")
-    assert read_nccl_tests(written(tmp_path, HEADER + row)).tables[0].wrong_values == 3
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
-from meshwright.profiles.measurements import SwitchTree
+from meshwright.profiles.measurements import NodeTopology
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 FORMAT_OF = {
     "nccl_tests": "nccl-tests",
     "topology/nccl": "nccl-topology",
     "topology/topo_": "nvidia-smi-topo",
-    "topology/topology": "slurm-topology",
     "logs/megatron": "megatron-log",
     "logs/torchtitan": "torchtitan-log",
     "logs/deepspeed": "deepspeed-log",
@@ -47,13 +46,13 @@ def test_no_fixture_is_large(fixture: str) -> None:
 
 
 def test_a_format_that_nobody_knows_is_named_with_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean slurm-topology"):
-        import_profile(FILES / "topology" / "topology_tree.conf", "slurm-topolgy")
+    with pytest.raises(UnknownNameError, match="Did you mean nvidia-smi-topo"):
+        import_profile(FILES / "topology" / "topo_h100_8.txt", "nvidia-smi-top")
 
 
 def test_a_named_format_is_not_guessed() -> None:
-    path = FILES / "topology" / "topology_tree.conf"
-    assert isinstance(import_profile(path, "slurm-topology"), SwitchTree)
+    path = FILES / "topology" / "topo_h100_8.txt"
+    assert isinstance(import_profile(path, "nvidia-smi-topo"), NodeTopology)
     with pytest.raises(ProfileError, match="expected a table of nccl-tests"):
         import_profile(path, "nccl-tests")
 

@@ -15,7 +15,7 @@ from tests.builders import a_model, a_plan, a_problem
 def a_run(logged: dict[str, int], framework: str = "megatron-lm") -> MeasuredRun:
     return MeasuredRun(
         framework=framework, step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, num_steps=9,
-        num_restarts=0, tokens_per_s_per_gpu=None, flops_per_s_per_gpu=None, peak_allocated_bytes=None,
+        tokens_per_s_per_gpu=None, flops_per_s_per_gpu=None, peak_allocated_bytes=None,
         peak_reserved_bytes=None, num_memory_ranks=0, out_of_memory=False, configuration=logged,
     )  # fmt: skip
 
