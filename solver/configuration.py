@@ -13,7 +13,18 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass, replac
 from functools import cache, cached_property, partial
 from random import Random
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -602,8 +613,8 @@ def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
 class RowSource(Protocol):
     """Where the arrays of some rows are gathered from."""
 
-    def column(self, name: str) -> Any:  # noqa: ANN401 - an array, or several by name
-        """Return one array of the rows."""
+    def gather(self, names: Iterable[str]) -> list[Any]:
+        """Return some arrays of the rows; of several by name, a dictionary."""
 
     def take(self, index: IntArray) -> RowSource:
         """Return the source of some of the rows, in that order."""
@@ -616,31 +627,44 @@ class _Picked:
     table: Gathered
     index: IntArray
 
-    def column(self, name: str) -> Any:  # noqa: ANN401
-        values = getattr(self.table, name)
-        if isinstance(values, dict):
-            return {key: value.take(self.index, axis=0) for key, value in values.items()}
-        return values.take(self.index, axis=0)  # several times faster than brackets
+    def gather(self, names: Iterable[str]) -> list[Any]:
+        found, index = [], self.index
+        for name in names:
+            values = getattr(self.table, name)
+            if isinstance(values, dict):
+                found.append({key: value.take(index, axis=0) for key, value in values.items()})
+            else:
+                found.append(values.take(index, axis=0))  # several times faster than brackets
+        return found
 
     def take(self, index: IntArray) -> _Picked:
         return _Picked(self.table, self.index.take(index))
 
 
+_FEW = 256  # rows: each array of more takes longer to gather than to be asked for by itself
+
+
 class Gathered:
-    """Arrays by row; those of rows that were taken are gathered at their first use, as most never are."""
+    """Arrays by row; those of many taken rows are gathered at their first use, as most never are."""
 
     __slots__ = ("_source",)
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
-    def gathered(cls, source: RowSource) -> Self:
-        """Return the rows of a source."""
+    def gathered(cls, source: RowSource, number: int) -> Self:
+        """Return the rows of a source, given their number."""
         rows = object.__new__(cls)
-        object.__setattr__(rows, "_source", source)
+        if number > _FEW:
+            object.__setattr__(rows, "_source", source)
+            return rows
+        names = cls.__dataclass_fields__
+        for name, values in zip(names, source.gather(names), strict=True):
+            object.__setattr__(rows, name, values)
         return rows
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - asked of what is not set yet
         """Gather one array."""
-        values = object.__getattribute__(self, "_source").column(name)
+        (values,) = object.__getattribute__(self, "_source").gather((name,))
         object.__setattr__(self, name, values)
         return values
 
@@ -648,7 +672,7 @@ class Gathered:
         """Return the rows at ``index``, in that order."""
         rows = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
         source: RowSource | None = getattr(self, "_source", None)
-        return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows))
+        return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows), len(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,11 +46,15 @@ class _Crossed:
     outer: IntArray
     inner: IntArray
 
-    def column(self, name: str) -> IntArray:
+    def gather(self, names: Iterable[str]) -> list[IntArray]:
+        found = list[IntArray]()
+        for name in names:
+            if name in OF_CHUNKS:
+                found.append(self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner))
+            else:
+                found.append(getattr(self.crossing.outer, name).take(self.outer))
         look()  # of millions of rows
-        if name in OF_CHUNKS:
-            return self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner)
-        return np.asarray(getattr(self.crossing.outer, name).take(self.outer))
+        return found
 
     def take(self, index: IntArray) -> _Crossed:
         return _Crossed(self.crossing, self.outer.take(index), self.inner.take(index))
@@ -86,8 +90,9 @@ class Crossing:
     def take(self, index: IntArray) -> Columns:
         """Return the rows at ``index``, in that order."""
         look()
+        index = index.astype(np.int64, copy=False)
         row = np.searchsorted(self.first, index, side="right") - 1
-        return Columns.gathered(_Crossed(self, row, self.begin[row] + index - self.first[row]))
+        return Columns.gathered(_Crossed(self, row, self.begin[row] + index - self.first[row]), len(index))
 
     def recomputed(self, index: IntArray) -> IntArray:
         """Return ``recompute_layers`` of the rows at ``index``."""
