@@ -33,6 +33,12 @@ from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
 from meshwright.solver.space.rules import host_rules
 
+
+def _broken(faults: Mapping[str, object]) -> Iterator[str]:
+    """Yield the sentences with conditions that hold."""
+    return (words for words, holds in faults.items() if holds)
+
+
 # --------------------------------------------------------------------------------------------------
 # The independent verdict on what a launcher cannot express.
 
@@ -40,22 +46,28 @@ from meshwright.solver.space.rules import host_rules
 def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Yield what the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
-    if config.pipeline_schedule not in able.schedules:
-        yield f"{able.launcher} has no schedule {config.pipeline_schedule}"
+    name, schedule, zero = able.launcher, config.pipeline_schedule, config.zero_stage
     most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
-    if config.zero_stage not in able.zero_stages or config.zero_stage > most:
-        yield f"{able.launcher} cannot run zero_stage = {config.zero_stage} here"
-    if config.recompute_granularity not in able.recompute:
-        yield f"{able.launcher} has no recomputation {config.recompute_granularity}"
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
-    if partial and not able.recompute_layer_counts:
-        yield f"{able.launcher} recomputes every layer or none"
-    if len(set(config.stage_layers)) > 1 and not able.uneven_stages:
-        yield f"{able.launcher} has no stages of different size"
-    if config.context_parallel_size > 1 and not able.context_parallel:
-        yield f"{able.launcher} has no context parallelism"
-    if config.expert_parallel_size > 1 and not able.expert_parallel:
-        yield f"{able.launcher} has no expert parallelism"
+    yield from _broken(
+        {
+            f"{name} has no schedule {schedule}": schedule not in able.schedules,
+            f"{name} cannot run zero_stage = {zero} here": zero not in able.zero_stages or zero > most,
+            f"{name} has no recomputation {config.recompute_granularity}": (
+                config.recompute_granularity not in able.recompute
+            ),
+            f"{name} recomputes every layer or none": partial and not able.recompute_layer_counts,
+            f"{name} has no stages of different size": (
+                len(set(config.stage_layers)) > 1 and not able.uneven_stages
+            ),
+            f"{name} has no context parallelism": (
+                config.context_parallel_size > 1 and not able.context_parallel
+            ),
+            f"{name} has no expert parallelism": (
+                config.expert_parallel_size > 1 and not able.expert_parallel
+            ),
+        }
+    )
     yield from _state_faults(problem, config)
     yield from _order_faults(problem, config)
     if problem.workload.framework_options.get("dynamic_context_parallel"):
@@ -103,32 +115,52 @@ def _hidden_update_faults(problem: Problem, config: Configuration) -> Iterator[s
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:
-    cp, name = config.context_parallel_size, "dynamic context parallelism"
-    if cp not in {2**power for power in range(1, 31)} or config.context_parallel_mode != "ring":
-        yield f"{name} has no groups of cp = {cp} by {config.context_parallel_mode}"
+    cp, mode, name = (
+        config.context_parallel_size,
+        config.context_parallel_mode,
+        "dynamic context parallelism",
+    )
     sizes = (config.pipeline_parallel_size, config.expert_parallel_size, config.micro_batch_size)
-    if sizes != (1, 1, 1) or config.zero_stage not in (0, 1):
-        yield f"{name} excludes pp, ep, micro-batch {sizes} and ZeRO {config.zero_stage}"
+    yield from _broken(
+        {
+            f"{name} has no groups of cp = {cp} by {mode}": (
+                cp not in {2**power for power in range(1, 31)} or mode != "ring"
+            ),
+            f"{name} excludes pp, ep, micro-batch {sizes} and ZeRO {config.zero_stage}": (
+                sizes != (1, 1, 1) or config.zero_stage not in (0, 1)
+            ),
+        }
+    )
 
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    able = launcher_capabilities(problem.launcher)
+    able, mode = launcher_capabilities(problem.launcher), config.context_parallel_mode
     ranks = config.data_parallel_size * config.context_parallel_size // config.weight_shard_size
-    if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
-        yield f"{able.launcher} shards over all data-parallel ranks or none"
-    if config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel:
-        yield f"{able.launcher} has no tensor parallelism of experts"
     alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
-    if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
-        yield f"{able.launcher} needs sequence_parallel for experts with tensor parallelism"
-    if config.stage_recompute_layers and not able.recompute_per_stage:
-        yield f"{able.launcher} recomputes as many layers of every stage"
-    if config.context_parallel_mode not in able.context_parallel_modes:
-        yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
     special = problem.model.attention_sinks or problem.model.sliding_window is not None
-    exchanged = config.context_parallel_size == 1 or config.context_parallel_mode == "all_to_all"
-    if able.rings_are_plain and special and not exchanged:
-        yield f"{able.launcher} passes no windows and no attention sinks round a ring"
+    exchanged = config.context_parallel_size == 1 or mode == "all_to_all"
+    yield from _broken(
+        {
+            f"{able.launcher} shards over all data-parallel ranks or none": (
+                config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding
+            ),
+            f"{able.launcher} has no tensor parallelism of experts": (
+                config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel
+            ),
+            f"{able.launcher} needs sequence_parallel for experts with tensor parallelism": (
+                alone and problem.model.moe is not None and able.experts_need_sequence_parallel
+            ),
+            f"{able.launcher} recomputes as many layers of every stage": (
+                config.stage_recompute_layers and not able.recompute_per_stage
+            ),
+            f"{able.launcher} has no context parallelism by {mode}": (
+                mode not in able.context_parallel_modes
+            ),
+            f"{able.launcher} passes no windows and no attention sinks round a ring": (
+                able.rings_are_plain and special and not exchanged
+            ),
+        }
+    )
     yield from _offload_faults(problem, config)
     if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
         yield from _weight_shard_faults(problem, config)
@@ -139,29 +171,39 @@ def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[st
     able, model, work = launcher_capabilities(problem.launcher), problem.model, problem.workload
     dense, expert = config.weight_shard_size, config.expert_weight_shard_size
     stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-    if config.data_parallel_size % dense:
-        yield f"weight_shard_size = {dense} does not divide data_parallel_size"
     replicas = stage // max(config.expert_ranks, 1)
-    if expert > 1 and (model.moe is None or replicas % expert):
-        yield f"expert_weight_shard_size = {expert} does not divide the {replicas} replicas of an expert"
-    if not able.weight_shards:
-        yield f"{able.launcher} has no ranks that share weights"
-    if config.zero_stage > 1 or work.lora_rank or work.precision == "fp32":
-        yield "ranks that share weights go with ZeRO 0 and 1, without adapters, in bf16, fp16 or fp8"
     options, own = work.framework_options, default_profile(problem.cluster, problem.priced_as).framework
     held_low = options.get("low_precision_weights", own.low_precision_weights)
     recipe = options.get("precision_recipe", own.precision_recipe)
-    if recipe == "nvfp4" or (recipe == "mxfp8" and not held_low):
-        yield f"ranks that share weights cannot hold 16-bit weights under {recipe}"
-    if problem.launcher not in ("megatron-lm", "megatron-bridge"):
-        return
-    if model.tied_embeddings or model.qkv_bias or (model.mlp_bias and model.attention_output_bias):
-        yield f"{able.launcher} cannot share the weights of a model with biases or tied embeddings"
-    if "optimizer" in config.offload:
-        yield f"{able.launcher} does not offload the optimizer of shared weights"
-    sets = config.zero_shard_size * dense
-    if config.zero_stage and sets != config.data_parallel_size * config.context_parallel_size:
-        yield f"{able.launcher} has one set of shards where ranks share weights"
+    sets, every = config.zero_shard_size * dense, config.data_parallel_size * config.context_parallel_size
+    megatron = problem.launcher in ("megatron-lm", "megatron-bridge")
+    biased = model.tied_embeddings or model.qkv_bias or (model.mlp_bias and model.attention_output_bias)
+    yield from _broken(
+        {
+            f"weight_shard_size = {dense} does not divide data_parallel_size": (
+                config.data_parallel_size % dense
+            ),
+            f"expert_weight_shard_size = {expert} does not divide the {replicas} replicas of an expert": (
+                expert > 1 and (model.moe is None or replicas % expert)
+            ),
+            f"{able.launcher} has no ranks that share weights": not able.weight_shards,
+            "ranks that share weights go with ZeRO 0 and 1, without adapters, in bf16, fp16 or fp8": (
+                config.zero_stage > 1 or work.lora_rank or work.precision == "fp32"
+            ),
+            f"ranks that share weights cannot hold 16-bit weights under {recipe}": (
+                recipe == "nvfp4" or (recipe == "mxfp8" and not held_low)
+            ),
+            f"{able.launcher} cannot share the weights of a model with biases or tied embeddings": (
+                megatron and biased
+            ),
+            f"{able.launcher} does not offload the optimizer of shared weights": (
+                megatron and "optimizer" in config.offload
+            ),
+            f"{able.launcher} has one set of shards where ranks share weights": (
+                megatron and config.zero_stage and sets != every
+            ),
+        }
+    )
 
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -420,34 +462,50 @@ def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if config.pipeline_parallel_size > 1 and (earlier or (model.indexer and model.indexer.reusing_layers)):
         yield "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys"
     every = model.attentions()
-    if any(one.num_attention_heads % tp for one in every) or any(one.ffn_hidden_size % tp for one in every):
-        yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
     tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
-    if tower and (tower.num_attention_heads % tp or tower.ffn_hidden_size % tp):
-        yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width of the tower"
-    if model.moe and model.moe.shared_ffn_hidden_size % tp:
-        yield f"tensor_parallel_size = {tp} does not divide the width of the shared experts"
-    for count in {one.num_kv_heads for one in every}:
-        if count % tp and tp % count:
-            yield f"tensor_parallel_size = {tp} does not go with {count} key/value heads"
-    if any(group.island_gpus % tp for group in problem.cluster.groups):
-        yield f"tensor_parallel_size = {tp} does not divide the GPUs of an island"
-    if problem.workload.base_precision not in ("bf16", "fp32") and (tp > 1 or config.zero_stage > 2):  # noqa: PLR2004
-        yield f"a {problem.workload.base_precision} model is split by tp = {tp} or ZeRO-{config.zero_stage}"
-    if config.sequence_parallel and tp == 1:
-        yield "sequence_parallel goes with tensor_parallel_size > 1"
+    base, name = problem.workload.base_precision, f"tensor_parallel_size = {tp}"
+    yield from _broken(
+        {
+            f"{name} does not divide the heads and the MLP width": any(
+                one.num_attention_heads % tp or one.ffn_hidden_size % tp for one in every
+            ),
+            f"{name} does not divide the heads and the MLP width of the tower": (
+                tower and (tower.num_attention_heads % tp or tower.ffn_hidden_size % tp)
+            ),
+            f"{name} does not divide the width of the shared experts": (
+                model.moe and model.moe.shared_ffn_hidden_size % tp
+            ),
+            **{
+                f"{name} does not go with {count} key/value heads": count % tp and tp % count
+                for count in {one.num_kv_heads for one in every}
+            },
+            f"{name} does not divide the GPUs of an island": any(
+                group.island_gpus % tp for group in problem.cluster.groups
+            ),
+            f"a {base} model is split by tp = {tp} or ZeRO-{config.zero_stage}": (
+                base not in ("bf16", "fp32") and (tp > 1 or config.zero_stage >= _LARGEST_STAGE)
+            ),
+            "sequence_parallel goes with tensor_parallel_size > 1": config.sequence_parallel and tp == 1,
+        }
+    )
 
 
 def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     model, seq = problem.model, problem.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     heads, among = (*model.head_counts, *model.kv_head_counts), _exchanging(config)
-    if config.context_parallel_mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads)):
-        yield f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}"
-    if cp % among or (cp == among and "+" in config.context_parallel_mode):
-        yield f"{config.context_parallel_mode} leaves no ring of cp = {cp}"
-    if seq % (tp * cp) or (cp > 1 and config.context_parallel_mode != "all_to_all" and seq % (2 * cp)):
-        yield f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}"
+    mode = config.context_parallel_mode
+    yield from _broken(
+        {
+            f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}": (
+                mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads))
+            ),
+            f"{mode} leaves no ring of cp = {cp}": cp % among or (cp == among and "+" in mode),
+            f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}": (
+                seq % (tp * cp) or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
+            ),
+        }
+    )
 
 
 def _exchanging(config: Configuration) -> int:
@@ -461,10 +519,16 @@ def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
     ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
     experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
-    if experts % ep or ranks % (ep * etp):
-        yield f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage"
-    if width % etp or config.tensor_parallel_size % etp:
-        yield f"expert_tensor_parallel_size = {etp} does not divide tp and the width {width} of an expert"
+    yield from _broken(
+        {
+            f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage": (
+                experts % ep or ranks % (ep * etp)
+            ),
+            f"expert_tensor_parallel_size = {etp} does not divide tp and the width {width} of an expert": (
+                width % etp or config.tensor_parallel_size % etp
+            ),
+        }
+    )
 
 
 def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -522,17 +586,19 @@ def _step_faults(config: Configuration) -> Iterator[str]:
         every // config.weight_shard_size,
         config.expert_ranks * config.expert_weight_shard_size,
     )
-    if not 0 <= config.zero_stage <= _LARGEST_STAGE:
-        yield "zero_stage must be 0 to 3"
-    if config.zero_stage and ranks == 1:
-        yield "zero_stage > 0 needs data-parallel ranks"
-    if config.zero_stage == 0 and config.zero_shard_size != 1:
-        yield "zero_shard_size must be 1 without ZeRO"
-    if config.zero_stage and config.zero_shard_size == 1:
-        yield "zero_shard_size = 1 shards nothing"
-    replicas = max(ranks // config.zero_shard_size, 1)
-    if config.zero_stage and (ranks % config.zero_shard_size or every * tensor // experts % replicas):
-        yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
+    zero, shards = config.zero_stage, config.zero_shard_size
+    replicas = max(ranks // shards, 1)
+    yield from _broken(
+        {
+            "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
+            "zero_stage > 0 needs data-parallel ranks": zero and ranks == 1,
+            "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,
+            "zero_shard_size = 1 shards nothing": zero and shards == 1,
+            f"zero_shard_size = {shards} does not divide the ranks that share weights": (
+                zero and (ranks % shards or every * tensor // experts % replicas)
+            ),
+        }
+    )
 
 
 def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
