@@ -132,12 +132,6 @@ def _model_flops(problem: Problem, configuration: Configuration) -> float:
     return problem.model_flops_per_token * problem.tokens_of(configuration) / configuration.num_gpus
 
 
-def record_of(stack: str, workload: Workload) -> Record:
-    """Return the highest MFU of a stack's catalogued runs in the workload's precision."""
-    records, bits = _records(), _bits(workload)
-    return records.get((stack, bits)) or records["", bits]
-
-
 def _bits(workload: Workload) -> int:
     """Return the bits of the operands of the linear layers: 16, 8 or 4."""
     if workload.framework_options.get("precision_recipe") == "nvfp4":
@@ -170,7 +164,8 @@ def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile:
     stack's prediction (``profile``) for the configuration: hardware without published runs may do
     better than every published run, but not than both.
     """
-    record = record_of(profile.framework.stack, problem.workload)
+    records, bits = _records(), _bits(problem.workload)
+    record = records.get((profile.framework.stack, bits)) or records["", bits]
     if mfu <= _BEYOND * record.mfu:
         return None
     model_mfu = predict(problem, profile, configuration).mfu

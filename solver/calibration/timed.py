@@ -105,11 +105,6 @@ def _layer_price(part: Part, name: str) -> Predict:
     return predict
 
 
-def operator_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Return matrix products, attention and memory-bound operators, by pass."""
-    return [*_gemm_kinds(measured), *_attention_kinds(measured), *_memory_kinds(measured)]
-
-
 def _kind(
     operator: str, name: str, timed: Sequence[tuple[_Sides, float]], predict: Predict
 ) -> list[TimedKind]:
@@ -213,7 +208,9 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     """
     _require_gpu(profile, measured)
     layers = MeasuredLayers.of(measured, accumulation_bytes=profile.framework.accumulation_bytes)
-    operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
+    operators = list[TimedKind]()
+    if measured.subject.dtype != "fp32":
+        operators = [*_gemm_kinds(measured), *_attention_kinds(measured), *_memory_kinds(measured)]
     link = link_of(measured)
     if not operators and not layers and link is None:
         raise InvalidProblemError.of(

@@ -242,18 +242,15 @@ def claim_of(
     problem: Problem, profile: Profile, score_s: float | None, bound_s: float | None
 ) -> ObjectiveClaim:
     """Return what was proved about the objective, in its own unit."""
-    name = problem.options.objective
+    name, sequences = problem.options.objective, problem.workload.global_batch_size
+    rated = name == "step_time" and problem.options.batch_sizes
     return ObjectiveClaim(
         name=name,
-        unit=f"s for {problem.workload.global_batch_size} sequences" if _rates(problem) else UNITS[name],
+        unit=f"s for {sequences} sequences" if rated else UNITS[name],
         value=_natural(problem, profile, score_s),
         bound=_natural(problem, profile, bound_s),
         gap=relative_gap(score_s, bound_s),
     )
-
-
-def _rates(problem: Problem) -> bool:
-    return problem.options.objective == "step_time" and bool(problem.options.batch_sizes)
 
 
 def _natural(problem: Problem, profile: Profile, score_s: float | None) -> float | None:

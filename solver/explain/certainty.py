@@ -179,18 +179,17 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
 
 
 def _candidates(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> RunCandidates:
-    asked = [_asked(problem, profile, plan) for plan in plans]
+    asked = [
+        Observation(
+            name=plan.plan_id,
+            problem=_of_plan(problem, plan),
+            configuration=plan.config,
+            framework=profile.framework.name,
+            step_time_s=None,
+        )
+        for plan in plans
+    ]
     return RunCandidates.of(asked, lambda _: profile, with_noises=False)
-
-
-def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
-    return Observation(
-        name=plan.plan_id,
-        problem=_of_plan(problem, plan),
-        configuration=plan.config,
-        framework=profile.framework.name,
-        step_time_s=None,
-    )
 
 
 def _of_plan(problem: Problem, plan: Plan) -> Problem:

@@ -100,7 +100,9 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
         rows: the legal ones, priced; those that need least memory are enough.
     """
     space = with_whole(problem, space)
-    limits = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
+    chance, room = problem.options.max_out_of_memory_probability, rows.budget_bytes / GIB
+    memory = f"memory of {room:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
+    limits = [*(rule.name for rule in space.rules), memory]
     corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
     offloaded = _lacking_hosts(problem, profile, space)
@@ -124,11 +126,6 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
 
 def _words(names: Sequence[str], mask: int) -> list[str]:
     return [name for bit, name in enumerate(names) if mask >> bit & 1]
-
-
-def _memory_name(problem: Problem, rows: Rows) -> str:
-    chance = problem.options.max_out_of_memory_probability
-    return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
 
 
 def correction_masks(problem: Problem, profile: Profile, space: Space) -> list[int]:

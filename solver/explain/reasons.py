@@ -134,15 +134,6 @@ def _attention(start: _AdviceStart) -> list[ChangeToTry]:
     return [*ways, ChangeToTry(words=words, problem=problem, configuration=start.configuration, name=words)]
 
 
-def _memory_bound(start: _AdviceStart) -> list[ChangeToTry]:
-    split = start.configuration.tensor_parallel_size > 1
-    return [
-        *start.option("fused element-wise operators", "elementwise_fused"),
-        *start.option("fused norms", "norm_fused"),
-        *(start.set("sequence parallelism", sequence_parallel=True) if split else ()),
-    ]
-
-
 def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
     able = start.problem.launcher in ("none", *switches()["overlap_tensor"].takers)
     hidden = start.option("collectives under the products", "overlap_tensor") if able else []
@@ -152,26 +143,14 @@ def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
     ]
 
 
-def _bubble(start: _AdviceStart) -> list[ChangeToTry]:
-    return [
-        *start.moved("a smaller micro-batch", "micro_batch_size", -1),
-        *start.moved("a smaller dp", "data_parallel_size", -1),
-        *start.moved("more chunks a rank (vpp)", "virtual_pipeline_size", 1),
-        *start.moved("fewer stages", "pipeline_parallel_size", -1),
-    ]
-
-
-def _recompute(start: _AdviceStart) -> list[ChangeToTry]:
-    return [
-        *start.moved("fewer recomputed layers", "recompute_layers", -1),
-        *start.set("no recomputation", recompute_granularity="none", recompute_layers=0),
-    ]
-
-
 _WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
     "gemm_efficiency": _gemm,
     "attention_efficiency": _attention,
-    "memory_bound": _memory_bound,
+    "memory_bound": lambda start: [
+        *start.option("fused element-wise operators", "elementwise_fused"),
+        *start.option("fused norms", "norm_fused"),
+        *start.set("sequence parallelism", sequence_parallel=start.configuration.tensor_parallel_size > 1),
+    ],
     "launch_floor": lambda start: [
         *start.option("CUDA graphs", "cuda_graph", "layer"),
         *start.moved("a larger micro-batch", "micro_batch_size", 1),
@@ -180,7 +159,10 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
         "activations kept on the GPU",
         offload="optimizer" if "optimizer" in start.configuration.offload else "none",
     ),
-    "recompute": _recompute,
+    "recompute": lambda start: [
+        *start.moved("fewer recomputed layers", "recompute_layers", -1),
+        *start.set("no recomputation", recompute_granularity="none", recompute_layers=0),
+    ],
     "tensor_parallel": _tensor,
     "context_parallel": lambda start: start.moved("a smaller cp", "context_parallel_size", -1),
     "expert_parallel": lambda start: [
@@ -193,7 +175,12 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
         *start.option("transfers under computing", "overlap_transfer"),
     ],
     "imbalance": lambda start: start.moved("fewer stages", "pipeline_parallel_size", -1),
-    "bubble": _bubble,
+    "bubble": lambda start: [
+        *start.moved("a smaller micro-batch", "micro_batch_size", -1),
+        *start.moved("a smaller dp", "data_parallel_size", -1),
+        *start.moved("more chunks a rank (vpp)", "virtual_pipeline_size", 1),
+        *start.moved("fewer stages", "pipeline_parallel_size", -1),
+    ],
     "data_parallel": lambda start: [
         *start.option("reduction under the backward pass", "overlap_gradients"),
         *start.option("gradients reduced in bf16", "reduced_gradient_dtype", "bf16"),
@@ -321,11 +308,8 @@ class _Tried:
     def step_s(self, way: ChangeToTry) -> float:
         return self.outcomes[way.name, way.configuration][0]
 
-    def fall_s(self, way: ChangeToTry) -> dict[str, float]:
-        return self.outcomes[way.name, way.configuration][1]
-
     def saved_s(self, way: ChangeToTry, start: _ExplainedConfiguration, term: str) -> float:
-        return start.fall_s[term] - self.fall_s(way)[term]
+        return start.fall_s[term] - self.outcomes[way.name, way.configuration][1][term]
 
 
 def with_reasons(

@@ -80,11 +80,6 @@ class ProblemChange:
     last_resort: bool = False  # of no interest where a smaller change is enough
 
 
-def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
-    """Report that not all changes were tried, or not all of those could be judged."""
-    return (*(() if judged else (_OPEN,)), *(() if complete else (CUT,)))
-
-
 def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[ProblemChange]:
     """Drop the request's own limits: alone if that is enough, else the fewest together."""
     if shortfall is not None:
@@ -289,7 +284,8 @@ def with_remedies(
         for group, (changes, enough) in zip(groups, kinds, strict=True):
             judged &= _add_fitting(group, changes, enough, judge)
         complete = True
-    found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
+    missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
+    found = replace(found, reasons=(*found.reasons, *missing))
     cheap, work, *hardware = groups
     remedies = remedies_in_order(cheap, work, [*chain(*hardware)], most=_MOST)
     if not remedies:

@@ -95,7 +95,13 @@ def fewest(
         if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
             answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
         if last or answer.status != "infeasible":
-            return _with_refuted(answer, refuted, watch)
+            return replace(
+                answer,  # the rows of smaller clusters, all of them refuted, count as well
+                space_size=answer.space_size + refuted,
+                explored=answer.explored + refuted,
+                elapsed_s=watch.elapsed_s,
+                notes={**answer.notes, "gpus": "fewest"},
+            )
         refuted += answer.space_size
     raise AssertionError("there is at least one node")
 
@@ -157,14 +163,3 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
     some = (priced.kinds.rows(kinds) for kinds in np.split(able, ends))
     return any(fitting(replace(priced, prices=priced.prices.afresh()).take(one)).any() for one in some)
-
-
-def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:
-    """Count the rows of smaller clusters, all of them refuted, in the answer."""
-    return replace(
-        answer,
-        space_size=answer.space_size + refuted,
-        explored=answer.explored + refuted,
-        elapsed_s=watch.elapsed_s,
-        notes={**answer.notes, "gpus": "fewest"},
-    )

@@ -365,7 +365,8 @@ def _answered(
         if done and watch.interrupted():
             break
         variant, *others = groups[at]
-        left = 1.0 + sum(_share(groups[other][0]) for other in order[done + 1 :]) + behind
+        shares = (_FOLLOWING if groups[other][0].follows else 1.0 for other in order[done + 1 :])
+        left = 1.0 + sum(shares) + behind
         alone = left == 1.0 and not answered and not openings
         limit_s = problem.options.time_limit_s if alone else max(watch.left_s / left, _LEAST_S)
         options = replace(variant.problem.options, time_limit_s=limit_s)
@@ -412,10 +413,6 @@ def _with_reasons_of_none(
             own = with_reasons_of_none(settle(one.variant.problem), one.variant.profile, own, watch)
         found.append(replace(one, answer=own))
     return found
-
-
-def _share(variant: Variant) -> float:
-    return _FOLLOWING if variant.follows else 1.0
 
 
 def _place(

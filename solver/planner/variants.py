@@ -455,7 +455,10 @@ def merged(
         explored=_sum(answers, lambda one: one.explored),
         counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
         elapsed_s=sum(one.elapsed_s for one in answers),
-        warnings=(*dict.fromkeys(w for one in answers for w in one.warnings), *_unlike(asked)),
+        warnings=(
+            *dict.fromkeys(w for one in answers for w in one.warnings),
+            *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
+        ),
         notes=_notes(first, answered, unasked),
         infeasible=None if plans else _infeasibility(nearest, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
@@ -515,10 +518,6 @@ _UNLIKE_STACKS = (
     "launchers are compared by fits of their own software stacks, each with its own error, not at one "
     "level of software; `stack` prices all of them as one"
 )
-
-
-def _unlike(asked: Problem) -> tuple[str, ...]:
-    return (_UNLIKE_STACKS,) if asked.priced_as == "any" else ()
 
 
 def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:

@@ -342,11 +342,11 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             rule,
             name=f"{rule.name} where stages recompute unlike numbers of layers",
             reads=(*rule.reads, "recompute_layers"),
-            violated=partial(_by_stage, rule),
+            violated=partial(_broken_by_stage, rule),
         )
 
 
-def _by_stage(rule: Rule, columns: Columns) -> BoolArray:
+def _broken_by_stage(rule: Rule, columns: Columns) -> BoolArray:
     return np.asarray(rule.violated(columns) & (columns.recompute_layers == PER_STAGE))
 
 
