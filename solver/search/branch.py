@@ -80,7 +80,6 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
 
 
 def _finish_s(row: Rows, stages: Stages) -> FloatArray:
-    """Return when the ranks of one row end under several splits, (k, p)."""
     schedule, m = SCHEDULES[int(row.columns.pipeline_schedule[0])], int(row.m[0])
     finish = finish_of_many_s(
         stages.chunk_forward_s,

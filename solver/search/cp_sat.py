@@ -15,7 +15,6 @@ class _TypesAlone(ModuleType):
     """
 
     def __getattr__(self, name: str) -> type:
-        """Return an empty type of that name."""
         if name.startswith("__"):
             raise AttributeError(name)
         vars(self)[name] = made = type(name, (), {})

@@ -95,7 +95,6 @@ class FillBounds:
 
 
 def _by_rank(values: IntArray | BoolArray) -> FloatArray:
-    """Return (n, p) as (p, n, 1)."""
     return np.ascontiguousarray(values.T.astype(np.float64))[:, :, None]
 
 
@@ -409,7 +408,6 @@ def _all_first_lines(
 
 
 def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
-    """Return the most layers that the last rank can work off behind the smallest chunks, (n, 1)."""
     prices = rows.prices
     ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
     other_s = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]

@@ -90,7 +90,6 @@ class _Filling:
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Filling:
-        """Prepare to fill within any time."""
         prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
@@ -441,7 +440,6 @@ class _Fill:
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Fill:
-        """Prepare to fill within any time."""
         prices = rows.prices
         held = rows.held[:, :p].astype(np.float64)
         return cls(
@@ -497,7 +495,6 @@ class _Fill:
 
 
 def _input_s(rows: Rows) -> FloatArray:
-    """Return the input gradient of every part, (n, P)."""
     return np.asarray(rows.prices.backward_s - rows.prices.weight_gradient_s)
 
 

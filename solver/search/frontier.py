@@ -484,7 +484,6 @@ class Frontier:
             heapq.heappush(self._heap, (bound, row))
 
     def _raise(self, index: IntArray, bounds_s: FloatArray) -> None:
-        """Raise the bounds of rows; those with a bound of +inf no longer count as fitting."""
         before = self.bound_s[index]
         after = np.maximum(before, bounds_s)
         self.fits -= int((np.isinf(after) & np.isfinite(before)).sum())

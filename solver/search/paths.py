@@ -99,7 +99,6 @@ class Boxes:
     period: int  # chunks from one large chunk of a chain to the next, at least
 
     def __len__(self) -> int:
-        """Return the number of boxes."""
         return len(self.low)
 
     def take(self, index: IntArray) -> Boxes:
@@ -247,7 +246,6 @@ class _Game:
         return cls(waves_of(*shape[:4]), boxes, paths, splits, turns, paths.copy(), turns - 1, whole)
 
     def divide(self, index: IntArray) -> None:
-        """Divide boxes; their parts begin with their averages."""
         parts, parent = self.boxes.divided(index)
         self.whole[index] = False
         self.boxes = self.boxes.joined(parts)

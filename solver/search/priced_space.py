@@ -90,7 +90,6 @@ class Priced:
         )
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.columns)
 
     @cached_property
@@ -255,7 +254,6 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
 
 
 def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator[tuple[Problem, IntArray]]:
-    """Yield each problem with the places of its kinds among some."""
     part = kinds.part_of(kinds.outer_of(some))
     for at in np.unique(part).tolist():
         yield problems[at], np.flatnonzero(part == at)
@@ -317,7 +315,6 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 
 
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
-    """Return prices as the objective weighs them, with the weights at ``index``."""
     scale, offset = weighing.scale[index], weighing.offset[index]
     return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
 
@@ -403,14 +400,12 @@ class Bounded:
     def _sorted(
         cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray
     ) -> Bounded:
-        """Sort families; best bound first."""
         first = families.members[families.begin[:-1]]
         each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
         found = cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
         return found.take(np.argsort(step_s, kind="stable"))
 
     def __len__(self) -> int:
-        """Return the number of families."""
         return len(self.step_s)
 
     def take(self, index: IntArray) -> Bounded:

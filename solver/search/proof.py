@@ -270,7 +270,6 @@ def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Ri
 
 
 def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
-    """Return the least closed form of each row that has a split that fits."""
     fresh = [row for row in indices if row not in frontier.solved]
     splits = best_splits(frontier.rows.take(fresh)) if fresh else []
     fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]

@@ -45,7 +45,6 @@ class Rows:
     only_split: Prescribed = ANY_SPLIT  # of the request or the launcher; false: any split
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.columns.zero_stage)
 
     def take(self, index: IntArray | list[int]) -> Rows:

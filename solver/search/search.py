@@ -316,7 +316,6 @@ def _found(
 
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
-    """Return a search's space joined with those of its other switches, each with its own prices."""
     if not found.others or not isinstance(space.rows, Crossing):
         return space, priced_space(found.problem, found.profile, space.rows)
     among = partial(enumerate_space, wide=True) if wide else searched_space
@@ -410,7 +409,6 @@ def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
 
 
 def _apart(problem: Problem) -> tuple[str, ...]:
-    """Return the columns that distinguish ranked plans."""
     return MESH if problem.options.diverse else LAYOUT
 
 

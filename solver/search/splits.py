@@ -168,7 +168,6 @@ def offered_to(rows: Rows, chunks: int, smallest: int) -> list[Split]:
 
 
 def _offered(layout: LayerLayout, chunks: int, smallest: int) -> IntArray:
-    """Return the offered splits of a layout, (k, chunks)."""
     ends, last = layout.counts_ends, layout.behind_prediction
     return offered(layout.num_layers, chunks, smallest, ends=ends, last=last)
 
@@ -414,7 +413,6 @@ class StageTables:
         return np.asarray(np.where(end > start, sums[upto] - sums[start], 0.0))
 
     def _spread(self, price: FloatArray, cells: Cells) -> FloatArray:
-        """Return that sum with embedding and head."""
         stage = cells[0]
         ends = np.where(stage == 0, price[0, -2], 0.0) + np.where(stage == self.p - 1, price[0, -1], 0.0)
         return np.asarray(self._between(price, cells) + ends)
@@ -548,12 +546,10 @@ def _least_path(g: IntArray, h: IntArray, square: FloatArray) -> Path | None:
 
 
 def _steps(path: Path) -> list[tuple[int, int, int]]:
-    """Return stage, begin and end of every stage."""
     return [(stage, *ends) for stage, ends in enumerate(pairwise(path))]
 
 
 def _least_sum(h: IntArray) -> int:
-    """Return the least sum of stage costs of any path."""
     reached = h[0, 0]
     for stage in h[1:]:
         reached = np.minimum((reached[:, None] + stage).min(axis=0), _NEVER)
