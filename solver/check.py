@@ -78,25 +78,30 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     options, model, ranks = problem.workload.framework_options, problem.model, config.data_parallel_size
-    size = int(options.get("secondary_shard_size", 1))
-    if config.zero_stage == 3 and size > 1:  # noqa: PLR2004 - the stage that shards weights
-        if size < ranks and ranks % size:
-            yield f"{ranks} ranks cannot be split into groups of {size}"
-        if "parameters" in config.offload:
-            yield "a second set of shards cannot be combined with offloaded weights"
-    if options.get("quantized_reductions"):
-        projected = model.hidden_size * model.head_dim
-        matrices = [projected * heads for heads in (model.num_attention_heads, *model.kv_head_counts)]
-        uneven = any(
-            one % ranks or one // ranks % 2
-            for one in (*matrices, model.hidden_size * model.ffn_hidden_size)
-        )
-        if config.zero_stage != 3 or uneven:  # noqa: PLR2004
-            yield f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}"
+    size, shards_weights = int(options.get("secondary_shard_size", 1)), config.zero_stage == _LARGEST_STAGE
+    projected = model.hidden_size * model.head_dim
+    matrices = [projected * heads for heads in (model.num_attention_heads, *model.kv_head_counts)]
+    matrices.append(model.hidden_size * model.ffn_hidden_size)
+    uneven = any(one % ranks or one // ranks % 2 for one in matrices)
     shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
-    shared = shared and problem.launcher == "deepspeed"
-    if shared and (config.zero_stage != 3 or "optimizer@nvme" in config.offload):  # noqa: PLR2004
-        yield "offloading a share of the states needs ZeRO-3 and host memory, not drives"
+    yield from _broken(
+        {
+            f"{ranks} ranks cannot be split into groups of {size}": (
+                shards_weights and 1 < size < ranks and ranks % size
+            ),
+            "a second set of shards cannot be combined with offloaded weights": (
+                shards_weights and size > 1 and "parameters" in config.offload
+            ),
+            f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}": (
+                options.get("quantized_reductions") and (not shards_weights or uneven)
+            ),
+            "offloading a share of the states needs ZeRO-3 and host memory, not drives": (
+                problem.launcher == "deepspeed"
+                and shared
+                and (not shards_weights or "optimizer@nvme" in config.offload)
+            ),
+        }
+    )
     yield from _hidden_update_faults(problem, config)
 
 
@@ -105,13 +110,21 @@ def _hidden_update_faults(problem: Problem, config: Configuration) -> Iterator[s
     under = work.framework_options.get("super_offload", False)
     steps = work.framework_options.get("cpu_update_interval", 1)
     plain = work.optimizer == "adamw" and not work.lora_rank and not (under and steps != 1)
-    if under and not (plain and offloaded and config.zero_stage == 3):  # noqa: PLR2004
-        yield "SuperOffload needs ZeRO-3 and AdamW's states in host memory"
     whole = work.framework_options.get("optimizer_offload_fraction", 1) == 1
-    if steps != 1 and not (plain and offloaded and whole and config.zero_stage == 2):  # noqa: PLR2004
-        yield "ZenFlow needs ZeRO-2 and all of AdamW's states in host memory"
-    if steps != 1 and config.num_microbatches > 1:
-        yield f"ZenFlow cannot add up the gradients of {config.num_microbatches} micro-batches"
+    yield from _broken(
+        {
+            "SuperOffload needs ZeRO-3 and AdamW's states in host memory": (
+                under and not (plain and offloaded and config.zero_stage == _LARGEST_STAGE)
+            ),
+            "ZenFlow needs ZeRO-2 and all of AdamW's states in host memory": (
+                steps != 1
+                and not (plain and offloaded and whole and config.zero_stage == _LARGEST_STAGE - 1)
+            ),
+            f"ZenFlow cannot add up the gradients of {config.num_microbatches} micro-batches": (
+                steps != 1 and config.num_microbatches > 1
+            ),
+        }
+    )
 
 
 def _dynamic_faults(config: Configuration) -> Iterator[str]:
@@ -271,22 +284,24 @@ def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Check pins, forbidden values, bounds and constraints of the request."""
     options = problem.options
-    for name, value in options.pin.items():
-        if value != getattr(config, name):
-            yield f"{name} is pinned to {value}"
-    if options.stage_layers and config.stage_layers != options.stage_layers:
-        yield "stage_layers is pinned to another split"
-    for name, values in options.forbid.items():
-        if getattr(config, name) in values:
-            yield f"{name} = {getattr(config, name)} is forbidden"
-    for name, (low, high) in options.bounds.items():
-        if not low <= int(getattr(config, name)) <= high:
-            yield f"{name} must be {low} to {high}"
-    yield from _constraint_faults(problem, config)
-
-
-def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    for text in problem.options.constraints:
+    own = {name: getattr(config, name) for name in (*options.pin, *options.forbid, *options.bounds)}
+    yield from _broken(
+        {
+            **{f"{name} is pinned to {value}": value != own[name] for name, value in options.pin.items()},
+            "stage_layers is pinned to another split": (
+                options.stage_layers and config.stage_layers != options.stage_layers
+            ),
+            **{
+                f"{name} = {own[name]} is forbidden": own[name] in values
+                for name, values in options.forbid.items()
+            },
+            **{
+                f"{name} must be {low} to {high}": not low <= int(own[name]) <= high
+                for name, (low, high) in options.bounds.items()
+            },
+        }
+    )
+    for text in options.constraints:
         if any(map(term_of, names_of((text,)))):
             continue  # ``group_faults``
         named = {name: getattr(config, name) for name in names_of((text,))}
@@ -437,13 +452,20 @@ def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
 def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from group_faults(problem, config)
     yield from _power_faults(problem, config)
-    if config.num_gpus > usable_gpus(problem):
-        yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
-    for name, (used, have) in lacking_gpus(problem, config).items():
-        yield f"{used} GPUs of {name} are needed, there are {have}"
+    lacking, usable = lacking_gpus(problem, config), usable_gpus(problem)
     batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
-    if config.global_batch_size not in batches:
-        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}"
+    yield from _broken(
+        {
+            f"{config.num_gpus} GPUs are needed, the cluster has {usable}": config.num_gpus > usable,
+            **{
+                f"{used} GPUs of {name} are needed, there are {have}": True
+                for name, (used, have) in lacking.items()
+            },
+            f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}": (
+                config.global_batch_size not in batches
+            ),
+        }
+    )
 
 
 def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -556,13 +578,20 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
             yield f"{name} has two chunks on every stage"
     elif pp > 1 and (name in chunked) != (vpp > 1):
         yield f"pipeline_schedule {name} does not go with virtual_pipeline_size = {vpp}"
-    if name in ("interleaved_1f1b", "interleaved_zb") and config.num_microbatches % pp:
-        yield "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave"
-    if name == "dualpipe_v" and config.num_microbatches < 2 * pp:
-        yield "dualpipe_v needs two micro-batches for each stage"
     split = name.startswith("zb_") or name in ("interleaved_zb", "dualpipe_v")
-    if split and config.recompute_granularity == "full":
-        yield f"{name} splits the backward pass: whole layers are not recomputed"
+    yield from _broken(
+        {
+            "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave": (
+                name in ("interleaved_1f1b", "interleaved_zb") and config.num_microbatches % pp
+            ),
+            "dualpipe_v needs two micro-batches for each stage": (
+                name == "dualpipe_v" and config.num_microbatches < 2 * pp
+            ),
+            f"{name} splits the backward pass: whole layers are not recomputed": (
+                split and config.recompute_granularity == "full"
+            ),
+        }
+    )
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
@@ -609,12 +638,13 @@ def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
-    if plan.plan_id != plan_id_of(digest, plan.config):
-        yield "plan_id does not name this configuration"
-    if plan.rank < 1:
-        yield "rank must be at least 1"
-    if not set(plan.certified_by) <= {"exact-dp", "cp-sat"}:
-        yield "certified_by names an unknown method"
+    yield from _broken(
+        {
+            "plan_id does not name this configuration": plan.plan_id != plan_id_of(digest, plan.config),
+            "rank must be at least 1": plan.rank < 1,
+            "certified_by names an unknown method": not set(plan.certified_by) <= {"exact-dp", "cp-sat"},
+        }
+    )
     yield from _differences("objective_s", plan.objective_s, seconds)
     yield from _differences("prediction", plan.prediction, expected)
     yield from _prediction_faults(plan.prediction)
@@ -640,16 +670,23 @@ def _differences(name: str, found: object, expected: object) -> Iterator[str]:
 
 
 def _prediction_faults(prediction: Prediction) -> Iterator[str]:
-    if not prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s:
-        yield "the interval does not hold the step time"
-    if prediction.step_time_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0:
-        yield "times and rates must be positive"
-    if not math.isclose(sum(prediction.time_breakdown_s.values()), prediction.step_time_s, rel_tol=1e-6):
-        yield "time_breakdown_s does not sum to the step time"
-    for stage in prediction.stages:
-        if sum(stage.memory_bytes.values()) != stage.peak_memory_bytes:
-            yield f"memory of stage {stage.stage} does not sum to its peak"
-    limit = prediction.memory_limit_bytes
+    step_s, limit = prediction.step_time_s, prediction.memory_limit_bytes
     fills = [stage.peak_memory_bytes / (stage.memory_limit_bytes or limit) for stage in prediction.stages]
-    if prediction.peak_memory_bytes / limit != max(fills):
-        yield "the heaviest stage is not the heaviest"
+    yield from _broken(
+        {
+            "the interval does not hold the step time": (
+                not prediction.step_time_low_s <= step_s <= prediction.step_time_high_s
+            ),
+            "times and rates must be positive": step_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0,
+            "time_breakdown_s does not sum to the step time": (
+                not math.isclose(sum(prediction.time_breakdown_s.values()), step_s, rel_tol=1e-6)
+            ),
+            **{
+                f"memory of stage {stage.stage} does not sum to its peak": (
+                    sum(stage.memory_bytes.values()) != stage.peak_memory_bytes
+                )
+                for stage in prediction.stages
+            },
+            "the heaviest stage is not the heaviest": prediction.peak_memory_bytes / limit != max(fills),
+        }
+    )
