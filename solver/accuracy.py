@@ -278,7 +278,15 @@ class Report:
             cells["used_for_calibration"] = str(int(row.used_for_calibration))
             cells["refused_reason"] = row.run.refused_reason or ""
             if row.prediction is not None:
-                cells |= _cells_of(row.prediction, row.predicted_peak_memory_bytes or 0.0)
+                p, peak_bytes = row.prediction, row.predicted_peak_memory_bytes or 0.0
+                cells |= {
+                    "predicted_step_time_s": f"{p.step_time_s:.6g}",
+                    "step_time_low_s": f"{p.step_time_low_s:.6g}",
+                    "step_time_high_s": f"{p.step_time_high_s:.6g}",
+                    "predicted_peak_memory_gib": f"{peak_bytes / GIB:.5g}",
+                    "out_of_memory_probability": f"{p.out_of_memory_probability:.4g}",
+                    "predicted_oom": str(int(p.out_of_memory_probability > 0.5)),  # noqa: PLR2004 (more likely than not)
+                }
             yield cells
 
     def write_per_run(self, handle: TextIO) -> None:
@@ -286,18 +294,6 @@ class Report:
         writer = csv.DictWriter(handle, PER_RUN_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.per_run())
-
-
-def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
-    p = prediction
-    return {
-        "predicted_step_time_s": f"{p.step_time_s:.6g}",
-        "step_time_low_s": f"{p.step_time_low_s:.6g}",
-        "step_time_high_s": f"{p.step_time_high_s:.6g}",
-        "predicted_peak_memory_gib": f"{peak_bytes / GIB:.5g}",
-        "out_of_memory_probability": f"{p.out_of_memory_probability:.4g}",
-        "predicted_oom": str(int(p.out_of_memory_probability > 0.5)),  # noqa: PLR2004 (more likely than not)
-    }
 
 
 def peak_as_measured(prediction: Prediction, one: Observation) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import ModelSpec
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray, counted
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray, counted, distinct
 from meshwright.solver.problem import Problem
 
 Split = tuple[int, ...]
@@ -146,11 +146,7 @@ class Prescribed:
         sizes = [columns.pipeline_parallel_size, columns.virtual_pipeline_size]
         if self.balanced is not None:  # tensor parallelism pads the vocabulary that nanotron weighs
             sizes.append(columns.tensor_parallel_size)
-        key = np.zeros(len(sizes[0]), dtype=np.int64)
-        for size in sizes:
-            values, code = np.unique(size, return_inverse=True)
-            key = key * len(values) + code
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        first, which = distinct(sizes)
         each = zip(*(size[first].tolist() for size in sizes), strict=True)
         return [self._split(*one) for one in each], which
 

@@ -502,10 +502,16 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
     """
     if not ctx.selective.any():
         return np.zeros_like(ctx.t)
+    norms = _NORM_BYTES * ctx.model.num_blocks
     of_module: dict[str, Callable[[], FloatArray | float]] = {
         "core_attn": lambda: 0.0 if ctx.model.mixes else attention.forward,
-        "layernorm": lambda: _norms_again_s(ctx),
-        "every_second_mm": lambda: _second_products_s(ctx, kind),
+        "layernorm": lambda: (
+            norms * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s
+        ),
+        "every_second_mm": lambda: (  # and the kernels between, which compiled blocks fuse
+            _forward_s(ctx, second_products(ctx, kind))
+            + memory_bound(ctx, kind).forward * ctx.single_elementwise
+        ),
         "moe_act": lambda: _activation_again_s(ctx, kind),
         "moe": lambda: _experts_again_s(ctx, kind) + experts.forward,
     }
@@ -514,11 +520,6 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
         own = of_module.get(name)
         total = total + (own() if own else _forward_s(ctx, _REPLAYED[name](ctx, kind)))
     return np.where(ctx.selective, total, 0.0)
-
-
-def _norms_again_s(ctx: Context) -> FloatArray:
-    norms = _NORM_BYTES * ctx.model.num_blocks
-    return np.asarray(norms * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s)
 
 
 def replayed_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
@@ -565,12 +566,6 @@ def ends_unread(ctx: Context) -> bool:
     A norm or dropout behind it reads it.
     """
     return ctx.model.norm_position == "before" and not (ctx.model.inner_norms or ctx.facts.dropout)
-
-
-def _second_products_s(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Return the seconds of replaying them and the kernels between, which compiled blocks fuse."""
-    again = _forward_s(ctx, second_products(ctx, kind))
-    return again + memory_bound(ctx, kind).forward * ctx.single_elementwise
 
 
 def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, reduce
 from itertools import product
 from math import comb
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +54,7 @@ class PassSeconds:
 
 def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
     """Return the seconds of all pieces, one after the other."""
-    forward, backward = first.forward, first.backward
-    for one in others:
-        forward, backward = forward + one.forward, backward + one.backward
-    return PassSeconds(forward=forward, backward=backward)
+    return reduce(add, others, first)
 
 
 # --------------------------------------------------------------------------------------------------

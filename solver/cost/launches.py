@@ -199,15 +199,13 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
         return busy + PassSeconds(forward=waited, backward=waited * again)
-    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else _smooth_maximum
+    padded = (
+        ctx.facts.moe_capacity_factor or ctx.facts.moe_dispatcher == "allgather"
+    )  # no sizes to wait for
+    joined = _rounded_maximum if kind == "moe" and not padded else _smooth_maximum
     return PassSeconds(
         forward=joined(busy.forward, floor_s), backward=joined(busy.backward, floor_s * again)
     )
-
-
-def _waits_for_sizes(facts: FrameworkFacts) -> bool:
-    """Return whether the host waits in every layer for exchanged sizes: not if tokens are padded."""
-    return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 
 def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:

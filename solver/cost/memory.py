@@ -20,7 +20,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray
+from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.low_rank import low_rank
@@ -328,13 +328,10 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         inner = inner + ctx.tokens * 2.0 * gated / ctx.t
     kept = outer + inner
     if ctx.selective.any():
-        kept = np.where(ctx.selective, _selectively_kept(ctx, kind, outer, inner), kept)
+        freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
+        left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
+        kept = np.where(ctx.selective, left, kept)
     return kept * ctx.constants.activation
-
-
-def _selectively_kept(ctx: Context, kind: LayerKind, outer: FloatArray, inner: FloatArray) -> FloatArray:
-    freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
-    return np.maximum(outer + inner - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
 
 
 def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | float:
@@ -744,9 +741,7 @@ def _kept_of_layer(ctx: Context, memory: dict[str, FloatArray]) -> FloatArray:
 def held_first(c: Columns) -> FloatArray:
     """Return the micro-batches that the first rank holds of each of its layers, on average, (n,)."""
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_size, c.num_microbatches
-    sizes = (len(SCHEDULES), int(p.max()) + 1, int(v.max()) + 1, int(m.max()) + 1)
-    code = np.ravel_multi_index((c.pipeline_schedule, p, v, m), sizes)
-    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    first, of_row = distinct([c.pipeline_schedule, p, v, m])
     few = c.take(first)
     chunk = np.arange(int((p * v).max()))[None, :]
     held = in_flight(few) * (chunk % few.pipeline_parallel_size[:, None] == 0)

@@ -46,10 +46,11 @@ def shape_advice(
     best = fastest(problem, profile)
     if best is None or best == "unknown":
         return best
-    own = problem.model.num_parameters()
+    own, used = problem.model.num_parameters(), problem.model.num_active_parameters()
     found, not_searched = list[NearbyShape](), list[str]()
     for change, why, model in nearby(problem.model, problem.cluster.groups[0].island_gpus):
-        if _alike(problem.model, model, tolerance):
+        sizes = model.num_parameters() / own, model.num_active_parameters() / used
+        if all(abs(size - 1.0) <= tolerance for size in sizes):
             shape = _priced(problem, profile, best, (change, why, model))
             if shape == "unknown":
                 not_searched.append(change)
@@ -63,14 +64,6 @@ def shape_advice(
         shapes=tuple(found[:most]),
         not_searched=tuple(not_searched),
     )
-
-
-def _alike(one: ModelSpec, other: ModelSpec, tolerance: float) -> bool:
-    pairs = (
-        (one.num_parameters(), other.num_parameters()),
-        (one.num_active_parameters(), other.num_active_parameters()),
-    )
-    return all(abs(new / old - 1.0) <= tolerance for old, new in pairs)
 
 
 def _priced(

@@ -158,13 +158,6 @@ def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
     )
 
 
-def _whose_memory(stated: str | None, family: str) -> str:
-    """Return the rank of a row's peak; nanotron logs the first (src/nanotron/utils.py, log_memory)."""
-    if stated in (None, "unknown") and family == "nanotron":
-        return "first"
-    return stated or "unknown"
-
-
 def _measurement_of(cells: Cells) -> RunMeasurement:
     """Return the measured cells, if the table has them.
 
@@ -172,7 +165,9 @@ def _measurement_of(cells: Cells) -> RunMeasurement:
         InvalidProblemError: a cell is not such a number or word, or a run returned a time and failed.
     """
     seconds, peak = cells.number("step_time_s"), cells.number("peak_memory_gib")
-    family, failed = cells.text("framework_family") or "", cells.flag("oom")
+    rank, failed = cells.word("memory_rank", MEMORY_RANKS) or "unknown", cells.flag("oom")
+    if rank == "unknown" and cells.text("framework_family") == "nanotron":
+        rank = "first"  # nanotron logs it (src/nanotron/utils.py, log_memory)
     if seconds == 0.0:
         raise cells.fault(
             "step_time_s", "step time must be positive", "a positive number; empty: not measured"
@@ -183,6 +178,6 @@ def _measurement_of(cells: Cells) -> RunMeasurement:
         step_time_s=seconds,
         peak_memory_bytes=peak * GIB if peak else None,
         memory_kind=cells.word("memory_kind", MEMORY_KINDS) or "unknown",
-        memory_rank=_whose_memory(cells.word("memory_rank", MEMORY_RANKS), family),
+        memory_rank=rank,
         out_of_memory=failed,
     )

@@ -62,25 +62,19 @@ from meshwright.solver.space.factored import (
 from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
-from meshwright.solver.space.widening import CHANGED, WIDENED, widened
+from meshwright.solver.space.widening import CHANGED, WIDENED, named_values, widened
 from meshwright.solver.splits import divisors
 
 # --------------------------------------------------------------------------------------------------
 # The inner factor of the outer space: chunks a rank, recomputation and schedule of each pipeline size.
 
 
-_MAX_NAMED = 64  # values that bounds add to the candidates
 _FULL = RECOMPUTE.index("full")
 
 
 def with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
     """Return the candidates, the pinned value, and further values in the request's bounds."""
-    pinned, bounds = problem.options.pin.get(variable), problem.options.bounds.get(variable)
-    named = [] if pinned is None else [int(pinned)]
-    if bounds is not None:
-        low = max(bounds[0], 0 if variable == "zero_stage" else 1)
-        named += range(low, min(bounds[1], low + _MAX_NAMED) + 1)
-    return sorted({*candidates, *named})
+    return sorted({*candidates, *named_values(problem, variable)})
 
 
 def recomputes_by_stage(problem: Problem) -> bool:

@@ -87,7 +87,7 @@ def named_values(problem: Problem, name: str) -> list[int]:
     pinned, bounds = options.pin.get(name), options.bounds.get(name)
     named = [] if pinned is None or isinstance(pinned, str) else [int(pinned)]
     if bounds is not None:
-        low = max(bounds[0], 1)
+        low = max(bounds[0], 0 if name == "zero_stage" else 1)
         named += range(low, min(bounds[1], low + _MOST_NAMED) + 1)
     return list(dict.fromkeys(named))
 
