@@ -159,6 +159,11 @@ class Plan:
     hosts: HostOrder | None = None  # where links between nodes differ
     deciding: str | None = None  # the measurement that decides between it and #1, of robust plans
 
+    @property
+    def days(self) -> float:
+        """Return the days of the whole run, 0 if they are not counted."""
+        return 0.0 if self.outlook is None or self.outlook.days is None else self.outlook.days
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the API shows it."""
         return _shown(asdict(self))
@@ -247,16 +252,16 @@ class Remedy:
 
 
 def remedy_of(
-    change: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
+    problem: Problem, kind: str, change: str, config: Configuration, prediction: Prediction
 ) -> Remedy:
-    """Return a change, its kind and its words, with its plan; ``tokens`` are those of a step."""
+    """Return a change to ``problem`` with the best plan of that problem."""
     return Remedy(
-        kind=change[0],
-        change=change[1],
+        kind=kind,
+        change=change,
         config=config,
         step_time_s=prediction.step_time_s,
         num_gpus=config.num_gpus,
-        gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
+        gpu_s_per_token=prediction.step_time_s * config.num_gpus / problem.tokens_of(config),
         peak_memory_bytes=prediction.peak_memory_bytes,
     )
 

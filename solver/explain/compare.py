@@ -231,17 +231,11 @@ Option = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedConfiguration:
-    """One of two configurations, with the problem that supplies its facts."""
+    """One of two configurations, or a stop between them, with the problem that supplies its facts."""
 
     problem: Problem
     configuration: Configuration
-
-
-@dataclass(frozen=True, slots=True)
-class _PathPoint:
-    change: str
-    problem: Problem
-    configuration: Configuration
+    change: str = ""  # that leads to it, on the way from one side to the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +248,7 @@ class _Judged:
     breaks: tuple[str, ...]  # names of rules
 
     @classmethod
-    def of(cls, stop: _PathPoint, profile: Profile) -> _Judged:
+    def of(cls, stop: ComparedConfiguration, profile: Profile) -> _Judged:
         found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
         prediction = predicted(stop.problem, found[0])
         return cls(
@@ -271,9 +265,9 @@ def compared(profile: Profile, first: ComparedConfiguration, second: ComparedCon
     Raises:
         InvalidProblemError: a framework option of a side is unknown or wrong.
     """
-    stops = [_PathPoint("", first.problem, first.configuration)]
+    stops = [first]
     for name, problem in _option_changes(first.problem, second.problem, profile.framework):
-        stops.append(_PathPoint(name, problem, first.configuration))
+        stops.append(replace(first, problem=problem, change=name))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
     found = [_Judged.of(stop, profile) for stop in stops]
     steps = [
@@ -320,14 +314,15 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
 
 def _path(
     problem: Problem, profile: Profile, first: Configuration, second: Configuration
-) -> list[_PathPoint]:
+) -> list[ComparedConfiguration]:
     if first == second:
         return []
+    there = ComparedConfiguration(problem=problem, configuration=second)
     if first.is_placed != second.is_placed or first.replicas or second.replicas:
-        return [_PathPoint(_whole(second), problem, second)]
+        return [replace(there, change=_whole(second))]
     differences = differences_of(first, second)
     if not differences:
-        return [_PathPoint("everything else", problem, second)]
+        return [replace(there, change="everything else")]
     order = differences
     if len(differences) <= MOST:
         order = best_order(differences, _prices(problem, profile, (first, second), differences))
@@ -335,7 +330,7 @@ def _path(
     for difference in order:
         done |= {difference.name}
         here = second if len(done) == len(differences) else carried(problem, first, second, done)
-        stops.append(_PathPoint(difference.words, problem, here or second))
+        stops.append(replace(there, configuration=here or second, change=difference.words))
     return stops
 
 

@@ -306,9 +306,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
         if best is None or best == "unknown":
             judged &= best is None
             continue
-        config, prediction = best
-        tokens = change.problem.tokens_of(config)
-        group.append(remedy_of((change.kind, change.words), config, prediction, tokens=tokens))
+        group.append(remedy_of(change.problem, change.kind, change.words, *best))
     return judged
 
 
@@ -411,24 +409,16 @@ class More:
     grow: Callable[[int], ProblemChange]  # the problem on so many, in words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedRun:
-    """Plan and the days of all its tokens."""
+def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Plan | None:
+    """Return the plan of fewest days, whatever the deadline; None if nothing fits.
 
-    plan: Plan
-    days: float
-
-
-def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> PricedRun | None:
-    """Return the run of fewest days, whatever the deadline; None if nothing fits.
-
-    With one batch on one number of GPUs that is the run of the shortest step. More GPUs are interrupted
+    With one batch on one number of GPUs that is the plan of the shortest step. More GPUs are interrupted
     more often, and a batch of a shorter step may take more of them, so that each has its own search.
     """
     options = replace(
         problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
     )
-    runs = list[PricedRun]()
+    runs = list[Plan]()
     for batch in batch_sizes(problem):
         one = with_batch(replace(problem, options=options), batch)
         for nodes in problem.options.num_nodes or (None,):
@@ -439,34 +429,34 @@ def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
     return min(runs, key=lambda run: run.days, default=None)
 
 
-def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> PricedRun | None:
+def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Plan | None:
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
     plans = search(problem, profile, ways=ways).plans
     if not plans:
         return None
-    days = outlook_of(problem, profile, plans[0].config, plans[0].prediction).days
-    return PricedRun(plan=plans[0], days=days or 0.0)
+    outlook = outlook_of(problem, profile, plans[0].config, plans[0].prediction)
+    return replace(plans[0], outlook=outlook)
 
 
-def too_late(problem: Problem, run: PricedRun, more: Sequence[More], watch: Watch) -> Infeasibility:
+def too_late(problem: Problem, soonest: Plan, more: Sequence[More], watch: Watch) -> Infeasibility:
     """Return the reason, and changes that meet the deadline: a later one, more nodes.
 
     Args:
-        problem: the request, with a deadline that ``run``, the fastest, misses.
-        run: on the current cluster.
+        problem: the request.
+        soonest: its plan of fewest days, which misses the deadline.
         more: nodes of which there may be more.
         watch: its time is that of the search for what meets the deadline.
     """
-    asked, gpus = problem.options.deadline_days or 0.0, run.plan.config.num_gpus
-    reason = f"deadline: the fastest plan takes {run.days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
-    later = ceil(run.days * 10) / 10  # never rounded down
-    remedies = [_remedy(problem, ("deadline", f"a deadline of {later:.1f} days"), run.plan)]
+    asked, days, gpus = problem.options.deadline_days or 0.0, soonest.days, soonest.config.num_gpus
+    reason = f"deadline: the fastest plan takes {days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
+    words = f"a deadline of {ceil(days * 10) / 10:.1f} days"  # never rounded down
+    remedies = [remedy_of(problem, "deadline", words, soonest.config, soonest.prediction)]
     complete = False
     with watch.cut():
         for one in more:
             look()
-            count = _enough_nodes(run, asked, one, problem.options.reserve_nodes)
+            count = _enough_nodes(days, asked, one, problem.options.reserve_nodes)
             if count is not None:
                 remedies += _as_asked(one.grow(count))
         complete = True
@@ -476,13 +466,13 @@ def too_late(problem: Problem, run: PricedRun, more: Sequence[More], watch: Watc
     )
 
 
-def _enough_nodes(run: PricedRun, asked: float, more: More, spare: int) -> int | None:
-    """Return the fewest nodes that were found to meet the deadline.
+def _enough_nodes(days: float, asked: float, more: More, spare: int) -> int | None:
+    """Return the fewest nodes that were found to meet the deadline; ``days``: those of the current ones.
 
     A number is guessed from the last one as if speed grew with nodes, then what lies between the most that
     miss it and the fewest that meet it is halved; of large numbers round ones are tried, which split well.
     """
-    low, high, days = more.nodes, 0, run.days
+    low, high = more.nodes, 0
     for _ in range(_TRIES):
         needed = ceil((low - spare) * days / asked) + spare
         guess = _round((low + high) // 2 if high else max(low + 1, needed), spare)
@@ -514,12 +504,8 @@ def _as_asked(change: ProblemChange) -> list[Remedy]:
     run = _first_run(problem, change.profile)
     if run is None or run.days > (problem.options.deadline_days or 0.0):
         return []
-    return [_remedy(problem, (change.kind, f"{change.words} ({run.days:.1f} days)"), run.plan)]
-
-
-def _remedy(problem: Problem, kind_and_words: tuple[str, str], plan: Plan) -> Remedy:
-    tokens = problem.tokens_of(plan.config)
-    return remedy_of(kind_and_words, plan.config, plan.prediction, tokens=tokens)
+    words = f"{change.words} ({run.days:.1f} days)"
+    return [remedy_of(problem, change.kind, words, run.config, run.prediction)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from meshwright.solver.explain.remedies import (
     Fastest,
     Judge,
     More,
-    PricedRun,
     ProblemChange,
     changes_of_kinds,
     fastest,
@@ -99,19 +98,17 @@ def run_too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> A
         run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])
     if run is None:
         return answer
-    batch = run.plan.config.global_batch_size
-    own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run.plan)
+    batch = run.config.global_batch_size
+    own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run)
     problem = on_switches(first.problem, own.problem)
     more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, own.profile))
     return replace(answer, infeasible=too_late(problem, run, [more], watch))
 
 
-def placed_too_late(
-    problem: Problem, profile: Profile, soonest: Plan, days: float, watch: Watch
-) -> Infeasibility:
+def placed_too_late(problem: Problem, profile: Profile, soonest: Plan, watch: Watch) -> Infeasibility:
     """Return how late the soonest plan on placed stages is, and what would make it earlier."""
     more = [
         More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at))
         for at, one in enumerate(problem.cluster.distinct_groups)
     ]
-    return too_late(problem, PricedRun(plan=soonest, days=days), more, watch)
+    return too_late(problem, soonest, more, watch)

@@ -108,13 +108,13 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     allowed = problem.options.deadline_days
     if allowed is None or not answer.plans:
         return answer
-    kept = [plan for plan in answer.plans if _days(plan) <= allowed]
+    kept = [plan for plan in answer.plans if plan.days <= allowed]
     if kept:
         return _left(problem, profile, answer, kept)
     from meshwright.solver.planner.no_plan import placed_too_late  # noqa: PLC0415 - no plan in time
 
-    soonest = min(answer.plans, key=_days)
-    late = placed_too_late(problem, profile, soonest, _days(soonest), watch)
+    soonest = min(answer.plans, key=lambda plan: plan.days)
+    late = placed_too_late(problem, profile, soonest, watch)
     outcomes: tuple[Status, Status] = ("infeasible", "unknown")
     proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
     return replace(
@@ -143,15 +143,11 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
     )
 
 
-def _days(plan: Plan) -> float:
-    return 0.0 if plan.outlook is None or plan.outlook.days is None else plan.outlook.days
-
-
 def _least_days(problem: Problem, answer: Answer) -> float:
     """Bound every run's days from below: the bound on a step, interruptions of one GPU alone counted."""
     first, bound = answer.plans[0], answer.bound_step_time_s or 0.0
     own = first.prediction.step_time_s * slowdown(problem, first.config.num_gpus)
-    return _days(first) * bound * slowdown(problem, 1) / own
+    return first.days * bound * slowdown(problem, 1) / own
 
 
 def ask(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
@@ -101,14 +101,6 @@ class RefusedRunError(Exception):
     """A row that this version cannot express; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """Framework with the facts that a row uses, and the assumptions."""
-
-    name: str
-    warning: str | None
-
-
 def needed(cells: Cells, column: str) -> int:
     """Return a whole number of at least 1 without which a run means nothing.
 
@@ -121,17 +113,17 @@ def needed(cells: Cells, column: str) -> int:
     return value
 
 
-def framework_of_run(cells: Cells) -> Framework:
-    """Return a row's framework; a family that is not listed falls back to the nearest."""
+def framework_of_run(cells: Cells) -> tuple[str, str | None]:
+    """Return a row's framework; for a family that is not listed the nearest, with a warning."""
     family = cells.text("framework_family") or ""
     flash = cells.flag("flash_attention")
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
     if family == "megatron-core" or (family == "megatron-lm" and modern):
-        return Framework(name=_megatron_core_of(cells), warning=None)
+        return _megatron_core_of(cells), None
     if family == "deepspeed-zero" and flash is False:
-        return Framework(name="deepspeed-2021", warning=None)
+        return "deepspeed-2021", None
     if family in _KNOWN_FAMILIES:
-        return Framework(name=_KNOWN_FAMILIES[family], warning=None)
+        return _KNOWN_FAMILIES[family], None
     near, kind = "megatron-core", cells.text("fsdp_kind")
     if "deepspeed" in family:
         near = "deepspeed"
@@ -139,7 +131,7 @@ def framework_of_run(cells: Cells) -> Framework:
         near = _FSDP_KINDS[kind]
     elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
         near = "fsdp"
-    return Framework(name=near, warning=f"framework family {family[:40] or 'unknown'} is read as {near}")
+    return near, f"framework family {family[:40] or 'unknown'} is read as {near}"
 
 
 def _megatron_core_of(cells: Cells) -> str:

@@ -106,25 +106,23 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
     plan = cells.text("plan")
     if plan is not None:
         return plan_shape(plan)
-    framework = framework_of_run(cells)
+    framework, warning = framework_of_run(cells)
     model = model_of(cells)
-    configuration = configuration_of(cells, model, framework.name)
-    workload = workload_of(cells, framework.name)
+    configuration = configuration_of(cells, model, framework)
+    workload = workload_of(cells, framework)
     cluster = cluster_of(cells)
     problem = Problem(model=model, cluster=cluster, workload=workload, launcher="none")
     return RunShape(
         problem=problem,
         configuration=configuration,
-        framework=framework.name,
+        framework=framework,
         warnings=tuple(
-            one
-            for one in (framework.warning, vocabulary_warning(cells, model), gpu_warning(cells, cluster))
-            if one
+            one for one in (warning, vocabulary_warning(cells, model), gpu_warning(cells, cluster)) if one
         ),
         recompute_known=cells.text("recompute") is not None
-        or framework_facts(framework.name).unstated_recompute == "none",
+        or framework_facts(framework).unstated_recompute == "none",
         sharding_known=cells.text("zero_stage") is not None,
-        software_known=framework.warning is None,
+        software_known=warning is None,
         release=release_of(cells),
     )
 

@@ -207,7 +207,7 @@ def test_the_fastest_run_is_that_of_fewest_days_not_of_the_shortest_step() -> No
     run = fastest_run(problem, profile_of(problem))
     assert run is not None
     assert run.days == pytest.approx(days[1])
-    assert run.plan.config == runs[1].config
+    assert run.config == runs[1].config
 
 
 def test_a_deadline_that_all_miss_is_said_of_the_candidates_that_were_searched(
