@@ -41,7 +41,6 @@ class Flows:
     target: Indices
     gpus: FloatArray  # that send over each at once, (E,)
     sender: Indices  # the first of every sender's, (S,)
-    nodes: int  # of one group, at most
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -208,15 +207,14 @@ def _replicas(problem: Problem, config: Configuration, ranks: Indices, replicas:
 
 def _ring(kind: str, *several: Indices) -> Flows | None:
     """Return the links between neighbours of the rings through the nodes of each row."""
-    edges, most = list[tuple[Indices, Indices, FloatArray]](), 1
+    edges = list[tuple[Indices, Indices, FloatArray]]()
     for nodes in several:
         source, target = nodes, np.roll(nodes, -1, axis=1)
         crossing = source != target
         islands = np.maximum(crossing.sum(axis=1, keepdims=True), 1)
-        most = max(most, int(islands.max()))
         gpus = np.broadcast_to(nodes.shape[1] / islands, nodes.shape)
         edges.append((source[crossing], target[crossing], gpus[crossing]))
-    return _joined(kind, edges, most)
+    return _joined(kind, edges)
 
 
 def _neighbours(config: Configuration, nodes: Indices) -> Flows | None:
@@ -231,10 +229,10 @@ def _neighbours(config: Configuration, nodes: Indices) -> Flows | None:
         crossing = one != other
         for source, target in ((one, other), (other, one)):
             edges.append((source[crossing], target[crossing], np.ones(int(crossing.sum()))))
-    return _joined("stages", edges, 2)
+    return _joined("stages", edges)
 
 
-def _joined(kind: str, edges: list[tuple[Indices, Indices, FloatArray]], most: int) -> Flows | None:
+def _joined(kind: str, edges: list[tuple[Indices, Indices, FloatArray]]) -> Flows | None:
     source, target, gpus = (np.concatenate(some) for some in zip(*edges, strict=True))
     if not len(source):
         return None
@@ -242,7 +240,7 @@ def _joined(kind: str, edges: list[tuple[Indices, Indices, FloatArray]], most: i
     together = np.bincount(of.ravel(), weights=gpus).astype(np.float64)
     return Flows(
         kind=kind, exchange=False, source=pairs[:, 0], target=pairs[:, 1], gpus=together,
-        sender=np.arange(len(pairs)), nodes=most,
+        sender=np.arange(len(pairs)),
     )  # fmt: skip
 
 
@@ -250,10 +248,8 @@ def _exchange(kind: str, nodes: Indices) -> Flows | None:
     """Return the links of all-to-alls among the nodes of each row."""
     rows, counts = np.unique(nodes, axis=0, return_counts=True)
     source, target, gpus, sender = list[int](), list[int](), list[float](), list[int]()
-    most = 1
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         some = list(dict.fromkeys(row))
-        most = max(most, len(some))
         for one in some if len(some) > 1 else ():
             sender.append(len(source))
             others = [other for other in some if other != one]
@@ -264,5 +260,5 @@ def _exchange(kind: str, nodes: Indices) -> Flows | None:
         return None
     return Flows(
         kind=kind, exchange=True, source=np.array(source), target=np.array(target),
-        gpus=np.array(gpus), sender=np.array(sender), nodes=most,
+        gpus=np.array(gpus), sender=np.array(sender),
     )  # fmt: skip

@@ -169,33 +169,28 @@ def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> dict[str, tuple[Fi
 def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> Iterable[FieldError]:
     kinds = [kind for kind in fleet.kinds if not job.kinds or kind.name in job.kinds]
     largest = max((kind.nodes for kind in kinds), default=0)
+
+    def fault(field: str, message: str, allowed: str, nearest: str | None = None) -> FieldError:
+        return FieldError(pointer=at(job.name, field), message=message, allowed=allowed, nearest=nearest)
+
     for name in (one for one in job.kinds if one not in fleet.nodes()):
         yield UnknownNameError.among(at(job.name, "kinds"), name, list(fleet.nodes())).errors[0]
     if job.due_min is not None and job.release_min >= job.due_min:
-        message = f"released after {job.release_min / 60:g} h, due after {job.due_min / 60:g} h"
-        allowed = f"below {job.due_min / 60:g}"
-        yield FieldError(pointer=at(job.name, "release_hours"), message=message, allowed=allowed)
+        released = f"released after {job.release_min / 60:g} h, due after {job.due_min / 60:g} h"
+        yield fault("release_hours", released, f"below {job.due_min / 60:g}")
     if job.least_nodes > largest > 0:
-        message = f"{job.least_nodes} nodes are more than the cluster has"
-        yield FieldError(
-            pointer=at(job.name, job.least_nodes_field),
-            message=message,
-            allowed=f"1 to {largest}",
-            nearest=str(largest),
-        )
+        more = f"{job.least_nodes} nodes are more than the cluster has"
+        yield fault(job.least_nodes_field, more, f"1 to {largest}", str(largest))
     if job.most_nodes is not None and job.most_nodes < job.least_nodes:
-        message = f"{job.most_nodes} nodes are fewer than least_nodes, {job.least_nodes}"
-        allowed = f"from {job.least_nodes}"
-        yield FieldError(pointer=at(job.name, "most_nodes"), message=message, allowed=allowed)
+        fewer = f"{job.most_nodes} nodes are fewer than least_nodes, {job.least_nodes}"
+        yield fault("most_nodes", fewer, f"from {job.least_nodes}")
     elif job.least_nodes <= largest and job.node_counts and not choices_of(fleet, job):
         most = min(largest, job.most_nodes or largest)
-        message = f"none of {', '.join(map(str, job.node_counts))} nodes is allowed"
-        allowed = f"{job.least_nodes} to {most}"
-        yield FieldError(pointer=at(job.name, "node_counts"), message=message, allowed=allowed)
+        none = f"none of {', '.join(map(str, job.node_counts))} nodes is allowed"
+        yield fault("node_counts", none, f"{job.least_nodes} to {most}")
     if job.start_min is not None and job.start_min < job.release_min:
-        message = f"pinned to {job.start_min / 60:g} h, before the release"
-        allowed = f"from {job.release_min / 60:g}"
-        yield FieldError(pointer=at(job.name, "start_hours"), message=message, allowed=allowed)
+        early = f"pinned to {job.start_min / 60:g} h, before the release"
+        yield fault("start_hours", early, f"from {job.release_min / 60:g}")
 
 
 def _reference_faults(
