@@ -62,7 +62,7 @@ _LAYER_LEFT: Mapping[Part, float] = {"dense": 0.15, "moe": 0.25}
 _ITERATION_LEFT = 0.03
 _REPLAY = 1.0
 # A blocking launch returns when its kernel has ended: each kernel waits for a launch and a synchronisation.
-# Four floors on top of the kernels is what the open runs under it show beside those of the same software
+# Four floors on top of the kernels is what the open runs under it show next to those of the same software
 # without it: of 3 to 6 it predicts clusters left out best.
 _BLOCKED = 4.0
 # A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one.

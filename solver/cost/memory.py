@@ -132,7 +132,7 @@ def _bytes_of(
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
     # of states that stay where others are offloaded, gradients are kept with them (DeepSpeed 0.19
     # stage3.py:1287 ``fp32_partitioned_groups_flat[i].grad``)
-    beside = np.where(ctx.offloads_gradients, _FP32_GRADIENT_BYTES, 0.0)
+    further = np.where(ctx.offloads_gradients, _FP32_GRADIENT_BYTES, 0.0)
     selected = 0.0 * trained
     if ctx.facts.cpu_update_interval > 1.0:
         of_selected = _SELECTED_BYTES * ctx.facts.selected_gradient_share
@@ -144,7 +144,7 @@ def _bytes_of(
         weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         reduced_gradients=trained * (np.where(ctx.offloads_gradients, 0.0, shard) + own),
-        optimizer=trained * (states + copy + beside) / sharing * (1.0 - ctx.share_offloaded) + selected,
+        optimizer=trained * (states + copy + further) / sharing * (1.0 - ctx.share_offloaded) + selected,
     )
 
 

@@ -102,7 +102,7 @@ def with_one_more_node(
 ) -> list[GroupUse]:
     """Add to each group what the best plan with one more of its nodes takes.
 
-    Every number is that of a search of its own, ``SEARCH_S`` at most. The cluster as it is is searched
+    Every number is that of a search of its own, ``SEARCH_S`` at most. The cluster itself is searched
     again for as long, so that a longer search does not count as a gain of the node.
 
     Args:

@@ -357,7 +357,7 @@ def _component_sizes(graph: NDArray[np.bool_]) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One network that stands for all links, for a search that knows no order.
+# One network in place of all links, for a search that knows no order.
 
 
 def even_clusters(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:

@@ -182,7 +182,7 @@ class _Parser:
         return self._term(token) if token.kind == "name" and self._accept("(") else _leaf(token)
 
     def _term(self, token: _Token) -> Node:
-        """Parse the group of a term: a name whose value is written as ``stages('slow')``."""
+        """Parse the group of a term: a name such as ``stages('slow')``."""
         if token.text not in GROUP_TERMS:
             near = difflib.get_close_matches(token.text.lower()[:64], GROUP_TERMS, n=1, cutoff=0.5)
             message = f"{token.text[:64]} is not a term of a node group: {', '.join(GROUP_TERMS)}"
