@@ -19,7 +19,6 @@ GroupedProduct: TypeAlias = Callable[..., Tensor]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-DEVICES = ("auto", "cpu", "cuda")
 SEED = 0
 FLUSH_BYTES = 256 * MIB  # more than any GPU's second-level cache (B200: 126 MiB), as Triton's do_bench
 WAKE_S = 1.0

@@ -1,4 +1,4 @@
-"""``meshwright calibrate``: its options; the work is done in ``meshwright.service.cli.calibrate``."""
+"""``meshwright calibrate``: a cluster learnt from a file of its runs, and what to measure next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.terminal import FOUND, print_json, say_warnings, screen, write_file
+from meshwright.service.cli.terminal import print_json, say_warnings, screen, write_file
 from meshwright.service.library import is_measured, of_one_cluster
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
@@ -30,6 +30,9 @@ from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.runs.table import Run, read_runs
+
+_WORTH_SAYING = 0.05  # relative moves of a constant
+_MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .3 to 1.2 of it
 
 
 def calibrate_command(
@@ -45,38 +48,17 @@ def calibrate_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Learn a cluster from a few of its runs; plan and predict take the result with --profile."""
-    code = run_calibrate(runs, cluster=cluster, out=out, measure_next=measure_next, as_json=json_output)
-    raise typer.Exit(code)
-
-
-# --------------------------------------------------------------------------------------------------
-# Learns a cluster from a file of runs, writes what was learnt, and says what to measure next.
-
-
-_WORTH_SAYING = 0.05  # relative moves of a constant
-_MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .3 to 1.2 of it
-
-
-def run_calibrate(
-    path: Path, *, cluster: str | None, out: Path | None, measure_next: int, as_json: bool
-) -> int:
-    """Calibrate on the measured rows of a file and print the outcome; the exit code.
-
-    Raises:
-        InvalidProblemError: the file is no table of runs, holds several clusters and none was named, or
-            has no run to learn from.
-    """
-    runs = _rows(path, cluster)
-    observations = [one for one in map(Observation.of, runs) if one is not None]
+    rows = _rows(runs, cluster)
+    observations = [one for one in map(Observation.of, rows) if one is not None]
     measured = [one for one in observations if is_measured(one)]
     following = _next(observations, measure_next)
     calibration = None
     if measured or not measure_next:
-        calibration = calibrate(measured, cluster=runs[0].cluster)
+        calibration = calibrate(measured, cluster=rows[0].cluster)
     if calibration is not None and out is not None:
         write_file(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", "--out")
         sys.stderr.write(f"wrote {out}\n")
-    if as_json:
+    if json_output:
         learnt = calibration.to_json() if calibration else None
         document = {
             "calibration": learnt,
@@ -89,7 +71,6 @@ def run_calibrate(
         screen().print(Group(*_shown(calibration, measured, following)))
     if calibration is not None:
         say_warnings(calibration.findings)
-    return FOUND
 
 
 def _rows(path: Path, cluster: str | None) -> list[Run]:

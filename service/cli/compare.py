@@ -10,7 +10,7 @@ import typer
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
-from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file_by_name
+from meshwright.service.cli.saved_plans import SavedPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.library import side_of
 from meshwright.service.report.comparison import render_comparison
@@ -28,7 +28,8 @@ def compare(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show what each difference between two plans buys, in seconds that add up."""
-    first, second = (_plan(name, source) for name in (plan_a, plan_b))
+    names = (plan_a, plan_b)
+    first, second = (plan_of_file(source, one) if source else find_plan(one) for one in names)
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]
     profile = profile_for(sides[1].problem, None)
@@ -39,16 +40,12 @@ def compare(
         return
     console = screen()
     console.print(header(second.problem, console.width))
-    names = tuple(f"#{one.plan.rank} {one.plan.plan_id[:4]}" for one in (first, second))
+    titles = tuple(f"#{one.plan.rank} {one.plan.plan_id[:4]}" for one in (first, second))
     configurations = (first.plan.config, second.plan.config)
-    console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
+    console.print(render_comparison(found, (titles[0], titles[1]), configurations, width=console.width))
 
 
-def _plan(name: str, source: Path | None) -> KeptPlan:
-    return find_plan(name) if source is None else plan_of_file_by_name(source, name)
-
-
-def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
+def _require_same_question(first: SavedPlan, second: SavedPlan) -> None:
     one, other = first.problem, second.problem
     for name in ("model", "cluster", "launcher", "profile"):
         if getattr(one, name) != getattr(other, name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +22,8 @@ from meshwright.service.cli.options import (
     with_request,
 )
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import KeptAnswer, find_answer, keep, plan_of
-from meshwright.service.cli.terminal import FOUND, code_of, print_json, screen
+from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
+from meshwright.service.cli.terminal import code_of, print_json, screen
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
 from meshwright.service.report.question import header
@@ -64,77 +63,52 @@ def explain(
             raise typer.BadParameter(
                 "--plan is a whole question with its answer: nothing else goes with it"
             )
-        raise typer.Exit(run_explain_plan(plan, as_json=json_output))
+        _explain_plan(plan, as_json=json_output)
+        return
     asked = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
-    raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
+    own = own_of(request, asked)
+    problem = recommended(own.problem)
+    costs = profile_for(problem, profile)
+    line = ProgressLine()
+    with cancellable() as should_stop:
+        answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
+    line.clear()
+    console = screen()
+    if not answer.plans:
+        console.print(render_answer(answer, problem, width=console.width))
+        raise typer.Exit(code_of(answer, cancelled=should_stop()))
+    keep(answer_document(answer, problem), problem)
+    result = PlanResult(problem=problem, answer=answer, profile=costs)
+    found = compared_with_best(result, own.problem, own.configuration)
+    if json_output:
+        document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
+        print_json(document)
+        return
+    console.print(header(problem, console.width))
+    console.print(found.render(console.width, notes=own.notes, unread=own.unread))
 
 
 explain_options = with_request(explain, left_out=OF_A_RANKING)
 
 
-# --------------------------------------------------------------------------------------------------
-# The user's own configuration, the best plan, and the way from one to the other.
-
-
-def run_explain(
-    request: Request,
-    asked: ConfigurationOptions,
-    *,
-    as_json: bool,
-    calibration: Sequence[Path] | None = None,
-) -> int:
-    """Search, compare, print; the exit code, which is the search's where it finds no plan.
-
-    Raises:
-        InvalidProblemError: the problem, the configuration or the launch command is wrong.
-    """
-    own = own_of(request, asked)
-    problem = recommended(own.problem)
-    profile = profile_for(problem, calibration)
-    line = ProgressLine()
-    with cancellable() as should_stop:
-        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
-    line.clear()
-    console = screen()
-    if not answer.plans:
-        console.print(render_answer(answer, problem, width=console.width))
-        return code_of(answer, cancelled=should_stop())
-    keep(answer_document(answer, problem), problem)
-    result = PlanResult(problem=problem, answer=answer, profile=profile)
-    found = compared_with_best(result, own.problem, own.configuration)
-    if as_json:
-        document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
-        print_json(document)
-        return FOUND
-    console.print(header(problem, console.width))
-    console.print(found.render(console.width, notes=own.notes, unread=own.unread))
-    return FOUND
-
-
-def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
-    """Print one plan that was found before, with every figure of its reasons; the exit code.
-
-    Raises:
-        InvalidProblemError: there is no such plan.
-    """
-    kept = find_answer(plan_id)
-    plan = plan_of(kept)
+def _explain_plan(plan_id: str, *, as_json: bool) -> None:
+    kept = find_plan(plan_id)
+    plan = kept.plan
     uses = _uses_of_groups(plan, kept) if plan.config.classes[0].stage_groups else []
     if as_json:
         own = {"node_groups": [asdict(one) for one in uses]} if uses else {}
         print_json({**plan.to_json(), **own})
-        return FOUND
+        return
     console = screen()
     words = profile_words(kept.answer, kept.problem)
     console.print(
         render_plan(plan, kept.problem, width=console.width, profile=words, answer=kept.answer, groups=uses)
     )
-    return FOUND
 
 
-def _uses_of_groups(plan: Plan, kept: KeptAnswer) -> list[GroupUse]:
+def _uses_of_groups(plan: Plan, kept: SavedPlan) -> list[GroupUse]:
     """Return what a placed plan does with each node group, and what one more node would bring."""
     from meshwright.service.reporting import settled_for  # noqa: PLC0415 - placed plans alone
     from meshwright.solver.explain.node_groups import SEARCH_S, group_uses, with_one_more_node  # noqa: PLC0415

@@ -11,7 +11,7 @@ import typer
 from meshwright.launchers.registry import export, launcher_of
 from meshwright.launchers.schedulers import Start, scheduled
 from meshwright.launchers.target import ExportBundle
-from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
+from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_of
 from meshwright.service.cli.terminal import say_warnings, write_bytes
 from meshwright.service.files import check_folder, save_export, zipped
 
@@ -70,20 +70,8 @@ def export_command(
 _SLURM = Start()
 
 
-def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
-    """Return the plan of that id, or of that rank in a file.
-
-    Raises:
-        BadParameter: neither is given, or both.
-        InvalidProblemError: there is no such plan.
-    """
-    if (plan_id is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
-    return plan_of_file(source, rank) if source is not None else find_plan(plan_id or "")
-
-
 def write_export(
-    chosen: KeptPlan,
+    chosen: SavedPlan,
     *,
     launcher: str | None,
     version: str | None = None,
@@ -98,17 +86,18 @@ def write_export(
         RefusedExportError: the launcher cannot express the plan.
     """
     if save_dir is not None:
-        check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
+        check_folder(save_dir, force=force, plan_id=chosen.plan_id)
     bundle = _bundle(chosen, launcher, version, start)
     if save_dir is None:
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
-    files = save_export(save_dir, bundle.files, chosen.document(), plan_id=chosen.plan.plan_id, force=force)
+    document = document_of(chosen.plan, chosen.problem, chosen.search)
+    files = save_export(save_dir, bundle.files, document, plan_id=chosen.plan_id, force=force)
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")
 
 
-def _bundle(chosen: KeptPlan, launcher: str | None, version: str | None, start: Start) -> ExportBundle:
+def _bundle(chosen: SavedPlan, launcher: str | None, version: str | None, start: Start) -> ExportBundle:
     """Return the launch files of a plan; their warnings are printed."""
     name = launcher_of(chosen.problem, launcher, pointer="--launcher")
     bundle = export(chosen.plan, chosen.problem, name, version=version)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.progress import cancellable
@@ -51,7 +50,10 @@ def fleet(
         typer.Option("--skip-impossible", help="Leave out jobs that cannot be planned; plan the others."),
     ] = False,
     effort: Annotated[
-        float, typer.Option(help="Deterministic seconds of CP-SAT for a fleet that is hard to prove.")
+        float,
+        typer.Option(
+            max=MAX_EFFORT, help="Deterministic seconds of CP-SAT for a fleet that is hard to prove."
+        ),
     ] = EFFORT,
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same answer.")] = 0,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
@@ -68,9 +70,6 @@ def fleet(
 ) -> None:
     """Plan several jobs on one cluster: how many nodes each gets, with which layout, and when."""
     require_above_0("--effort", effort)
-    if effort > MAX_EFFORT:
-        message = f"{effort:g} is too high"
-        raise InvalidProblemError.of("--effort", message, allowed=f"up to {MAX_EFFORT:g}")
     if force and out is None:
         raise typer.BadParameter("--force is about the folder of --out")
     request = read_fleet(_with_problem_files(file), skip_impossible=skip_impossible)

@@ -11,7 +11,7 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
-from meshwright.service.cli.saved_plans import answer_of_file, find_answer, plan_of
+from meshwright.service.cli.saved_plans import chosen_plan
 from meshwright.service.report.plot import SUFFIXES
 from meshwright.service.report.plot import plot as drawn
 from meshwright.service.reporting import checked_timelines, settled_for
@@ -28,12 +28,10 @@ def plot(
     out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("plan.svg"),
 ) -> None:
     """Draw a plan as one picture: its step, the memory of its stages, its pipeline, and the ranking."""
-    if (plan_id is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
     if out.suffix.lower() not in SUFFIXES:
         raise InvalidProblemError.of("--out", f'unknown suffix "{out.suffix}"', allowed=", ".join(SUFFIXES))
-    kept = answer_of_file(source, rank) if source is not None else find_answer(plan_id or "")
-    plan = plan_of(kept)
+    kept = chosen_plan(plan_id, source, rank)
+    plan = kept.plan
     settled, costs = settled_for(plan, kept.problem, profile_for(kept.problem, profile))
     try:
         drawn(kept.answer, kept.problem, plan, out, checked_timelines(plan, settled, costs))

@@ -1,4 +1,4 @@
-"""``meshwright predict``: its options; the work is done in ``meshwright.service.cli.predict``."""
+"""``meshwright predict``: the price of one configuration, or of a plan that was found before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshwright.service.cli.options import (
     with_request,
 )
 from meshwright.service.cli.saved_plans import plan_named
-from meshwright.service.cli.terminal import FOUND, print_json, screen
+from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import seconds, wrapped
@@ -63,48 +63,23 @@ def predict_command(
     if plan is not None:
         if request or config or assign or from_args or variable or ignored or run:
             raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
-        raise typer.Exit(run_predict_plan(plan, as_json=json_output, calibration=profile))
+        _predict_plan(plan, profile, as_json=json_output)
+        return
+    _require_one(request)
     asked = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
-    raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
+    own = own_of(request, asked)
+    costs = profile_for(own.problem, profile)
+    found = predict(own.problem, own.configuration, profile=costs)
+    notes = [*own.notes, *ramp_notes(own, costs), *found.notes]
+    _print(found, notes, own.unread, as_json=json_output, assumed=own.assumed)
 
 
 predict_options = with_request(predict_command, left_out=OF_A_SEARCH)
 
 
-# --------------------------------------------------------------------------------------------------
-# Prices one configuration in this process.
-
-
-def run_predict(
-    request: Request,
-    asked: ConfigurationOptions,
-    *,
-    as_json: bool,
-    calibration: Sequence[Path] | None = None,
-) -> int:
-    """Price the user's own configuration; the exit code.
-
-    Raises:
-        InvalidProblemError: the problem or the configuration is wrong.
-    """
-    _require_one(request)
-    own = own_of(request, asked)
-    problem = own.problem
-    profile = profile_for(problem, calibration)
-    found = predict(problem, own.configuration, profile=profile)
-    notes = [*own.notes, *ramp_notes(own, profile), *found.notes]
-    _print(found, notes, own.unread, as_json=as_json, assumed=own.assumed)
-    return FOUND
-
-
-def run_predict_plan(word: str, *, as_json: bool, calibration: Sequence[Path] | None = None) -> int:
-    """Price a plan that was found before, under a profile; the exit code.
-
-    Raises:
-        InvalidProblemError: there is no such plan, or the profile is wrong.
-    """
+def _predict_plan(word: str, calibration: Sequence[Path] | None, *, as_json: bool) -> None:
     kept = plan_named(word)
     costs = profile_for(settled_problem(kept.plan, kept.problem), calibration)
     found = predict(kept.problem, kept.plan, profile=costs)
@@ -118,7 +93,6 @@ def run_predict_plan(word: str, *, as_json: bool, calibration: Sequence[Path] | 
         )
         console = screen()
         console.print(wrapped(before, console.width, indent=2))
-    return FOUND
 
 
 def _print(

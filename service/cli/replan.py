@@ -13,9 +13,8 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.costs import profile_for
-from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.options import PROFILE_HELP, option_parameter, with_parameters
-from meshwright.service.cli.saved_plans import KeptPlan, keep
+from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_of, keep
 from meshwright.service.cli.terminal import (
     FOUND,
     NO_PLAN,
@@ -167,13 +166,12 @@ def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
         raise typer.BadParameter("--way and --force are about the folder of --save-dir")
 
 
-def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:
+def _save(kept: SavedPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:
     layout = way_of(found, rank).layout
     plan = layout.plan
     check_folder(folder, force=force, plan_id=plan.plan_id)
     bundle = files_of(found, job, rank)
-    search = {**kept.search, **_UNPROVED}
-    document = KeptPlan(plan=plan, problem=layout.problem, search=search).document()
+    document = document_of(plan, layout.problem, {**kept.search, **_UNPROVED})
     files = save_export(folder, bundle.files, document, plan_id=plan.plan_id, force=force)
     say_warnings([*bundle.warnings, *keep(document, layout.problem)])
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")

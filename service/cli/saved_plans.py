@@ -8,13 +8,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import typer
+
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.requests.documents import read_problem_file
@@ -30,26 +33,51 @@ _LONGEST_RANK = 3  # digits; what is longer is an id
 _OF_ALL = ("plans", "problem", "pareto", "baseline", "measured", "measure_next")  # not of one plan alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPlan:
-    """One plan with the problem that it answers."""
+@dataclass(frozen=True, kw_only=True)
+class SavedPlan:
+    """One plan of a saved answer; its parts are read when they are asked for."""
 
-    plan: Plan
-    problem: Problem
-    search: Mapping[str, Any]  # how the answer that holds it was found: its fields without the plans
+    document: Mapping[str, Any]  # as ``plan --json`` wrote it
+    body: Mapping[str, Any]  # of the plan; empty: nothing fits
 
-    def document(self) -> dict[str, Any]:
-        """The answer with this plan alone, as ``answer_document`` has it with all."""
-        return {**self.search, "plans": [self.plan.to_json()], "problem": problem_to_mapping(self.problem)}
+    @property
+    def plan_id(self) -> str:
+        """Return the id of the plan; empty: nothing fits."""
+        return str(self.body.get("plan_id", ""))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            InvalidProblemError: the answer has none, or another version wrote it.
+        """
+        if not self.body:
+            raise InvalidProblemError.of("plan", "the answer holds no plan")
+        try:
+            return plan_from_json(self.body)
+        except (KeyError, TypeError, ValueError):
+            raise InvalidProblemError.of("--from", "the plan was written by another version") from None
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Return the problem that the plan answers."""
+        return parse_problem(self.document["problem"])
+
+    @cached_property
+    def answer(self) -> Answer:
+        """Return the whole answer; errors as ``stored_answer``."""
+        return stored_answer(self.document, pointer="--from")[0]
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """Return how the answer was found: its fields without the plans."""
+        return {name: part for name, part in self.document.items() if name not in _OF_ALL}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptAnswer:
-    """One answer with its problem, and the plan of it that was asked for."""
-
-    answer: Answer
-    problem: Problem
-    plan_id: str  # empty: nothing fits
+def document_of(plan: Plan, problem: Problem, search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer with one plan alone, as ``answer_document`` has it with all."""
+    return {**search, "plans": [plan.to_json()], "problem": problem_to_mapping(problem)}
 
 
 def state_folder() -> Path:
@@ -115,46 +143,20 @@ def _verdict_of(plan_id: str) -> Path:
     return state_folder().parent / "verdicts" / f"{quote(plan_id, safe='', errors='replace')}.json"
 
 
-def find_answer(plan_id: str) -> KeptAnswer:
-    """The kept answer with the plan of an id that starts with ``plan_id``; errors as ``find_plan``."""
-    document, plan = _found(plan_id)
-    return _whole(document, str(plan["plan_id"]))
-
-
-def plan_of(kept: KeptAnswer) -> Plan:
-    """The plan that was asked for.
+def chosen_plan(word: str | None, source: Path | None, rank: int) -> SavedPlan:
+    """Return the plan of an id, or the plan of a rank in an answer file.
 
     Raises:
-        InvalidProblemError: the answer has none.
+        BadParameter: neither is given, or both.
+        InvalidProblemError: there is no such plan.
     """
-    for plan in kept.answer.plans:
-        if plan.plan_id == kept.plan_id:
-            return plan
-    raise InvalidProblemError.of("plan", "the answer holds no plan")
+    if (word is None) == (source is None):
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    return plan_of_file(source, rank) if source is not None else find_plan(word or "")
 
 
-def answer_of_file(path: Path, rank: int) -> KeptAnswer:
-    """The answer in a file that ``plan --json`` or ``plan --save-dir`` wrote, with the plan of one rank.
-
-    Raises:
-        InvalidProblemError: the file holds no answer, or no such plan.
-    """
-    document = _answer_of(path)
-    plan = _of_rank(document["plans"], rank) if document["plans"] else {}
-    return _whole(document, str(plan.get("plan_id", "")))
-
-
-def find_plan(plan_id: str) -> KeptPlan:
-    """The kept plan of an id that starts with ``plan_id``.
-
-    Raises:
-        InvalidProblemError: no kept plan, or several, have such an id.
-    """
-    return _kept(*_found(plan_id))
-
-
-def plan_named(word: str, rank: int = 1) -> KeptPlan:
-    """The kept plan of an id, or the plan of a rank in a saved answer: its file or its folder.
+def plan_named(word: str, rank: int = 1) -> SavedPlan:
+    """Return the saved plan of an id, or the plan of a rank in a saved answer: its file or its folder.
 
     Raises:
         InvalidProblemError: there is no such plan.
@@ -165,11 +167,15 @@ def plan_named(word: str, rank: int = 1) -> KeptPlan:
     return plan_of_file(path, rank) if path.is_file() else find_plan(word)
 
 
-def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the newest document with a plan of such an id, or rank, and the plan."""
-    if plan_id.isdecimal() and len(plan_id) <= _LONGEST_RANK:
+def find_plan(plan_id: str) -> SavedPlan:
+    """Return the plan of an id that starts with ``plan_id``, or of a rank in the newest answer.
+
+    Raises:
+        InvalidProblemError: no saved plan, or several, have such an id.
+    """
+    if (rank := _rank_in(plan_id)) is not None:
         newest = _newest_answer()
-        return newest, _of_rank(newest["plans"], int(plan_id))
+        return SavedPlan(document=newest, body=_of_rank(newest["plans"], rank))
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
@@ -179,13 +185,38 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if len(found) > 1:
         some, more = list(found)[-_MOST_NAMED:], len(found) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        several = FieldError(
-            pointer="plan_id",
-            message=f'"{shown(plan_id)}" fits {len(found)} plans',
-            nearest=", ".join(some) + rest,
-        )
-        raise InvalidProblemError([several])
-    return next(iter(found.values()))
+        message = f'"{shown(plan_id)}" fits {len(found)} plans'
+        raise InvalidProblemError.of("plan_id", message, nearest=", ".join(some) + rest)
+    document, body = next(iter(found.values()))
+    return SavedPlan(document=document, body=body)
+
+
+def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
+    """Return the plan of a rank, or of an id that starts so, in a file that ``plan --json`` wrote.
+
+    Raises:
+        InvalidProblemError: the file is not an answer, or holds no such plan.
+    """
+    document = read_problem_file(path)
+    plans, problem = document.get("plans"), document.get("problem")
+    if not isinstance(plans, list) or not isinstance(problem, dict):
+        raise InvalidProblemError.of("--from", "not an answer file from `meshwright plan --json`")
+    plans = [plan for plan in plans if isinstance(plan, dict)]
+    document = {**document, "plans": plans}
+    rank = wanted if isinstance(wanted, int) else _rank_in(wanted)
+    if rank is not None:
+        return SavedPlan(document=document, body=_of_rank(plans, rank) if plans else {})
+    found = [plan for plan in plans if str(plan.get("plan_id", "")).startswith(str(wanted))]
+    if len(found) != 1:
+        count = len(found) or "no"
+        message = f'{count} plans of the file have an id that starts with "{shown(str(wanted))}"'
+        raise InvalidProblemError.of("plan_id", message)
+    return SavedPlan(document=document, body=found[0])
+
+
+def _rank_in(word: str) -> int | None:
+    """Return the rank that a word states; None: it is an id."""
+    return int(word) if word.isdecimal() and len(word) <= _LONGEST_RANK else None
 
 
 def _newest_answer() -> Mapping[str, Any]:
@@ -193,16 +224,6 @@ def _newest_answer() -> Mapping[str, Any]:
     if not documents:
         raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
     return documents[-1]
-
-
-def plan_of_file(path: Path, rank: int) -> KeptPlan:
-    """The plan of one rank in a file that ``plan --json`` or ``--save-dir`` wrote.
-
-    Raises:
-        InvalidProblemError: the file holds no such plan, or no problem.
-    """
-    document = _answer_of(path)
-    return _kept(document, _of_rank(document["plans"], rank))
 
 
 def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
@@ -224,41 +245,6 @@ def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]
         allowed=allowed or None,
         nearest=None if nearest is None else str(nearest),
     )
-
-
-def plan_of_file_by_name(path: Path, plan_id: str) -> KeptPlan:
-    """The plan of such a file by its rank, or by an id that starts so; errors as ``plan_of_file``."""
-    if plan_id.isdecimal() and len(plan_id) <= _LONGEST_RANK:
-        return plan_of_file(path, int(plan_id))
-    document = _answer_of(path)
-    found = [plan for plan in document["plans"] if str(plan.get("plan_id", "")).startswith(plan_id)]
-    if len(found) != 1:
-        message = f'{len(found) or "no"} plans of the file have an id that starts with "{shown(plan_id)}"'
-        raise InvalidProblemError.of("plan_id", message)
-    return _kept(document, found[0])
-
-
-def _answer_of(path: Path) -> Mapping[str, Any]:
-    document = read_problem_file(path)
-    plans, problem = document.get("plans"), document.get("problem")
-    if not isinstance(plans, list) or not isinstance(problem, dict):
-        raise InvalidProblemError.of("--from", "not an answer file from `meshwright plan --json`")
-    return {**document, "plans": [plan for plan in plans if isinstance(plan, dict)]}
-
-
-def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
-    answer, problem = stored_answer(document, pointer="--from")
-    return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
-
-
-def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
-    try:
-        search = {name: part for name, part in document.items() if name not in _OF_ALL}
-        return KeptPlan(
-            plan=plan_from_json(plan), problem=parse_problem(document["problem"]), search=search
-        )
-    except (KeyError, TypeError, ValueError):
-        raise InvalidProblemError.of("--from", "the plan was written by another version") from None
 
 
 def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

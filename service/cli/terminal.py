@@ -166,6 +166,6 @@ def report_usage(fault: TyperException) -> int:
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
     command = getattr(getattr(fault, "ctx", None), "command_path", "meshwright")
-    sentence = message.removeprefix("Invalid value: ").rstrip(".")
+    sentence = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'} See: {command} --help")
     return BAD_INPUT

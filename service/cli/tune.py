@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
-from meshwright.service.cli.saved_plans import answer_of_file, find_answer
+from meshwright.service.cli.saved_plans import find_plan, plan_of_file
 from meshwright.service.cli.terminal import (
     FOUND,
     NO_PLAN,
@@ -77,7 +77,7 @@ def tune(
     require_above_0("--run-limit-s", run_limit_s)
     if source is not None and plan_id is not None:  # the first word behind -- is the command's
         command, plan_id = [plan_id, *(command or ())], None
-    kept = answer_of_file(source, 1) if source is not None else find_answer(plan_id or "")
+    kept = plan_of_file(source, 1) if source is not None else find_plan(plan_id or "")
     name = launcher_of(kept.problem, launcher, pointer="--launcher")
     costs = profile_for(kept.problem, profile)
     plans = short_list(kept.problem, costs, kept.answer.plans, top)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
-from meshwright.profiles.errors import UnknownNameError
 from meshwright.service.cli.terminal import print_json, screen, write_file
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.requests.measured_runs import shape_of_plan
@@ -21,15 +20,13 @@ def validate_command(
     runs: Annotated[Path, typer.Argument(help="Measured runs, one a row (CSV).")],
     *,
     calibrate: Annotated[int, typer.Option(min=0, help="Runs of each cluster to calibrate on.")] = 0,
-    choose: Annotated[str, typer.Option(help="Runs to calibrate on: suggested or random.")] = "suggested",
+    choose: Annotated[Choice, typer.Option(help="How to choose the runs to calibrate on.")] = "suggested",
     seed: Annotated[int, typer.Option(help="Random seed of --choose random.")] = 0,
     per_run: Annotated[Path | None, typer.Option(help="Write every prediction to this CSV.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Predict measured runs and report the errors of the predictions."""
-    report = validate(
-        read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
-    )
+    report = validate(read_runs(runs, shape_of_plan), calibrate=calibrate, choose=choose, seed=seed)
     if per_run is not None:
         text = io.StringIO()
         report.write_per_run(text)
@@ -38,11 +35,3 @@ def validate_command(
         print_json(report.to_json())
     else:
         screen().print(render_report(report))
-
-
-def _choice(word: str) -> Choice:
-    choices: tuple[Choice, ...] = get_args(Choice)
-    for choice in choices:
-        if choice == word:
-            return choice
-    raise UnknownNameError.among("--choose", word, choices)

@@ -12,8 +12,7 @@ import typer
 from meshwright.launchers.registry import launcher_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
-from meshwright.service.cli.export import chosen_plan
-from meshwright.service.cli.saved_plans import keep_verdict
+from meshwright.service.cli.saved_plans import chosen_plan, keep_verdict
 from meshwright.service.cli.terminal import (
     BAD_INPUT,
     FOUND,

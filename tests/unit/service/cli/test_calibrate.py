@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.calibrate import run_calibrate
+from meshwright.service.cli.calibrate import calibrate_command
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.calibration.fit import TIME_PROCESS
@@ -31,16 +31,15 @@ def table(path: Path, *, measured: int, candidates: int = 0) -> Path:
     return path
 
 
-def calibrate(path: Path, **changes: object) -> int:
-    options = {"cluster": None, "out": None, "measure_next": 0, "as_json": True} | changes
-    return run_calibrate(path, **options)  # type: ignore[arg-type]
+def calibrate(path: Path, **options: object) -> None:
+    calibrate_command(path, **{"json_output": True, **options})  # type: ignore[arg-type]
 
 
 def test_what_was_learnt_is_written_and_changes_the_profile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "cluster.json"
-    assert calibrate(table(tmp_path / "runs.csv", measured=8), out=out) == 0
+    calibrate(table(tmp_path / "runs.csv", measured=8), out=out)
     printed = json.loads(capsys.readouterr().out)
     assert printed["calibration"] == json.loads(out.read_text(encoding="utf-8"))
     assert printed["calibration"]["num_runs"] == 8
@@ -53,7 +52,7 @@ def test_rows_without_a_time_are_the_candidates_to_measure_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path / "runs.csv", measured=6, candidates=5)
-    assert calibrate(path, measure_next=3) == 0
+    calibrate(path, measure_next=3)
     named = json.loads(capsys.readouterr().out)["measure_next"]
     with path.open(encoding="utf-8") as handle:
         unmeasured = {row["run_id"] for row in csv.DictReader(handle) if not row["step_time_s"]}
@@ -64,7 +63,7 @@ def test_rows_without_a_time_are_the_candidates_to_measure_next(
 def test_what_to_measure_first_needs_no_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert calibrate(table(tmp_path / "runs.csv", measured=0, candidates=9), measure_next=2) == 0
+    calibrate(table(tmp_path / "runs.csv", measured=0, candidates=9), measure_next=2)
     answer = json.loads(capsys.readouterr().out)
     assert answer["calibration"] is None
     assert len(answer["measure_next"]) == 2
@@ -88,7 +87,7 @@ def test_every_run_is_listed_as_measured_as_predicted_and_as_predicted_now(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path / "runs.csv", measured=6)
-    assert calibrate(path) == 0
+    calibrate(path)
     found = json.loads(capsys.readouterr().out)["runs"]
     measured = {run.run_id: run.measured.step_time_s for run in read_runs(path)}
     assert {one["run"]: one["measured_step_time_s"] for one in found} == measured
@@ -97,7 +96,7 @@ def test_every_run_is_listed_as_measured_as_predicted_and_as_predicted_now(
         for one in found
     ]
     assert sum(one["step_time_s"] for one in off) < sum(one["uncalibrated_step_time_s"] for one in off)
-    assert calibrate(path, as_json=False) == 0
+    calibrate(path, json_output=False)
     heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     assert heading.split() == ["run", "measured", "predicted", "off", "by", "predicted", "now", "off", "by"]
 
@@ -106,11 +105,9 @@ def test_runs_that_scatter_more_than_the_catalogs_are_reported_with_both_figures
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path / "runs.csv", measured=8)
-    assert calibrate(path, as_json=False) == 0
+    calibrate(path, json_output=False)
     assert "scatter" not in capsys.readouterr().out
-    assert (
-        calibrate(shaken(path, 0.2), as_json=False) == 0
-    )  # every second run takes 1.5 times its neighbour
+    calibrate(shaken(path, 0.2), json_output=False)  # every second run takes 1.5 times its neighbour
     said = " ".join(capsys.readouterr().out.split())
     these, usual = (
         float(said.partition(words)[2].partition("%")[0])
@@ -131,7 +128,7 @@ def test_as_few_runs_as_the_guide_has_are_reported_where_they_scatter(
     apart = [f"{kept},{float(step_s) * by}" for (kept, _, step_s), by in zip(timed, factors, strict=True)]
     for runs, reported in ((rows, False), (apart, True)):
         path.write_text("\n".join([head, *runs]) + "\n", encoding="utf-8")
-        assert calibrate(path, as_json=False) == 0
+        calibrate(path, json_output=False)
         assert ("these runs scatter by" in capsys.readouterr().out) is reported
 
 
@@ -195,7 +192,7 @@ def test_a_peak_that_no_number_holds_writes_no_nan(tmp_path: Path) -> None:
         writer = csv.DictWriter(handle, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert calibrate(path, out=out) == 0
+    calibrate(path, out=out)
     written = json.loads(out.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert written["num_runs"] == 2
     problem = replace(a_problem(), launcher="torchtitan")

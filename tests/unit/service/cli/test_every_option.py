@@ -279,7 +279,7 @@ COMMANDS = {
         "file": Case("shorter.json", instead="fleet.json"),
         "--running": "running.json",
         "--skip-impossible": Case(base="impossible.json --json"),
-        "--effort": Case("1e9", refused="is too high"),
+        "--effort": Case("1e9", refused="less than or equal to 3600"),
         "--seed": Case("--seed -1", refused="greater than or equal to 0"),
         "--profile": "mine.json",
         "--out": "starts",

@@ -15,10 +15,10 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.calibration import read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli import saved_plans as kept
-from meshwright.service.cli.calibrate import run_calibrate
+from meshwright.service.cli.calibrate import calibrate_command
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.import_file import ImportRequest, run_import
-from meshwright.service.cli.predict import run_predict_plan
+from meshwright.service.cli.predict import predict_command
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.measured import measured_lines
@@ -80,7 +80,7 @@ def imported(folder: Path, log: Path, **options: object) -> Path:
 
 def calibrated(table: Path) -> Path:
     out = table.with_name("ours.json")
-    assert run_calibrate(table, cluster=None, out=out, measure_next=0, as_json=True) == 0
+    calibrate_command(table, out=out, json_output=True)
     return out
 
 
@@ -119,7 +119,7 @@ def test_a_plan_is_priced_anew_under_a_profile_by_its_answer(
     answer = saved(tmp_path)
     profile = calibrated(imported(tmp_path, logged(tmp_path, 1.2 * expected_s(PROBLEM, PLAN))))
     capsys.readouterr()
-    assert run_predict_plan(str(answer), as_json=True, calibration=[profile]) == 0
+    predict_command({}, plan=str(answer), profile=[profile], json_output=True)
     found = json.loads(capsys.readouterr().out)
     assert found["plan_id"] == PLAN.plan_id
     assert found["step_time_s_when_found"] == PLAN.prediction.step_time_s

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.export import write_export
-from meshwright.service.cli.report import ReportRequest, run_report
+from meshwright.service.cli.report import report
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.jobs.answers import answer_document
 from tests.builders import a_problem, an_infeasible_answer
@@ -24,7 +24,7 @@ def answer_file(tmp_path: Path) -> Path:
 
 def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    run_report(ReportRequest(name="", source=answer_file, rank=2), out=out, open_it=False, timeline=None)
+    report(source=answer_file, rank=2, what_if="none", out=out)
     page = Page(out.read_text())
     chosen = [one["id"] for one in page.all("article") if "chosen" in one["class"]]
     assert chosen == [f"plan-{small_answer()[1].plans[1].plan_id}"]
@@ -32,21 +32,14 @@ def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> N
 
 def test_a_rank_that_is_not_there_is_refused(answer_file: Path) -> None:
     with pytest.raises(InvalidProblemError, match="3 plans, none of rank 9"):
-        run_report(
-            ReportRequest(name="", source=answer_file, rank=9), out=None, open_it=False, timeline=None
-        )
+        report(source=answer_file, rank=9)
 
 
 def test_the_answer_that_export_writes_has_a_report_of_its_plan(answer_file: Path, tmp_path: Path) -> None:
     chosen = plan_of_file(answer_file, 2)
     write_export(chosen, launcher=None, save_dir=tmp_path / "run", force=False)
     out = tmp_path / "report.html"
-    run_report(
-        ReportRequest(name="", source=tmp_path / "run" / "answer.json"),
-        out=out,
-        open_it=False,
-        timeline=None,
-    )
+    report(source=tmp_path / "run" / "answer.json", what_if="none", out=out)
     assert [one["id"] for one in Page(out.read_text()).all("article")] == [f"plan-{chosen.plan.plan_id}"]
 
 
@@ -55,24 +48,23 @@ def test_a_plan_without_its_search_says_which_file_has_it(answer_file: Path, tmp
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps({"plans": document["plans"], "problem": document["problem"]}))
     with pytest.raises(InvalidProblemError, match=r"export it again, or give plan's answer\.json"):
-        run_report(ReportRequest(name="", source=bare), out=None, open_it=False, timeline=None)
+        report(source=bare)
 
 
 def test_a_timeline_is_written_for_perfetto(answer_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
-    run_report(ReportRequest(name="", source=answer_file), out=None, open_it=False, timeline=file)
+    report(source=answer_file, timeline=file)
     assert json.loads(file.read_text())["traceEvents"]
 
 
 def test_an_answer_without_plans_has_a_report(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     path.write_text(json.dumps(answer_document(an_infeasible_answer(), a_problem())))
-    wanted, out = ReportRequest(name="", source=path), tmp_path / "report.html"
-    run_report(wanted, out=out, open_it=False, timeline=None)
+    out = tmp_path / "report.html"
+    report(source=path, out=out)
     assert "nothing fits" in out.read_text()
 
 
 def test_a_file_that_cannot_be_written_is_said(answer_file: Path, tmp_path: Path) -> None:
-    wanted = ReportRequest(name="", source=answer_file)
     with pytest.raises(InvalidProblemError, match="--out"):
-        run_report(wanted, out=tmp_path / "no" / "such" / "folder.html", open_it=False, timeline=None)
+        report(source=answer_file, what_if="none", out=tmp_path / "no" / "such" / "folder.html")

@@ -252,7 +252,7 @@ def test_a_file_that_is_no_answer_is_refused(tmp_path: Path, document: object) -
     source = tmp_path / "result.json"
     source.write_text(json.dumps(document))
     with pytest.raises(InvalidProblemError):
-        kept.plan_of_file(source, 1)
+        _ = kept.plan_of_file(source, 1).plan
 
 
 def test_a_verdict_stays_in_its_folder_whatever_id_a_file_gives_its_plan(
