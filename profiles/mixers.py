@@ -21,12 +21,11 @@ of all such layers of a model; ``MixerSpec`` alone distinguishes the kinds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model_parts import Limits, refuse_out_of_range
+from meshwright.profiles.model_parts import Checked, Exclusion, Limits
 
 MixerKind = Literal[
     "gated_delta_net",
@@ -75,11 +74,14 @@ _STATE_PRODUCTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixerSpec:
+class MixerSpec(Checked):
     """The layers of a model that have a mixer with a state, and its sizes.
 
     Every ``attention_every``-th layer, or each of ``attention_layers``, attends instead.
     """
+
+    POINTER = "/model/mixer"
+    LIMITS = MIXER_LIMITS
 
     kind: MixerKind
     num_heads: int  # of values; each has a state of key_head_dim by value_head_dim
@@ -102,53 +104,33 @@ class MixerSpec:
     attention_every: int = 0  # 0: none by this rule
     attention_layers: tuple[int, ...] = ()  # counted from 0, where they are not every n-th
 
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range, and heads that do not share keys evenly.
-
-        Raises:
-            InvalidProblemError: a size is out of range, or two contradict each other.
-        """
-        refuse_out_of_range(self, "/model/mixer", MIXER_LIMITS)
-        if self.num_heads % self.num_key_heads:
-            raise InvalidProblemError.of(
-                "/model/mixer/num_key_heads",
-                f"{self.num_key_heads} does not divide num_heads = {self.num_heads}",
-                allowed="a divisor of num_heads",
-            )
-        self._refuse_sizes_of_other_kinds()
-        if self.attention_every and self.attention_layers:
-            raise InvalidProblemError.of("/model/mixer/attention_layers", "contradicts attention_every")
-
-    def _refuse_sizes_of_other_kinds(self) -> None:
-        selective = self.kind == "mamba1"
-        if selective != bool(self.time_step_rank):
-            why = "is required: mamba1 projects its time steps" if selective else "applies to mamba1 only"
-            raise InvalidProblemError.of("/model/mixer/time_step_rank", why)
-        if self.gate_rank and self.kind != "kimi_delta_attention":
-            raise InvalidProblemError.of("/model/mixer/gate_rank", "applies to kimi_delta_attention only")
-        if self.inner_norms and self.kind != "mamba1":
-            raise InvalidProblemError.of("/model/mixer/inner_norms", "applies to mamba1 only")
-        for name, stated in (
-            ("output_norm", not self.output_norm),
-            ("with_attention", self.with_attention),
+    def exclusions(self) -> Iterator[Exclusion]:
+        """Yield heads that do not share keys evenly, and sizes that only other kinds have."""
+        kind, every, listed = self.kind, self.attention_every, self.attention_layers
+        heads, keys = self.num_heads, self.num_key_heads
+        why = f"{keys} does not divide num_heads = {heads}"
+        yield Exclusion("num_key_heads", heads % keys, why, "a divisor of num_heads")
+        selective = kind == "mamba1"
+        why = "is required: mamba1 projects its time steps" if selective else "applies to mamba1 only"
+        yield Exclusion("time_step_rank", selective != bool(self.time_step_rank), why)
+        for name, stated, only in (
+            ("gate_rank", self.gate_rank, "kimi_delta_attention"),
+            ("inner_norms", self.inner_norms, "mamba1"),
+            ("output_norm", not self.output_norm, "mamba2"),
+            ("with_attention", self.with_attention, "mamba2"),
         ):
-            if stated and self.kind != "mamba2":
-                raise InvalidProblemError.of(f"/model/mixer/{name}", "applies to mamba2 only")
-        if self.with_attention and (self.attention_every or self.attention_layers):
-            name = "attention_every" if self.attention_every else "attention_layers"
-            raise InvalidProblemError.of(f"/model/mixer/{name}", "contradicts with_attention")
-        if (self.kind == "lightning_attention") != (self.convolution == 0):
-            why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
-            near = ("0", "0") if self.kind == "lightning_attention" else ("1 to 1024", "4")
-            raise InvalidProblemError.of("/model/mixer/convolution", why, allowed=near[0], nearest=near[1])
+            yield Exclusion(name, stated and kind != only, f"applies to {only} only")
+        both = self.with_attention
+        yield Exclusion("attention_every", both and every, "contradicts with_attention")
+        yield Exclusion("attention_layers", both and listed, "contradicts with_attention")
+        without = kind == "lightning_attention"
+        why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
+        near = ("0", "0") if without else ("1 to 1024", "4")
+        yield Exclusion("convolution", without != (self.convolution == 0), why, *near)
         for name, value, why in self._sizes_of_kind():
-            if getattr(self, name) != value:
-                raise InvalidProblemError.of(
-                    f"/model/mixer/{name}",
-                    f"{getattr(self, name)}: {why}",
-                    allowed=str(value),
-                    nearest=str(value),
-                )
+            own, only = getattr(self, name), str(value)
+            yield Exclusion(name, own != value, f"{own}: {why}", only, only)
+        yield Exclusion("attention_layers", every and listed, "contradicts attention_every")
 
     def _sizes_of_kind(self) -> tuple[tuple[str, int, str], ...]:
         """Return the only value that a size of this kind may have, and why."""

@@ -10,7 +10,7 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -19,16 +19,17 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
+    Checked,
     DiffusionSpec,
+    Exclusion,
     IndexerSpec,
     LocalAttention,
     MlaSpec,
     MoeSpec,
     RotaryScaling,
     StreamsSpec,
-    refuse_contradictions,
-    refuse_out_of_range,
 )
+from meshwright.profiles.model_rules import exclusions_of
 from meshwright.profiles.sequences import Documents
 from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
 
@@ -71,8 +72,11 @@ class LayerShape(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Checked):
     """The shape of one decoder-only transformer."""
+
+    POINTER = "/model"
+    LIMITS = MODEL_LIMITS
 
     name: str
     num_layers: int  # transformer layers, the multi-token-prediction ones not counted
@@ -166,20 +170,9 @@ class ModelSpec:
     source: str = ""
     display_name: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse sizes that no transformer can have.
-
-        Raises:
-            InvalidProblemError: a size is out of range, or two sizes contradict each other.
-        """
-        refuse_out_of_range(self, "/model", MODEL_LIMITS)
-        if self.num_attention_heads % self.num_kv_heads:
-            raise InvalidProblemError.of(
-                "/model/num_kv_heads",
-                f"{self.num_kv_heads} does not divide num_attention_heads = {self.num_attention_heads}",
-                allowed="a divisor of num_attention_heads",
-            )
-        refuse_contradictions(self)
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield the facts that others rule out."""
+        return exclusions_of(self)
 
     @cached_property
     def mlp_activation(self) -> Activation:

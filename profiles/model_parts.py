@@ -6,9 +6,9 @@ Experts, latent attention, its indexer, scaled rotary positions: every field is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 
@@ -107,28 +107,51 @@ ROTARY_SCALING_LIMITS: Limits = {
 }
 
 
-def refuse_out_of_range(spec: object, pointer: str, limits: Limits) -> None:
-    """Check the numbers of a dataclass; fields that are None pass.
+class Exclusion(NamedTuple):
+    """A fact that others rule out."""
 
-    Raises:
-        InvalidProblemError: fields that are not numbers (not integers, if the limits are integers) or lie
-        outside their limits.
-    """
-    errors = []
-    for name, (low, high) in limits.items():
-        value = getattr(spec, name)
-        if value is None:
-            continue
-        whole = isinstance(low, int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            message = "must be a whole number" if whole else "must be a number"
-            errors.append(FieldError(pointer=f"{pointer}/{name}", message=message))
-        elif not low <= value <= high:
-            allowed = f"{low} to {high}"
-            message = f"{value if abs(value) < 10**20 else 'the value'} is out of range"
-            errors.append(FieldError(pointer=f"{pointer}/{name}", message=message, allowed=allowed))
-    if errors:
-        raise InvalidProblemError(errors)
+    name: str  # of the field, below the part
+    holds: object  # true where it is so
+    why: str
+    allowed: str | None = None
+    nearest: str | None = None
+
+
+class Checked:
+    """A dataclass of facts; it refuses sizes out of range, and facts that others rule out."""
+
+    __slots__ = ()
+    POINTER: ClassVar[str]
+    LIMITS: ClassVar[Limits]
+
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield the facts that others rule out, once all sizes are in range."""
+        return ()
+
+    def __post_init__(self) -> None:
+        """Check the numbers, then the facts against each other; fields that are None pass.
+
+        Raises:
+            InvalidProblemError: fields that are not numbers (not integers, if the limits are integers) or
+                lie outside their limits, or the first exclusion that holds.
+        """
+        errors = []
+        for name, (low, high) in self.LIMITS.items():
+            value, pointer, whole = getattr(self, name), f"{self.POINTER}/{name}", isinstance(low, int)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                message = "must be a whole number" if whole else "must be a number"
+                errors.append(FieldError(pointer=pointer, message=message))
+            elif not low <= value <= high:
+                message = f"{value if abs(value) < 10**20 else 'the value'} is out of range"
+                errors.append(FieldError(pointer=pointer, message=message, allowed=f"{low} to {high}"))
+        if errors:
+            raise InvalidProblemError(errors)
+        for one in self.exclusions():
+            if one.holds:
+                pointer = f"{self.POINTER}/{one.name}".rstrip("/")
+                raise InvalidProblemError.of(pointer, one.why, allowed=one.allowed, nearest=one.nearest)
 
 
 # Proportional: frequencies are those of the whole head, of which a part is rotated (Gemma 4).
@@ -143,8 +166,11 @@ ExpertAdapters = Literal["gate_up", "w1_w3", "linear", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
+class MoeSpec(Checked):
     """The mixture-of-experts part of a model."""
+
+    POINTER = "/model/moe"
+    LIMITS = MOE_LIMITS
 
     num_experts: int  # routed experts per MoE layer
     top_k: int  # routed experts each token visits
@@ -174,44 +200,36 @@ class MoeSpec:
     expert_adapters: ExpertAdapters = "gate_up"
     linear_router: bool = False  # it is a linear layer, which can have adapters
 
-    def __post_init__(self) -> None:
-        """Refuse experts that cannot be routed to.
-
-        Raises:
-            InvalidProblemError: a size is out of range, top_k exceeds the experts, or shared
-                experts are counted without a width (or the reverse).
-        """
-        refuse_out_of_range(self, "/model/moe", MOE_LIMITS)
-        if self.top_k > self.num_experts:
-            raise InvalidProblemError.of(
-                "/model/moe/top_k",
-                f"{self.top_k} is more than num_experts = {self.num_experts}",
-                allowed=f"1 to {self.num_experts}",
-            )
-        if bool(self.num_shared_experts) != bool(self.shared_ffn_hidden_size):
-            raise InvalidProblemError.of(
-                "/model/moe/shared_ffn_hidden_size",
-                "num_shared_experts and shared_ffn_hidden_size are both positive or both 0",
-            )
-        if self.router_top_groups > self.router_groups:
-            raise InvalidProblemError.of(
-                "/model/moe/router_top_groups",
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield experts that cannot be routed to, and parts of experts that are not there."""
+        widths = "num_shared_experts and shared_ffn_hidden_size are both positive or both 0"
+        unshared, none = not self.num_shared_experts, "there are no shared experts"
+        return (
+            Exclusion(
+                "top_k", self.top_k > self.num_experts,
+                f"{self.top_k} is more than num_experts = {self.num_experts}", f"1 to {self.num_experts}",
+            ),
+            Exclusion("shared_ffn_hidden_size", unshared != (not self.shared_ffn_hidden_size), widths),
+            Exclusion(
+                "router_top_groups", self.router_top_groups > self.router_groups,
                 f"{self.router_top_groups} is more than router_groups = {self.router_groups}",
-                allowed=f"0 to {self.router_groups}",
-            )
-        if self.balanced_by_sequence and not self.balance_coefficient:
-            raise InvalidProblemError.of(
-                "/model/moe/balanced_by_sequence", "there is no loss: balance_coefficient is 0"
-            )
-        if self.norms_apart and not self.num_shared_experts:
-            raise InvalidProblemError.of("/model/moe/norms_apart", "there are no shared experts")
-        if self.shared_expert_gate and not self.num_shared_experts:
-            raise InvalidProblemError.of("/model/moe/shared_expert_gate", "there are no shared experts")
+                f"0 to {self.router_groups}",
+            ),
+            Exclusion(
+                "balanced_by_sequence", self.balanced_by_sequence and not self.balance_coefficient,
+                "there is no loss: balance_coefficient is 0",
+            ),
+            Exclusion("norms_apart", self.norms_apart and unshared, none),
+            Exclusion("shared_expert_gate", self.shared_expert_gate and unshared, none),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec:
+class MlaSpec(Checked):
     """Multi-head latent attention: low-rank queries and keys/values (DeepSeek-V2, section 2.1)."""
+
+    POINTER = "/model/mla"
+    LIMITS = MLA_LIMITS
 
     q_lora_rank: int  # 0: queries are projected directly
     kv_lora_rank: int
@@ -220,14 +238,6 @@ class MlaSpec:
     v_head_dim: int
     norms: bool = True  # RMSNorm of the low-rank queries and of the low-rank keys/values
     latent_bias: bool = False  # of the down-projections
-
-    def __post_init__(self) -> None:
-        """Refuse ranks and head sizes out of range.
-
-        Raises:
-            InvalidProblemError: a size is out of range.
-        """
-        refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
 
     def matrix_parameters(self, hidden_size: int, heads: int) -> int:
         """Return the weights of its projections, the output's included."""
@@ -261,7 +271,7 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerSpec:
+class IndexerSpec(Checked):
     """DeepSeek sparse attention: an indexer that chooses the keys of each query for latent attention.
 
     Its heads score every earlier token (``relu(q k)``, weighted by head and summed); attention then reads
@@ -270,18 +280,13 @@ class IndexerSpec:
     arXiv:2512.02556, section 2.1).
     """
 
+    POINTER = "/model/indexer"
+    LIMITS = INDEXER_LIMITS
+
     num_heads: int
     head_dim: int
     top_k: int  # tokens that attention reads of a longer sequence
     reusing_layers: tuple[int, ...] = ()  # counted from 0: they read what the last other one has chosen
-
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range.
-
-        Raises:
-            InvalidProblemError: a size is out of range.
-        """
-        refuse_out_of_range(self, "/model/indexer", INDEXER_LIMITS)
 
     def matrix_parameters(self, q_lora_rank: int, hidden_size: int) -> int:
         """Return the weights of its three projections."""
@@ -290,7 +295,7 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsSpec:
+class StreamsSpec(Checked):
     """Several hidden states of a token: each layer computes one and predicts the others (Gemma 3n).
 
     Alternating updates (arXiv:2301.13310) mix all streams before the layer, and correct them by what it
@@ -300,17 +305,12 @@ class StreamsSpec:
     ``Gemma3nTextDecoderLayer``, ``Gemma3nTextModel``).
     """
 
+    POINTER = "/model/streams"
+    LIMITS = STREAMS_LIMITS
+
     count: int
     low_rank: int
     sparse_layers: int = 0  # layers with an MLP gate cut at a quantile of its elements
-
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range.
-
-        Raises:
-            InvalidProblemError: a size is out of range.
-        """
-        refuse_out_of_range(self, "/model/streams", STREAMS_LIMITS)
 
     def layer_parameters(self, hidden_size: int) -> int:
         """Return the weights of one layer except its norms: coefficients, their products, a scale."""
@@ -336,7 +336,7 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusionSpec:
+class DiffusionSpec(Checked):
     """A diffusion transformer: layers over latent tokens, modulated by a time step, and no logits.
 
     Tokens are patches of latents, which the model's embedding and head project: the vocabulary size is the
@@ -348,6 +348,9 @@ class DiffusionSpec:
     computed beforehand.
     """
 
+    POINTER = "/model/diffusion"
+    LIMITS = DIFFUSION_LIMITS
+
     context_tokens: int = 0  # text tokens that every layer attends to; 0: no such attention
     two_stream_layers: int = 0  # leading layers with separate attention and MLP weights for text
     layer_weights: int = 0  # of a layer next to its attentions and MLP, applied once a sample: modulation
@@ -356,18 +359,11 @@ class DiffusionSpec:
     encoder_weights: int = 0  # of frozen text encoders that run in every step; every rank has them whole
     encoder_products: int = 0  # multiply-adds of their forward pass of one sample
 
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range, and text that is both read and part of the sequence.
-
-        Raises:
-            InvalidProblemError: a size is out of range, or two contradict each other.
-        """
-        refuse_out_of_range(self, "/model/diffusion", DIFFUSION_LIMITS)
-        if self.context_tokens and self.two_stream_layers:
-            why = "text is read by cross-attention (context_tokens) or part of the sequence, not both"
-            raise InvalidProblemError.of(
-                "/model/diffusion/two_stream_layers", why, allowed="0", nearest="0"
-            )
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield text that is both read and part of the sequence."""
+        why = "text is read by cross-attention (context_tokens) or part of the sequence, not both"
+        both = self.context_tokens and self.two_stream_layers
+        return (Exclusion("two_stream_layers", both, why, "0", "0"),)
 
 
 def num_streams(streams: StreamsSpec | None) -> int:
@@ -376,11 +372,14 @@ def num_streams(streams: StreamsSpec | None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAttention:
+class LocalAttention(Checked):
     """The attention of local layers where it differs from that of the others; None: no difference.
 
     The fields are those of ``ModelSpec``, which holds what the other layers have.
     """
+
+    POINTER = "/model/local_attention"
+    LIMITS = LOCAL_ATTENTION_LIMITS
 
     num_attention_heads: int | None = None
     num_kv_heads: int | None = None
@@ -389,15 +388,9 @@ class LocalAttention:
     keys_are_values: bool | None = None
     attention_sinks: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range, and an attention that does not differ.
-
-        Raises:
-            InvalidProblemError: a size is out of range, or nothing is stated.
-        """
-        refuse_out_of_range(self, "/model/local_attention", LOCAL_ATTENTION_LIMITS)
-        if not self.stated():
-            raise InvalidProblemError.of("/model/local_attention", "states nothing; leave it out")
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield an attention that does not differ."""
+        return (Exclusion("", not self.stated(), "states nothing; leave it out"),)
 
     def stated(self) -> dict[str, Any]:
         """Return the values that differ in local layers."""
@@ -406,8 +399,11 @@ class LocalAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
+class RotaryScaling(Checked):
     """The stretching of rotary frequencies; the names are those of Hugging Face ``rope_scaling``."""
+
+    POINTER = "/model/rotary_scaling"
+    LIMITS = ROTARY_SCALING_LIMITS
 
     kind: RotaryScalingKind
     factor: float
@@ -420,14 +416,6 @@ class RotaryScaling:
     mscale_all_dim: float | None = None  # yarn under latent attention
     truncate: bool = True  # yarn: the corrected frequencies end at whole dimensions
     attention_factor: float | None = None  # yarn: of the logits; None: 0.1 ln(factor) + 1, or by mscale
-
-    def __post_init__(self) -> None:
-        """Refuse factors out of range.
-
-        Raises:
-            InvalidProblemError: a factor is out of range.
-        """
-        refuse_out_of_range(self, "/model/rotary_scaling", ROTARY_SCALING_LIMITS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -450,260 +438,3 @@ def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
         return {"num_dense_layers": first, "frequency": distance}
     dense = tuple(layer for layer in range(first, num_layers) if layer not in layers)
     return {"num_dense_layers": first, "dense_layers": dense}
-
-
-# --------------------------------------------------------------------------------------------------
-# Facts that contradict one another.
-
-
-def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Check the parts against each other: leading dense layers, latent head size, learned positions."""
-    if model.moe and model.moe.num_dense_layers >= model.num_layers:
-        raise InvalidProblemError.of(
-            "/model/moe/num_dense_layers",
-            f"{model.moe.num_dense_layers} leaves none of the {model.num_layers} layers for experts",
-            allowed=f"0 to {model.num_layers - 1}",
-        )
-    if model.streams and model.streams.sparse_layers > model.num_layers:
-        raise InvalidProblemError.of(
-            "/model/streams/sparse_layers",
-            f"{model.streams.sparse_layers} is more than num_layers = {model.num_layers}",
-            allowed=f"0 to {model.num_layers}",
-            nearest=str(model.num_layers),
-        )
-    if model.mla and model.head_dim != model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim:
-        raise InvalidProblemError.of(
-            "/model/head_dim",
-            f"{model.head_dim} is not qk_nope_head_dim + qk_rope_head_dim",
-            nearest=str(model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim),
-        )
-    if model.learned_position_embeddings and model.max_position_embeddings is None:
-        raise InvalidProblemError.of(
-            "/model/max_position_embeddings", "is required with learned_position_embeddings"
-        )
-    kinds = ("learned_position_embeddings", "alibi_positions", "sinusoidal_positions")
-    stated = [name for name in kinds if getattr(model, name)]
-    if len(stated) > 1:
-        raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
-    _refuse_pattern_of_other_layers(model)
-    _refuse_unlike_layers_of_other_models(model)
-    _refuse_layers_that_are_none(model)
-    _refuse_local_attention_of_none(model)
-    _refuse_values_of_no_projection(model)
-    _refuse_keys_of_no_layer(model)
-    _refuse_choices_of_no_layer(model)
-    _refuse_mixer_of_no_layer(model)
-    _refuse_parts_of_language_models(model)
-    if model.shared_norm and not (model.parallel_residual and model.norm_position == "before"):
-        raise InvalidProblemError.of(
-            "/model/shared_norm", "needs parallel_residual, and norm_position before"
-        )
-    _refuse_biases_said_twice(model)
-    _refuse_gates_of_no_attention(model)
-    if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
-        raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
-    latent = ("qkv_bias", model.qkv_bias), ("query_key_norm", model.query_key_norm != "none")
-    for name in (name for name, there in latent if model.mla and there):
-        raise InvalidProblemError.of(
-            f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
-        )
-
-
-_NOT_IN_DIFFUSION = ("moe", "mla", "mixer", "tower", "layer_pattern", "sliding_window", "borrowing_layers",
-                     "streams", "indexer", "num_mtp_layers", "causal")  # fmt: skip
-
-
-def _refuse_parts_of_language_models(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse parts that no diffusion transformer has, and more layers of two streams than layers."""
-    if model.diffusion is None:
-        return
-    for name in (name for name in _NOT_IN_DIFFUSION if getattr(model, name)):
-        raise InvalidProblemError.of(f"/model/{name}", "is not priced in a diffusion transformer")
-    if model.diffusion.two_stream_layers > model.num_layers:
-        why = f"{model.diffusion.two_stream_layers} is more than num_layers = {model.num_layers}"
-        most = str(model.num_layers)
-        raise InvalidProblemError.of(
-            "/model/diffusion/two_stream_layers", why, allowed=f"0 to {most}", nearest=most
-        )
-
-
-def _refuse_gates_of_no_attention(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    if model.gate_bias and model.attention_gate == "none":
-        raise InvalidProblemError.of("/model/gate_bias", "needs attention_gate")
-    if model.gate_in_queries and (model.mla or model.attention_gate != "per_element"):
-        raise InvalidProblemError.of("/model/gate_in_queries", "needs attention_gate per_element, not mla")
-
-
-def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    if model.mlp_output_bias and (model.mlp_bias or model.moe):
-        why = "is that of dense MLPs which have no other (mlp_bias), in a model without experts"
-        raise InvalidProblemError.of("/model/mlp_output_bias", why)
-    if model.last_attention_bias and model.attention_output_bias:
-        raise InvalidProblemError.of("/model/last_attention_bias", "every layer has attention_output_bias")
-
-
-def _refuse_values_of_no_projection(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse values of their own size without a projection; latent attention has one for both."""
-    others = {
-        "value_head_dim": model.value_head_dim is not None,
-        "keys_are_values": model.keys_are_values,
-        "value_norm": model.value_norm,
-        "value_scale": model.value_scale != 1,
-    }
-    for name in (name for name, there in others.items() if model.mla and there):
-        raise InvalidProblemError.of(f"/model/{name}", "contradicts mla")
-    if model.keys_are_values and model.v_head_dim != model.head_dim:
-        raise InvalidProblemError.of("/model/value_head_dim", "contradicts keys_are_values")
-
-
-def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse lists of layers that the model does not have, or that repeat a rule of every n-th layer."""
-    for name, layers, rule in (
-        ("global_layers", model.global_layers, model.sliding_window_every == 1),
-        ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every == 0),
-        ("moe/dense_layers", model.moe.dense_layers if model.moe else (), True),
-        ("indexer/reusing_layers", model.indexer.reusing_layers if model.indexer else (), True),
-    ):
-        beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
-        if beyond:
-            raise InvalidProblemError.of(
-                f"/model/{name}", f"{beyond[0]} is not a layer", allowed=f"0 to {model.num_layers - 1}"
-            )
-        if layers and not rule:
-            raise InvalidProblemError.of(f"/model/{name}", "contradicts the rule of every n-th layer")
-    if model.moe and "moe" not in model.layer_kinds():
-        raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
-
-
-def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse an attention of local layers' own unless some layers are local, and none latent."""
-    if model.local_attention is None:
-        return
-    if len(set(model.local_layers())) == 1:
-        why = "needs local layers next to global ones: sliding_window, and every n-th or listed layers"
-        raise InvalidProblemError.of("/model/local_attention", why)
-    if model.mla:
-        raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
-    try:
-        model.attentions()  # checks the heads as of any model
-    except InvalidProblemError as error:
-        own = [
-            replace(one, pointer=one.pointer.replace("/model", "/model/local_attention", 1))
-            for one in error.errors
-        ]
-        raise InvalidProblemError(own) from None
-
-
-def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse borrowed keys without a layer to borrow them from, or in a layer with keys of its own."""
-    if model.borrowing_layers > model.num_layers:
-        raise InvalidProblemError.of(
-            "/model/borrowing_layers",
-            "more than there are layers",
-            allowed=f"0 to {model.num_layers - 1}",
-        )
-    local, own = model.local_layers(), model.num_layers - model.borrowing_layers
-    if own and not set(local[own:]) <= set(local[:own]):
-        why = f"no layer before the last {model.borrowing_layers} attends as one of them does"
-        raise InvalidProblemError.of("/model/borrowing_layers", why)
-    if model.borrowing_layers and model.mla:
-        raise InvalidProblemError.of("/model/borrowing_layers", "contradicts mla")
-    if model.borrowing_ffn_hidden_size and not model.borrowing_layers:
-        raise InvalidProblemError.of("/model/borrowing_ffn_hidden_size", "needs borrowing_layers")
-
-
-def _refuse_choices_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse an indexer without the queries' latent, and a reused choice that no layer before made."""
-    if model.indexer and not (model.mla and model.mla.q_lora_rank):
-        raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
-    if model.indexer and 0 in model.indexer.reusing_layers and model.chooser:
-        raise InvalidProblemError.of(
-            "/model/indexer/reusing_layers", "no layer has chosen before layer 0", allowed="1 and higher"
-        )
-
-
-_NOT_WITH_A_MIXER = (
-    "local_attention", "borrowing_layers", "indexer", "streams", "differential_attention", "value_norm",
-    "keys_are_values", "layer_embedding_size", "inner_norms", "attention_clip", "parallel_residual",
-)  # fmt: skip
-
-
-_NOT_WITH_A_PATTERN = ("sliding_window", "shared_norm", "inner_norms", "early_first_norm")
-_LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the model that they need
-
-
-def _refuse_pattern_of_other_layers(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse a pattern of another length, of unknown letters, or that does not fit the model's parts."""
-    pattern, pointer = model.layer_pattern, "/model/layer_pattern"
-    if not pattern:
-        return
-    wrong = next((letter for letter in pattern if letter not in "M*-E"), None)
-    if wrong is not None:
-        allowed = "M (mixer), * (attention), - (MLP), E (experts)"
-        raise InvalidProblemError.of(pointer, f"{wrong!r} is not a kind of layer", allowed=allowed)
-    if len(pattern) != model.num_layers:
-        why = f"{len(pattern)} letters for num_layers = {model.num_layers}"
-        raise InvalidProblemError.of(pointer, why, allowed=f"{model.num_layers} letters")
-    for letter, part in _LETTERS.items():
-        if (letter in pattern) != (getattr(model, part) is not None):
-            why = f"has {'a' if letter in pattern else 'no'} layer {letter}, and model.{part} is "
-            raise InvalidProblemError.of(pointer, why + ("missing" if letter in pattern else "stated"))
-    moe, mixer = model.moe, model.mixer
-    placed = moe and (moe.num_dense_layers, moe.frequency, moe.dense_layers) != (0, 1, ())
-    if placed or (mixer and (mixer.attention_every or mixer.attention_layers)):
-        name = "moe/num_dense_layers" if placed else "mixer/attention_every"
-        raise InvalidProblemError.of(f"/model/{name}", "layer_pattern states which layers these are")
-    named = [name for name in (*_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER) if getattr(model, name)]
-    named += [] if model.norm_position == "before" else ["norm_position"]
-    for name in named:
-        raise InvalidProblemError.of(f"/model/{name}", "is not priced in layers of one block")
-
-
-_NOT_WITH_UNLIKE_LAYERS = (
-    *_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER, "moe", "mla", "mixer", "tower", "diffusion", "layer_pattern",
-    "num_mtp_layers",
-)  # fmt: skip
-
-
-def _refuse_unlike_layers_of_other_models(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse sizes of another number of layers, layers of no block, and what is not priced with them."""
-    widths, heads, pointer = model.layer_ffn_sizes, model.layer_kv_heads, "/model/layer_kv_heads"
-    if not (widths or heads):
-        return
-    for name, sizes in (("layer_ffn_sizes", widths), ("layer_kv_heads", heads)):
-        if sizes and len(sizes) != model.num_layers:
-            why = f"{len(sizes)} sizes for num_layers = {model.num_layers}"
-            raise InvalidProblemError.of(f"/model/{name}", why, allowed=f"{model.num_layers} sizes")
-    empty = next(
-        (layer for layer, pair in enumerate(zip(widths, heads, strict=False)) if not any(pair)), None
-    )
-    if empty is not None:
-        raise InvalidProblemError.of(pointer, f"layer {empty} has neither attention nor an MLP")
-    wrong = next((each for each in heads if each and model.num_attention_heads % each), None)
-    if wrong is not None:
-        why = f"{wrong} does not divide num_attention_heads = {model.num_attention_heads}"
-        raise InvalidProblemError.of(pointer, why, allowed="0, or a divisor of num_attention_heads")
-    named = [name for name in _NOT_WITH_UNLIKE_LAYERS if getattr(model, name)]
-    named += [] if model.norm_position == "before" else ["norm_position"]
-    for name in named:
-        raise InvalidProblemError.of(f"/model/{name}", "is not priced where layers have unlike sizes")
-
-
-def _refuse_mixer_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Refuse a mixer that no layer has, listed layers that do not exist, and attention that it excludes."""
-    if model.mixer is None:
-        return
-    if model.mixer.with_attention and (model.layer_pattern or model.mla or model.moe):
-        name = next(one for one in ("layer_pattern", "mla", "moe") if getattr(model, one))
-        raise InvalidProblemError.of(f"/model/{name}", "is not priced where a mixer is next to attention")
-    beyond = [layer for layer in model.mixer.attention_layers if not 0 <= layer < model.num_layers]
-    if beyond:
-        raise InvalidProblemError.of(
-            "/model/mixer/attention_layers",
-            f"{beyond[0]} is not a layer",
-            allowed=f"0 to {model.num_layers - 1}",
-        )
-    if not model.mixer.with_attention and not any(model.mixing_layers()):
-        raise InvalidProblemError.of("/model/mixer", "every layer attends: no layer is left for the mixer")
-    for name in (name for name in _NOT_WITH_A_MIXER if getattr(model, name)):
-        raise InvalidProblemError.of(f"/model/{name}", "is not priced next to a mixer")

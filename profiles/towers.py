@@ -7,14 +7,14 @@ model (Liu et al. 2023, arXiv:2304.08485; Qwen2-VL, arXiv:2409.12191, section 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model_parts import Limits, refuse_out_of_range
+from meshwright.profiles.model_parts import Checked, Exclusion, Limits
 from meshwright.profiles.sequences import SequenceLengths
 
 TowerNorm = Literal["rmsnorm", "layernorm"]
@@ -57,8 +57,11 @@ class ImageLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerSpec:
+class TowerSpec(Checked):
     """A vision tower and its projector; every field is a fact that changes parameters, FLOPs or memory."""
+
+    POINTER = "/model/tower"
+    LIMITS = TOWER_LIMITS
 
     num_layers: int
     hidden_size: int
@@ -87,25 +90,19 @@ class TowerSpec:
     attention_output_bias: bool = True
     mlp_bias: bool = True
 
-    def __post_init__(self) -> None:
-        """Refuse sizes out of range, heads that do not divide the hidden size, and layers that are not.
-
-        Raises:
-            InvalidProblemError: a size is out of range, or two contradict each other.
-        """
-        refuse_out_of_range(self, "/model/tower", TOWER_LIMITS)
-        if self.hidden_size % self.num_attention_heads:
-            raise InvalidProblemError.of(
-                "/model/tower/num_attention_heads",
-                f"{self.num_attention_heads} does not divide hidden_size = {self.hidden_size}",
-                allowed="a divisor of hidden_size",
-            )
-        if any(layer >= self.num_layers for layer in self.global_layers):
-            raise InvalidProblemError.of(
-                "/model/tower/global_layers",
-                f"names a layer beyond num_layers = {self.num_layers}",
-                allowed=f"0 to {self.num_layers - 1}",
-            )
+    def exclusions(self) -> Iterable[Exclusion]:
+        """Yield heads that do not divide the hidden size, and layers that the tower does not have."""
+        hidden, heads, layers = self.hidden_size, self.num_attention_heads, self.num_layers
+        beyond = any(layer >= layers for layer in self.global_layers)
+        return (
+            Exclusion(
+                "num_attention_heads", hidden % heads, f"{heads} does not divide hidden_size = {hidden}",
+                "a divisor of hidden_size",
+            ),
+            Exclusion(
+                "global_layers", beyond, f"names a layer beyond num_layers = {layers}", f"0 to {layers - 1}"
+            ),
+        )  # fmt: skip
 
     @property
     def tile_tokens(self) -> int:
