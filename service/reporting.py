@@ -10,7 +10,7 @@ from math import inf, isclose
 from meshwright.launchers.registry import export
 from meshwright.profiles.errors import PlannerError, RefusedExportError
 from meshwright.profiles.profile import Profile
-from meshwright.service.report.document import Details, Document, Extras, document_of, prediction_document
+from meshwright.service.report.document import Details, Document, document_of, prediction_document
 from meshwright.service.report.page import render_prediction_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
@@ -55,15 +55,17 @@ def report_of(
     if left_out:
         answer = replace(answer, plans=_listed(answer.plans, wish))
     shown = _shown(answer.plans, wish)
-    extras = Extras(
-        details={plan.plan_id: details_of(plan, problem, profile) for plan in shown},
+    return document_of(
+        answer,
+        problem,
+        {plan.plan_id: details_of(plan, problem, profile) for plan in shown},
         what_if=what_ifs(problem, profile, answer, method=wish.what_if, budget_s=wish.what_if_budget_s),
         problem_json=json.dumps(problem_to_mapping(problem), indent=1, allow_nan=False),
         digest=digest_of(problem),
         left_out=left_out,
         verdicts=wish.verdicts,
+        chosen=wish.chosen,
     )
-    return document_of(answer, problem, extras, chosen=wish.chosen)
 
 
 def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:

@@ -209,13 +209,6 @@ class Settings(BaseSettings):
         return self.database_url.startswith("sqlite") if self.auto_migrate is None else self.auto_migrate
 
 
-def fault_of(fault: ValidationError) -> str:
-    """The first thing that is wrong with the settings, by name and without its value."""
-    first = fault.errors(include_url=False, include_input=False)[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
-    return f"{name}: {first['msg'].removeprefix('Value error, ')}"
-
-
 def as_markdown() -> str:
     """Every setting with its default and what it is for: docs/settings.md."""
     lines = [

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from pydantic import ValidationError
-
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import telemetry
 from meshwright.service.db import migrations
 from meshwright.service.db.database import DATABASE_AWAY, Database
@@ -30,7 +29,7 @@ from meshwright.service.jobs.queue import (
 )
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
-from meshwright.service.settings import Settings, fault_of
+from meshwright.service.settings import Settings, settings_with
 from meshwright.service.stores.verifications import Verifications
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.outage import OUTAGE
@@ -56,9 +55,9 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     arguments = _arguments(argv)
     given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value})
-    except ValidationError as fault:
-        raise SystemExit(f"error: {fault_of(fault)}") from None
+        settings = settings_with({name: value or None for name, value in given.items()})
+    except InvalidProblemError as fault:
+        raise SystemExit(f"error: {fault.errors[0].sentence()}") from None
     gc.freeze()  # what is loaded stays: no search looks through it for garbage
     telemetry.configure_logging(settings.log_format)
     telemetry.configure()

@@ -41,7 +41,7 @@ def upgrade(
 ) -> None:
     """Bring the schema to its newest revision; on PostgreSQL the service may keep running."""
     settings = settings_with({"database_url": database_url})
-    with _opened(settings) as database:
+    with opened(settings) as database:
         database.await_server(within_s=settings.database_wait_s, tell=lambda words: say_warnings([words]))
         migrations.upgrade(database)
         _tell_revision(database)
@@ -61,7 +61,7 @@ def downgrade(
     """
     settings = settings_with({"database_url": database_url})
     try:
-        with owned(sqlite_path(settings.database_url)), _opened(settings) as database:
+        with owned(sqlite_path(settings.database_url)), opened(settings) as database:
             migrations.downgrade(database, revision)
             _tell_revision(database)
     except ServerStartError as fault:
@@ -73,7 +73,7 @@ def check(
     database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
 ) -> None:
     """Report whether this version can serve the schema; exit 2 if not."""
-    with _opened(settings_with({"database_url": database_url})) as database:
+    with opened(settings_with({"database_url": database_url})) as database:
         found, fit = migrations.current(database), migrations.fit(database)
         if fit == "outdated":
             state = "empty" if found is None else f"at revision {found}"
@@ -84,7 +84,8 @@ def check(
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[Database]:
+def opened(settings: Settings) -> Iterator[Database]:
+    """Open the database of the settings; what it fails with becomes one sentence."""
     database = Database(settings.database_url)
     try:
         yield database
@@ -92,7 +93,7 @@ def _opened(settings: Settings) -> Iterator[Database]:
         raise DatabaseUnreachableError(f"the database cannot be reached: {fault}") from None
     except migrations.UnsupportedSchemaError as fault:
         raise DatabaseUnreachableError(str(fault)) from None
-    except SQLAlchemyError as fault:
+    except (SQLAlchemyError, OSError) as fault:
         raise DatabaseUnreachableError(f"the database cannot be used ({type(fault).__name__})") from None
     finally:
         database.close()
@@ -118,7 +119,7 @@ def delete_tenant(
     if not yes:
         message = f"is missing: all records of {shown(tenant)} would be deleted for good"
         raise InvalidProblemError.of("--yes", message)
-    with _opened(settings_with({"database_url": database_url})) as database:
+    with opened(settings_with({"database_url": database_url})) as database:
         migrations.require(database)
         try:
             gone = Deletion(database, actor="command line").tenant(tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
-from meshwright.service.cli.progress import cancellable
+from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import keep
 from meshwright.service.cli.terminal import (
     CANCELLED,
@@ -28,7 +29,7 @@ from meshwright.service.fleets.answer import fleet_document, plan_of, scheduled
 from meshwright.service.fleets.files import fleet_files
 from meshwright.service.fleets.planning import FleetResult, answered
 from meshwright.service.fleets.question import EFFORT, MAX_EFFORT
-from meshwright.service.fleets.request import FleetRequest, read_fleet
+from meshwright.service.fleets.request import read_fleet
 from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.fleet import fleet_page, left_out_lines, render_fleet
@@ -79,11 +80,15 @@ def fleet(
         check_folder(out, force=force, plan_id="", option="--out")
     with cancellable() as should_stop:
         limits = Limits(effort=effort, seed=seed, ended=should_stop)
-        line = _SearchLine(request)
+        line, number = ProgressLine(), count(1)
+
+        def searching(job: str, choice: NodeChoice) -> None:
+            line.rewrite(f"search {next(number)}: {job} on {choice.nodes} nodes")
+
         durations = PlannedDurations(
             jobs=request.problems, groups=request.cluster.group_named,
             profile_of=lambda problem: profile_for(problem, profile),
-            should_stop=should_stop, on_search=line.show,
+            should_stop=should_stop, on_search=searching,
         )  # fmt: skip
         found = answered(request, durations, limits, skip_impossible=skip_impossible)
         line.clear()
@@ -136,24 +141,3 @@ def _with_problem_file(job: object, folder: Path) -> object:
         return job
     problem = read_problem_file(folder / job["problem"])
     return {**job, "problem": {name: value for name, value in problem.items() if name != "cluster"}}
-
-
-class _SearchLine:
-    """Progress on stderr of a terminal: the job that is searched."""
-
-    def __init__(self, request: FleetRequest) -> None:
-        self.request, self.count = request, 0
-        self.alive = sys.stderr.isatty()
-
-    def show(self, job: str, choice: NodeChoice) -> None:
-        """Rewrite the line."""
-        self.count += 1
-        if self.alive:
-            sys.stderr.write(f"\r\x1b[2Ksearch {self.count}: {job} on {choice.nodes} nodes"[:80])
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Clear the line."""
-        if self.alive:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()

@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy.exc import SQLAlchemyError
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.auth.keys import Keys, NewKey
-from meshwright.service.cli.database import DatabaseUnreachableError
+from meshwright.service.cli.database import opened
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.db import migrations
-from meshwright.service.db.database import Database, sqlite_path
+from meshwright.service.db.database import sqlite_path
 from meshwright.service.db.key_records import KeyRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.settings import settings_with
@@ -101,19 +100,12 @@ def _keys(database_url: str | None) -> Iterator[Keys]:
     """The keys of a database; the schema of a SQLite file is brought up to date first."""
     settings = settings_with({"database_url": database_url})
     path = sqlite_path(settings.database_url)
-    database = Database(settings.database_url)
-    try:
+    with opened(settings) as database:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         if settings.migrates:
             migrations.upgrade(database)
         yield Keys(database, actor="command line")
-    except migrations.UnsupportedSchemaError as fault:
-        raise DatabaseUnreachableError(str(fault)) from None
-    except (SQLAlchemyError, OSError) as fault:
-        raise DatabaseUnreachableError(f"the keys cannot be reached ({type(fault).__name__})") from None
-    finally:
-        database.close()
 
 
 def _day(time_s: float) -> str:

@@ -16,7 +16,6 @@ from meshwright.solver.problem import Progress, ShouldStop
 
 PIPE_EVERY_S = 5.0
 _BAR = 12  # characters
-_ERASE = len("\r\x1b[2K")
 _STAGES = {
     "enumerating": "listing configurations",
     "bounding": "ruling out",
@@ -37,9 +36,7 @@ class ProgressLine:
     def show(self, progress: Progress) -> None:
         """Rewrite the line, or write one more if the last is old."""
         if self._alive:
-            room = shutil.get_terminal_size().columns - 1  # a line that wraps could not be taken away
-            sys.stderr.write(f"\r\x1b[2K{bar_of(progress)}{progress_words(progress)}"[: room + _ERASE])
-            sys.stderr.flush()
+            self.rewrite(f"{bar_of(progress)}{progress_words(progress)}")
             return
         self._written_s = min(self._written_s, progress.elapsed_s)  # the next search of a sweep starts anew
         if progress.elapsed_s - self._written_s >= PIPE_EVERY_S:
@@ -47,11 +44,16 @@ class ProgressLine:
             sys.stderr.write(f"{progress_words(progress)}\n")
             sys.stderr.flush()
 
+    def rewrite(self, text: str) -> None:
+        """Replace the line of a terminal; one that wraps could not be taken away."""
+        if self._alive:
+            room = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[2K{text[:room]}")
+            sys.stderr.flush()
+
     def clear(self) -> None:
         """Take the line away."""
-        if self._alive:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        self.rewrite("")
 
 
 def bar_of(progress: Progress) -> str:

@@ -20,6 +20,11 @@ def one_of(
     return None if row is None else kind(**row)
 
 
+def added_to(connection: Connection, kind: type[Record], insert: Executable) -> Record:
+    """Add a row, and return it as a record."""
+    return kind(**connection.execute(insert).mappings().one())
+
+
 def all_of(
     connection: Connection, kind: type[Record], query: Executable, given: Mapping[str, Any] | None = None
 ) -> list[Record]:

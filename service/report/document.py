@@ -7,6 +7,7 @@ and the live page fill the same templates from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.figures import percent
@@ -47,18 +48,6 @@ class Details:
     files: Mapping[str, str] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
     note: str = ""  # why something is missing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """The contents of a report in addition to the answer."""
-
-    details: Mapping[str, Details]  # by plan_id; plans that are shown in full
-    what_if: WhatIfs | None = None
-    problem_json: str = ""
-    digest: str = ""  # of the problem
-    left_out: bool = False  # plans behind those of the answer are not listed
-    verdicts: Mapping[str, str] = field(default_factory=dict)  # of launchers, by plan_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,39 +124,57 @@ def prediction_document(
     )
 
 
-def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str = "") -> Document:
+def document_of(
+    answer: Answer,
+    problem: Problem,
+    details: Mapping[str, Details],
+    *,
+    what_if: WhatIfs | None,
+    problem_json: str,
+    digest: str,
+    verdicts: Mapping[str, str],
+    chosen: str = "",
+    left_out: bool = False,
+) -> Document:
     """Return the report of an answer.
 
     Args:
         answer: the answer.
         problem: its problem.
-        extras: details computed for them.
+        details: of the plans that are shown in full, by plan_id.
+        what_if: changed questions with their answers.
+        problem_json: the canonical question.
+        digest: of the problem.
+        verdicts: of launchers on plans, by plan_id.
         chosen: the plan_id to show first; the best plan where it is empty.
+        left_out: plans behind those of the answer are not listed.
     """
     first = chosen or (answer.plans[0].plan_id if answer.plans else "")
-    shown = [plan for plan in answer.plans if plan.plan_id in extras.details]
+    shown = [plan for plan in answer.plans if plan.plan_id in details]
     most = max(MOST_PASSES // max(len(shown), 1), _LEAST_PASSES)
-    views = [_view(plan, problem, extras.details[plan.plan_id], most) for plan in shown]
+    views = [_view(plan, problem, details[plan.plan_id], most) for plan in shown]
     return Document(
         title=title_of(problem),
         question=question_of(problem),
         verdict=verdict_of(answer, problem),
-        built=built_words(answer.plans, extras.verdicts),
-        standings=_standings(answer, problem, extras) if answer.plans else None,
+        built=built_words(answer.plans, verdicts),
+        standings=_standings(answer, problem, details.keys(), left_out=left_out) if answer.plans else None,
         pareto=pareto_scatter(answer, first) if len(answer.plans) > 1 or answer.pareto else None,
         plans=tuple(views),
         chosen=first,
         comparison=comparison_of(answer, first),
-        what_if=extras.what_if,
-        provenance=facts_of(answer, problem, digest=extras.digest),
+        what_if=what_if,
+        provenance=facts_of(answer, problem, digest=digest),
         warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
-        problem_json=extras.problem_json,
+        problem_json=problem_json,
     )
 
 
-def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
-    found = standings_of(answer, problem, extras.details.keys())
-    if not extras.left_out:
+def _standings(
+    answer: Answer, problem: Problem, detailed: AbstractSet[str], *, left_out: bool
+) -> Standings:
+    found = standings_of(answer, problem, detailed)
+    if not left_out:
         return found
     return replace(found, note=f"{found.note} Plans behind #{answer.plans[-1].rank} are left out.")
 

@@ -28,7 +28,7 @@ from meshwright.profiles.reading import FieldReader
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
-from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.rows import added_to, all_of, one_of
 from meshwright.service.db.tables import definitions
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
@@ -165,13 +165,9 @@ class Definitions:
             last = select(func.coalesce(func.max(definitions.c.version), 0) + 1)
             last = last.where(*_own(tenant, kind), definitions.c.name == name)
             values = {"version": last.scalar_subquery(), "document": document, "created_at_s": now_s()}
-            connection.execute(
-                insert(definitions).values(tenant=tenant, kind=kind, name=name, **values)
-            )  # IntegrityError if another request did at the same time: ``settled`` tries again
-            added = _found(connection, tenant, kind, name, None)
-        if added is None:
-            raise NotFoundError(f"the {kind} was deleted while it was stored")
-        return added, True
+            new = insert(definitions).values(tenant=tenant, kind=kind, name=name, **values)
+            # IntegrityError if another request did at the same time: ``settled`` tries again
+            return added_to(connection, DefinitionRecord, new.returning(*_RECORD)), True
 
     def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:
         part = body.get(kind)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, insert, select
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.records import is_identifier, required_job
-from meshwright.service.db.rows import all_of, newest_first, one_of
+from meshwright.service.db.rows import added_to, all_of, newest_first, one_of
 from meshwright.service.db.tables import replans
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
@@ -76,23 +76,18 @@ class Replans:
                 if found is not None:
                     return found
                 required_job(connection, tenant, job_id)
-                record_id = uuid.uuid4().hex
-                connection.execute(
-                    insert(replans).values(
-                        id=record_id, tenant=tenant, job_id=job_id, key_id=key_id, request=dict(body),
-                        answer=dict(answer), created_at_s=now_s(),
-                    )
+                row = insert(replans).values(
+                    id=uuid.uuid4().hex, tenant=tenant, job_id=job_id, key_id=key_id, request=dict(body),
+                    answer=dict(answer), created_at_s=now_s(),
                 )  # fmt: skip
+                record = added_to(connection, ReplanRecord, row.returning(*_RECORD))
                 newest = (replans.c.created_at_s.desc(), replans.c.id.desc())
                 own = select(replans.c.id).where(replans.c.job_id == job_id).order_by(*newest)
                 beyond = own.limit(MAX_REPLANS).offset(MAX_REPLANS)
                 connection.execute(delete(replans).where(replans.c.id.in_(beyond)))
                 if made is None:
-                    remember(connection, tenant, repeatable, subject=record_id)
-                found = _found(connection, tenant, job_id, record_id)
-            if found is None:
-                raise NotFoundError("the re-plan was deleted while it was stored")
-            return found
+                    remember(connection, tenant, repeatable, subject=record.id)
+                return record, answer
 
         return settled(store)
 

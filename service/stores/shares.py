@@ -19,7 +19,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
 from meshwright.service.db.records import JobRecord, required_job
-from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.rows import added_to, all_of, one_of
 from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
@@ -95,23 +95,19 @@ class ShareLinks:
                 if connection.execute(working).scalar_one() >= MAX_LINKS:
                     raise ConflictError(f"the job has {MAX_LINKS} links: revoke one first")
                 connection.execute(delete(share_links).where(_LINK.job_id == job_id, ~_WORKS))
-                connection.execute(
-                    insert(share_links).values(
-                        id=link_id, tenant=tenant, job_id=job_id, key_id=key_id,
-                        secret_sha256=hash_of(token), created_at_s=now_s(),
-                        expires_at_s=now_s() + days * DAY_S,
-                    )
+                link = insert(share_links).values(
+                    id=link_id, tenant=tenant, job_id=job_id, key_id=key_id,
+                    secret_sha256=hash_of(token), created_at_s=now_s(),
+                    expires_at_s=now_s() + days * DAY_S,
                 )  # fmt: skip
+                added = added_to(connection, ShareRecord, link.returning(*_RECORD))
                 note(
                     connection, tenant, actor=key_id or "local user", action="share.create",
                     subject=link_id, job=job_id, days=days,
                 )  # fmt: skip
                 if made is None:
                     remember(connection, tenant, repeatable, subject=link_id)
-                found = _found(connection, link_id)
-            if found is None:
-                raise NotFoundError("the link expired while it was stored")
-            return found[0], token
+                return added, token
 
         return settled(make)
 

@@ -74,7 +74,7 @@ def test_the_command_line_sends_the_key_of_its_environment(tmp_path: Path) -> No
         (["create", "--scope", "root"], "--scope: is not usable"),
         (["create", "--expires-in-days", "0"], "--expires-in-days: is not usable"),
         (["revoke", "none"], "there is no such key"),
-        (["list", "--database-url", "sqlite:////dev/null/x.db"], "the keys cannot be reached"),
+        (["list", "--database-url", "sqlite:////dev/null/x.db"], "the database cannot be used"),
     ],
 )
 def test_a_wrong_word_about_keys_is_one_line_and_exit_2(

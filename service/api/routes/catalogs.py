@@ -37,7 +37,7 @@ from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
 from meshwright.service.api.tags import tagged
 from meshwright.service.errors import NotFoundError
-from meshwright.service.jobs.pagination import decode_name, encode_token
+from meshwright.service.jobs.pagination import decode_token, encode_token
 from meshwright.service.stores.definitions import DefinitionRecord, Kind
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
@@ -62,7 +62,7 @@ TITLES: Mapping[Kind, str] = {"model": "model", "cluster": "cluster", "gpu": "GP
 
 def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
     """The catalog's and the tenant's entries together, by name."""
-    after = decode_name(token) if token else ""
+    after = decode_token(token, str)[0] if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
     found: dict[str, Mapping[str, Any]] = {
         name: _entry(kind, name) for name in _NAMES[kind]() if name > after

@@ -113,7 +113,7 @@ def export_plan(
     launcher: LauncherQuery = None,
 ) -> ExportView:
     """The files that start this plan under a launcher and a scheduler."""
-    chosen, bundle = _exported(jobs, tenant, plan_id, launcher, start)
+    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
     return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
 
 
@@ -134,16 +134,17 @@ def export_file(
     launcher: LauncherQuery = None,
 ) -> PlainTextResponse:
     """One of the files that start this plan, by its name, as text."""
-    chosen, bundle = _exported(jobs, tenant, plan_id, launcher, start)
+    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
     text = bundle.files.get(name)
     if text is None:
         raise NotFoundError(f"{chosen} has no such file; there are {', '.join(bundle.files)}")
     return PlainTextResponse(text)
 
 
-def _exported(
+def exported_plan(
     jobs: Jobs, tenant: str, plan_id: str, launcher: str | None, start: Start
 ) -> tuple[str, ExportBundle]:
+    """Return the launcher of a stored plan, and its launch files; errors as ``exported``."""
     job, body = jobs.plan(tenant, plan_id)
     problem = parse_problem(job.request)
     chosen = launcher or problem.launcher

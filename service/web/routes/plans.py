@@ -12,12 +12,11 @@ from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.schedulers import SCHEDULERS, Start
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
-from meshwright.service.api.routes.plans import StartDep, exported
+from meshwright.service.api.routes.plans import StartDep, exported, exported_plan
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_of
-from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
@@ -118,12 +117,12 @@ def download_all(
     plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep, start: StartDep
 ) -> Response:
     """All launch files in one zip."""
-    files = _files(jobs, tenant, plan_id, launcher, start)
+    _, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
     headers = {
         **HEADERS,
         "Content-Disposition": f'attachment; filename="{launcher}-{plan_id[:8]}.zip"',
     }
-    return Response(zipped(files), media_type="application/zip", headers=headers)
+    return Response(zipped(bundle.files), media_type="application/zip", headers=headers)
 
 
 @router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])
@@ -131,17 +130,12 @@ def download(
     plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: TenantDep, *, start: StartDep
 ) -> Response:
     """One launch file, to be saved."""
-    text = _files(jobs, tenant, plan_id, launcher, start).get(name)
+    text = exported_plan(jobs, tenant, plan_id, launcher, start)[1].files.get(name)
     if text is None:
         raise NotFoundError("there is no such file")
     saved = "".join(char for char in name.rpartition("/")[2] if char.isalnum() or char in "._-")
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{saved}"'}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
-
-
-def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str, start: Start) -> dict[str, str]:
-    job, body = jobs.plan(tenant, plan_id)
-    return exported(plan_from_json(body), problem_of(job), launcher, start).files
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
