@@ -107,7 +107,7 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 def _most_layers(rows: Rows, pp: int) -> IntArray:
     """Return the layers that fit on each rank in its lightest chunks, (n, pp); -1 if too few fit.
 
-    Rows have one chunk a rank, or several, not as many each.
+    Rows have one chunk a rank, on up to pp ranks, or several on pp ranks, not as many each.
     """
     width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
     held = held_by_rank(rows, pp, width)
@@ -145,16 +145,20 @@ def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: 
 
 
 def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
-    """Yield (pp, rows of that many ranks), one chunk a rank or several; few enough for the cache."""
-    keys = rows.p * 2 + (rows.v > 1)
-    order = np.lexsort((rows.v, keys))
+    """Yield (pp, rows of up to so many ranks with one chunk each, or of so many with several).
+
+    They are few enough for the cache.
+    """
+    keys = np.where(rows.v > 1, rows.p, 0)
+    order = np.lexsort((rows.v, rows.p, keys))
     for index in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
         for start in range(0, len(index), _TOGETHER):
-            yield int(rows.p[index[0]]), index[start : start + _TOGETHER]
+            some = index[start : start + _TOGETHER]
+            yield int(rows.p[some[-1]]), some
 
 
 def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
-    """Yield rows of as many ranks with their caps, a few at a time.
+    """Yield rows of similar shape with their caps, a few at a time; absent ranks hold 0.
 
     Of all ways to lay a number of layers out over a rank's chunks the lightest counts; its memory grows
     with the number of layers, so that one number is the whole limit.
@@ -164,10 +168,11 @@ def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
         group = rows.take(index)
         low, high = (group.v * group.smallest_chunk)[:, None], _most_layers(group, pp)
         if not rows.uneven_stages:
-            each, rest = np.divmod(rows.layout.num_layers, pp * group.v)
+            each, rest = np.divmod(rows.layout.num_layers, group.p * group.v)
             low = (group.v * each)[:, None]
             high = np.minimum(high, np.where(rest > 0, -1, group.v * each)[:, None])
-        yield index, Caps(least=np.broadcast_to(low, high.shape), most=high)
+        there = np.arange(pp) < group.p[:, None]
+        yield index, Caps(least=np.where(there, low, 0), most=np.where(there, high, 0))
 
 
 def layer_caps(rows: Rows) -> Caps:

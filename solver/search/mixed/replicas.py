@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -124,7 +125,7 @@ class Share:
     objective_s: float
 
 
-@dataclass(slots=True)
+@dataclass
 class GroupShares:
     """Least step of one group by its number of sequences."""
 
@@ -139,7 +140,6 @@ class GroupShares:
     objective_s: FloatArray  # (batch + 1,) no closed form of any option is less
     rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
     group: int
-    counted: bool  # prices depend on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
 
     @classmethod
@@ -159,7 +159,6 @@ class GroupShares:
         least = np.full(batch + 1, np.inf)
         shares = cls(
             fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules, group,
-            _counts_micro_batches(fleet, group, options),
         )  # fmt: skip
         for size in np.unique(unit[unit <= batch]).tolist():
             every, m = np.flatnonzero(unit == size), np.arange(1, batch // size + 1)
@@ -186,6 +185,22 @@ class GroupShares:
         prices = self.options.prices
         ends = self.options.total_s[index] + (m - 1.0) * self.stage_s[index] + self.tail_s[index]
         return step_of_end_s(ends, prices.straggler[index], prices.fixed_s[index]) * _ROUNDING
+
+    @cached_property
+    def counted(self) -> bool:
+        """Return whether passes after the first micro-batch cost more, e.g. by adding up gradients."""
+        c, batch = self.options.columns, len(self.least_s) - 1
+        alike = np.stack([c.zero_stage, c.recompute, c.pipeline_parallel_size > 1], axis=1)
+        some = self.options.take(np.unique(alike, axis=0, return_index=True)[1])
+        many = replace(some.columns, num_microbatches=np.full(len(some), batch))
+        one, other = (
+            some.prices,
+            price(self.fleet.problems[self.group], many, self.fleet.profiles[self.group]),
+        )
+        return not all(
+            np.array_equal(getattr(one, name), getattr(other, name))
+            for name in ("forward_s", "backward_s", "transfer_s", "tail_s", "rank_tail_s", "fixed_s")
+        )
 
     @property
     def likely_s(self) -> FloatArray:
@@ -279,20 +294,6 @@ class GroupShares:
         if not able:
             self.bound_s[n] = np.nextafter(step_s, np.inf)
         return able
-
-
-def _counts_micro_batches(fleet: NodeGroups, group: int, options: Rows) -> bool:
-    """Return whether passes after the first micro-batch cost more, e.g. by adding up gradients."""
-    c = options.columns
-    alike = np.stack([c.zero_stage, c.recompute, c.pipeline_parallel_size > 1], axis=1)
-    some = np.unique(alike, axis=0, return_index=True)[1]
-    batch = np.full(len(some), fleet.problem.workload.global_batch_size)
-    many = replace(c.take(some), num_microbatches=batch)
-    one, other = options.prices.take(some), price(fleet.problems[group], many, fleet.profiles[group])
-    return not all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("forward_s", "backward_s", "transfer_s", "tail_s", "rank_tail_s", "fixed_s")
-    )
 
 
 def shares_of(fleet: NodeGroups, *, wide: bool = False) -> list[GroupShares]:
