@@ -30,11 +30,9 @@ from meshwright.solver.calibration.fit import (
     Left,
     Process,
     Runs,
-    Spread,
     fit,
     left_over,
     shared_spreads,
-    spread_of,
 )
 from meshwright.solver.calibration.measured import timed_record
 from meshwright.solver.calibration.observations import (
@@ -381,7 +379,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
             roughness=rough,
             shared=shared_spreads(),
         ),
-        _Quantity(widths=TIME_WIDTHS, prior=TIME_PROCESS, spread=spread_of("time")),
+        _Quantity(widths=TIME_WIDTHS, prior=TIME_PROCESS, name="time"),
     )
     return replace(part, findings=(*_in_milliseconds(measured - exact), *part.findings))
 
@@ -427,7 +425,7 @@ def _memory_part(observations: Sequence[Observation | None], profile_of: Profile
         _Quantity(
             widths=MEMORY_WIDTHS,
             prior=MEMORY_PROCESS,
-            spread=spread_of("memory"),
+            name="memory",
             words=("larger in memory", "smaller in memory"),
         ),
     )
@@ -472,7 +470,7 @@ def memory_observation(one: Observation, blind: Prediction | None) -> Observatio
 class _Quantity:
     widths: Mapping[str, float]
     prior: Process
-    spread: Spread
+    name: str  # time, memory
     words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
 
 
@@ -482,7 +480,7 @@ def _part(
     widths = quantity.widths
     box = Box.of(profile.constants, tuple(widths))
     found = fit(evaluate, runs, widths=widths, box=box, prior=quantity.prior)
-    left = left_over(found, quantity.spread)
+    left = left_over(found, quantity.name)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
     findings = contradictions(observed, runs.features, left.leave_one_out, words=quantity.words)
     findings += constants_at_bounds(profile.constants, offsets, widths)

@@ -416,16 +416,6 @@ _MOST = 4.0  # one run counts for no more than this many spreads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Spread of calibrated predictions, learnt from the open clusters."""
-
-    trend_length: float  # features; how far what constants leave open is alike
-    launch_noise: float  # growth of noise where all of a step depends on launches, over it
-    scale: float  # of the model's own spread, before any run of this cluster
-    scale_runs: float  # runs for which that scale counts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """Residual that the fit leaves over."""
 
@@ -442,35 +432,25 @@ def shared_spreads() -> tuple[float, float]:
     return float(shared["dense"]), float(shared["experts"])
 
 
-def spread_of(quantity: str) -> Spread:
-    """Return the spread of ``time`` or ``memory``."""
-    raw = catalog_spreads()[quantity]
-    return Spread(
-        trend_length=float(raw["trend_length"]),
-        launch_noise=float(raw.get("launch_noise", 0.0)),
-        scale=float(raw["scale"]),
-        scale_runs=float(raw["scale_runs"]),
-    )
-
-
-def left_over(found: Fit, spread: Spread) -> Left:
+def left_over(found: Fit, quantity: str) -> Left:
     """Return the residual process after the runs, its spread scaled by leaving one run out at a time.
 
     What the constants leave open between configurations is kept as a second, long kernel with the mean
-    variance that their priors give the runs.
+    variance that their priors give the runs. ``quantity`` is ``time`` or ``memory``.
     """
+    spread = catalog_spreads()[quantity]
     runs, process = found.runs, found.process
     constants, points = found.from_constants, runs.features
     trend = float(np.sqrt(np.diag(constants).mean()))
-    alike = trend**2 * np.exp(-0.5 * squared_distances(points, points) / spread.trend_length**2)
+    alike = trend**2 * np.exp(-0.5 * squared_distances(points, points) / spread["trend_length"] ** 2)
     precision = np.linalg.inv(alike + found.beside_constants)
     everything = np.linalg.inv(constants + found.beside_constants)
     errors = everything @ found.at_prior / np.diag(everything)
     left_open = np.maximum(1.0 / np.diag(everything) - found.noises**2, 0.0)
     expected = left_open + runs.noises**2
     ratios = errors**2 / expected
-    squares = float(np.minimum(ratios, _MOST**2).sum()) + spread.scale_runs * spread.scale**2
-    scale = float(np.sqrt(squares / (len(ratios) + spread.scale_runs)))
+    squares = float(np.minimum(ratios, _MOST**2).sum()) + spread["scale_runs"] * spread["scale"] ** 2
+    scale = float(np.sqrt(squares / (len(ratios) + spread["scale_runs"])))
     dense, experts = (float(np.clip(factor, -MAX_LOG, MAX_LOG)) for factor in found.factors)
     residual = Residual(
         points=_tuples(points),
@@ -480,8 +460,8 @@ def left_over(found: Fit, spread: Spread) -> Left:
         amplitude=process.amplitude,
         length=process.length,
         trend_amplitude=trend,
-        trend_length=spread.trend_length,
-        launch_noise=spread.launch_noise,
+        trend_length=spread["trend_length"],
+        launch_noise=spread.get("launch_noise", 0.0),
         precision=_tuples(np.asarray(precision)),
         noise=float(np.median(runs.noises / runs.roughness)),
         usual_noise=float(np.median(found.usual_noises / runs.roughness)),

@@ -299,31 +299,27 @@ def _pipelines(
         name = "" if group == EVERYWHERE else nodes.names[group]
         on[group] = PricedPipelines.of(*alone, list(asked.values()), group, name, with_spread=with_spread)
     rows = {group: {pair: row for row, pair in enumerate(asked)} for group, asked in meshes.items()}
-    hops, found = _Hops(nodes), list[Pipeline]()
+    between_s = cache(lambda one, other, sent: float(nodes.hop_s(one, other, np.array([sent]))[0]))
+    found = list[Pipeline]()
     for at, (config, some) in enumerate(zip(configs, places, strict=True)):
         here = [(on[group], rows[group][at, mesh.tensor_parallel_size]) for group, mesh in some]
         stages = tuple(
-            Stage(on=own, row=row, stage=number, hop_s=hops.beyond_s(before, (own, row)))
+            Stage(on=own, row=row, stage=number, hop_s=_hop_s(between_s, before, (own, row)))
             for number, (before, (own, row)) in enumerate(zip([here[0], *here[:-1]], here, strict=True))
         )
         found.append(Pipeline(config=config, stages=stages))
     return found
 
 
-class _Hops:
-    def __init__(self, nodes: NodeGroups) -> None:
-        self._nodes = nodes
-        self._known = dict[tuple[int, int, float], float]()
+_PricedStage = tuple[PricedPipelines, int]  # prices, and the row of them that is the stage's
 
-    def beyond_s(self, before: tuple[PricedPipelines, int], own: tuple[PricedPipelines, int]) -> float:
-        """Return how much longer a transfer from the stage before takes than one inside the group."""
-        if before[0].group == own[0].group:
-            return 0.0
-        sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
-        key = (before[0].group, own[0].group, sent)
-        if key not in self._known:
-            self._known[key] = float(self._nodes.hop_s(*key[:2], np.array([sent]))[0])
-        return self._known[key] - float(own[0].prices.transfer_s[own[1]])
+
+def _hop_s(between_s: Callable[[int, int, float], float], before: _PricedStage, own: _PricedStage) -> float:
+    """Return how much longer a transfer from the stage before takes than one inside the group."""
+    if before[0].group == own[0].group:
+        return 0.0
+    sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
+    return between_s(before[0].group, own[0].group, sent) - float(own[0].prices.transfer_s[own[1]])
 
 
 class StageTable:

@@ -10,7 +10,7 @@ runs that were left out (``benchmarks/fit_stacks.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -43,17 +43,6 @@ def _counted(profile: Profile) -> dict[str, str]:
     return {name: SHARES[name] for name in SHARES if name == "launch" or profile.residual is None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubts:
-    """Standard deviations, log, that add to a stack's own spread (as squares)."""
-
-    shares: Mapping[str, float]  # of the constant that each share depends on; times the share
-    unidentified_shares: Mapping[str, float]  # the same, of constants that no run of the stack shows
-    experts: float
-    unidentified_experts: float  # the same, of a stack without runs with experts
-    unmeasured_gpu: float
-
-
 @cache
 def catalog_spreads() -> dict[str, dict[str, float]]:
     """Return the catalog's spreads by what they belong to."""
@@ -63,16 +52,13 @@ def catalog_spreads() -> dict[str, dict[str, float]]:
     return spreads
 
 
-def doubts() -> Doubts:
-    """Return the doubts of the catalog."""
-    own = catalog_spreads()["uncalibrated"]
-    return Doubts(
-        shares={name: float(own[name]) for name in SHARES},
-        unidentified_shares={name: float(own[f"unidentified_{name}"]) for name in SHARES},
-        experts=float(own["experts"]),
-        unidentified_experts=float(own["unidentified_experts"]),
-        unmeasured_gpu=float(own["unmeasured_gpu"]),
-    )
+def doubts() -> Mapping[str, float]:
+    """Return the standard deviations, log, that add to a stack's own spread, as squares.
+
+    Those of ``SHARES`` count as much as the share does; those of constants that no run of the stack shows,
+    and of experts that none has, are ``unidentified_``.
+    """
+    return catalog_spreads()["uncalibrated"]
 
 
 def log_time_sigma(
@@ -98,11 +84,11 @@ def log_time_sigma(
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns), shares["launch"])
     known = doubts()
-    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile, known) + between(problem) ** 2
+    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile) + between(problem) ** 2
     variance = np.full(len(columns), whole)
     for name, share in shares.items():
-        unidentified = SHARES[name] in profile.unidentified
-        variance += ((known.unidentified_shares if unidentified else known.shares)[name] * share) ** 2
+        doubt = f"unidentified_{name}" if SHARES[name] in profile.unidentified else name
+        variance += (known[doubt] * share) ** 2
     return np.asarray(np.sqrt(variance))
 
 
@@ -113,7 +99,7 @@ def least_log_sigma(problem: Problem, profile: Profile) -> float:
     """
     if profile.residual is not None or profile.layers is not None:
         return 0.0
-    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile, doubts()) + between(problem) ** 2
+    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile) + between(problem) ** 2
     return float(np.sqrt(whole))
 
 
@@ -123,10 +109,11 @@ def between(problem: Problem) -> float:
     return float(catalog_spreads()["between"][kind])
 
 
-def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
+def _squared_doubts(problem: Problem, profile: Profile) -> float:
     """Return what the model and the GPU add to the variance of every configuration."""
-    experts = known.unidentified_experts if OF_EXPERTS in profile.unidentified else known.experts
-    unmeasured = 0.0 if profile.gpu_operators.measured else known.unmeasured_gpu
+    known = doubts()
+    experts = known["unidentified_experts" if OF_EXPERTS in profile.unidentified else "experts"]
+    unmeasured = 0.0 if profile.gpu_operators.measured else known["unmeasured_gpu"]
     borrowed = architectures_log_spread() if profile.borrowed else 0.0
     return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2 + borrowed**2
 

@@ -12,7 +12,6 @@ from meshwright.solver.calibration.fit import (
     fit,
     least_in_box,
     left_over,
-    spread_of,
 )
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.residuals import NUM_FEATURES
@@ -71,7 +70,7 @@ def fitted(runs: Runs, *, width: float = 0.3) -> Fit:
 
 def passed_on(found: Fit, place: float = -FAR) -> float:
     """What a configuration is told, log: constants, factor and residual."""
-    residual = left_over(found, spread_of("time")).residual
+    residual = left_over(found, "time").residual
     return float(found.offsets[0] + residual.log_factor(np.array([[place]]))[0])
 
 
@@ -97,7 +96,7 @@ def test_one_run_is_split_between_the_parts_by_their_variances() -> None:
 @pytest.mark.usefixtures("normal")
 def test_the_band_is_what_the_run_leaves_of_the_parts() -> None:
     # the same variances: of .09 the run itself leaves .09 - .09^2 / .1, and its noise comes back
-    residual = left_over(fitted(some_runs([0.3], [0.1]), width=0.4), spread_of("time")).residual
+    residual = left_over(fitted(some_runs([0.3], [0.1]), width=0.4), "time").residual
     scale2 = residual.scale**2
     sigma = residual.sigma(np.array([[0.0]]))
     assert sigma**2 / scale2 == pytest.approx(0.09 - 0.09**2 / 0.1 + 0.1**2)
@@ -130,7 +129,7 @@ def test_dense_runs_say_nothing_of_what_experts_have_in_common() -> None:
     dense, experts = np.zeros((1, NUM_FEATURES)), np.zeros((1, NUM_FEATURES))
     experts[0, EXPERTS_FEATURE] = FAR
     found = fitted(some_runs([0.3], [0.1], features=dense), width=1e-6)
-    residual = left_over(found, spread_of("time")).residual
+    residual = left_over(found, "time").residual
     assert residual.log_factor(dense)[0] > 0.2
     assert residual.log_factor(experts)[0] == 0.0
 
@@ -154,6 +153,6 @@ def test_one_run_that_took_twice_as_long_moves_others_by_less_than_it_moves_a_me
 def test_runs_that_scatter_more_than_usual_are_taken_for_noisier() -> None:
     scattered = [0.4, -0.35, 0.3, -0.45, 0.38, -0.3]
     calm, rough = (fitted(some_runs(y, [0.1] * 6)) for y in ([0.01] * 6, scattered))
-    noise = [left_over(one, spread_of("time")).residual.noise for one in (calm, rough)]
+    noise = [left_over(one, "time").residual.noise for one in (calm, rough)]
     assert noise[0] < 0.1 < noise[1]
-    assert left_over(rough, spread_of("time")).residual.usual_noise == 0.1
+    assert left_over(rough, "time").residual.usual_noise == 0.1

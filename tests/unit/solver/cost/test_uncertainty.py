@@ -64,9 +64,9 @@ def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launc
     unidentified = replace(told, unidentified=("floor_s",))
     sigmas = [log_time_sigma(problem, columns, splits, known)[0] for known in (told, unidentified)]
     share, known = shares(TINY)["launch"], doubts()
-    added = (known.unidentified_shares["launch"] ** 2 - known.shares["launch"] ** 2) * share**2
+    added = (known["unidentified_launch"] ** 2 - known["launch"] ** 2) * share**2
     assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
-    assert known.unidentified_shares["launch"] > 2.0 * known.shares["launch"]
+    assert known["unidentified_launch"] > 2.0 * known["launch"]
 
 
 def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> None:
@@ -80,8 +80,8 @@ def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> No
 
     told, unidentified = squares(a_moe_model())
     known = doubts()
-    assert unidentified - told == pytest.approx(known.unidentified_experts**2 - known.experts**2)
-    assert known.unidentified_experts > known.experts
+    assert unidentified - told == pytest.approx(known["unidentified_experts"] ** 2 - known["experts"] ** 2)
+    assert known["unidentified_experts"] > known["experts"]
     dense = squares(a_model())
     assert dense[0] == dense[1]
 
@@ -118,13 +118,13 @@ def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
         shares = shares_of(problem, Columns.of([plain]), np.array([plain.stage_layers]), profile)
         unidentified = {name: SHARES[name] in profile.unidentified for name in shares}
         hung = [
-            ((known.unidentified_shares if unidentified[name] else known.shares)[name] * share[0]) ** 2
+            (known[f"unidentified_{name}" if unidentified[name] else name] * share[0]) ** 2
             for name, share in shares.items()
         ]
         return sigma(problem, plain) ** 2 - float(sum(hung))
 
     added = without_shares(unmeasured) - without_shares(a_problem())
-    assert added == pytest.approx(doubts().unmeasured_gpu ** 2)
+    assert added == pytest.approx(doubts()["unmeasured_gpu"] ** 2)
 
 
 def test_the_slower_the_network_the_larger_its_share() -> None:
