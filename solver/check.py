@@ -264,17 +264,23 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    able, order = launcher_capabilities(problem.launcher), config.rank_order
-    if order not in able.rank_orders:
-        yield f"{able.launcher} does not number ranks by {order}"
-    elif plain_order(config) != order:
-        yield f"rank_order = {order} numbers the ranks as {plain_order(config)} does"
-    if able.data_parallel_alike and order != RANK_ORDERS[0]:
-        inner = config.tensor_parallel_size * config.context_parallel_size
-        if config.expert_ranks != (
-            inner if problem.model.moe is not None else config.context_parallel_size
-        ):
-            yield f"{able.launcher} needs as many replicas of experts as of attention with {order}"
+    able, order, cp = (
+        launcher_capabilities(problem.launcher),
+        config.rank_order,
+        config.context_parallel_size,
+    )
+    inner = cp if problem.model.moe is None else config.tensor_parallel_size * cp
+    known = order in able.rank_orders
+    plain = plain_order(config) if known else order
+    yield from _broken(
+        {
+            f"{able.launcher} does not number ranks by {order}": not known,
+            f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
+            f"{able.launcher} needs as many replicas of experts as of attention with {order}": (
+                able.data_parallel_alike and order != RANK_ORDERS[0] and config.expert_ranks != inner
+            ),
+        }
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -558,12 +564,14 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if len(split) != pp * vpp:
         yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
         return
-    if sum(split) != problem.model.num_layers:
-        yield f"stage_layers holds {sum(split)} layers, the model has {problem.model.num_layers}"
-    if not holds_layers(split, launcher_capabilities(problem.launcher).alone(problem.model)):
-        yield "stage_layers has a chunk without a layer"
-    if vpp > 1 and pp == 1:
-        yield "virtual_pipeline_size > 1 needs pipeline stages"
+    layers, alone = problem.model.num_layers, launcher_capabilities(problem.launcher).alone(problem.model)
+    yield from _broken(
+        {
+            f"stage_layers holds {sum(split)} layers, the model has {layers}": sum(split) != layers,
+            "stage_layers has a chunk without a layer": not holds_layers(split, alone),
+            "virtual_pipeline_size > 1 needs pipeline stages": vpp > 1 and pp == 1,
+        }
+    )
     yield from _schedule_faults(config)
     yield from _recompute_faults(config)
 
@@ -596,17 +604,30 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
     layers, split, own = config.recompute_layers, config.stage_layers, config.stage_recompute_layers
-    if config.recompute_granularity not in RECOMPUTE:
-        yield "recompute_granularity is unknown"
-    elif config.recompute_granularity != "full":
-        if layers:
-            yield "recompute_layers must be 0 unless whole layers are recomputed"
-    elif not own and layers != sum(split) and not 1 <= layers <= min(max(split) - 1, *filter(None, split)):
-        yield "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's"
-    if own and (config.recompute_granularity != "full" or layers != max(own) or not layers):
-        yield "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0"
-    if own and (len(own) != len(split) or any(not 0 <= k <= n for k, n in zip(own, split, strict=False))):
-        yield "stage_recompute_layers must name a count for each chunk, of its layers at most"
+    kind, some = config.recompute_granularity, layers != sum(split)
+    yield from _broken(
+        {
+            "recompute_granularity is unknown": kind not in RECOMPUTE,
+            "recompute_layers must be 0 unless whole layers are recomputed": (
+                kind in RECOMPUTE and kind != "full" and layers
+            ),
+            "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's": (
+                kind == "full"
+                and not own
+                and some
+                and not 1 <= layers <= min(max(split) - 1, *filter(None, split))
+            ),
+            "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0": (
+                own and (kind != "full" or layers != max(own) or not layers)
+            ),
+            "stage_recompute_layers must name a count for each chunk, of its layers at most": (
+                own
+                and (
+                    len(own) != len(split) or any(not 0 <= k <= n for k, n in zip(own, split, strict=False))
+                )
+            ),
+        }
+    )
 
 
 def _step_faults(config: Configuration) -> Iterator[str]:
