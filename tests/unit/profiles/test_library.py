@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -236,10 +236,8 @@ def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
 
 def test_a_second_look_up_reads_no_file() -> None:
     find_model("deepseek-v3")
-    start = time.process_time()
-    for _ in range(1000):
+    with patch("io.open", side_effect=AssertionError), patch("os.open", side_effect=AssertionError):
         find_model("deepseek-v3")
-    assert time.process_time() - start < 0.1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.pagination import encode_token
 from meshwright.service.settings import Settings
+from tests.processes.quiet_clock import quiet_seconds
 from tests.reliability.figures import measured
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 
@@ -138,9 +139,9 @@ def test_a_server_whose_threads_all_wait_for_the_database_is_alive(
         for post in posts:
             post.start()
         until_idle()
-        started = time.monotonic()
-        assert client.get("/livez").status_code == 200
-        assert time.monotonic() - started < 2.0
+        with quiet_seconds() as clock:
+            assert client.get("/livez").status_code == 200
+        assert clock.took_s < 2.0
     for post in posts:
         post.join()
     # one that waited for longer than writers wait is told to come again

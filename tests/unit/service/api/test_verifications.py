@@ -246,7 +246,7 @@ def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
     threading.Timer(0.2, leaving.set).start()
     started = time.monotonic()
     assert not verified_by(store, leaving)
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 30.0  # of the launcher's 60
     assert verified_in_lists(client)["aaa"] == "queued"
     assert not verified_by(store, leaving)  # nor does it take another
     MEGATRON_LM.python.write_text("#!/bin/sh\necho no fan >&2\n")

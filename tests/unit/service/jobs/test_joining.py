@@ -205,11 +205,11 @@ def test_a_join_that_was_broken_off_is_done_again_and_the_first_one_writes_nothi
 def test_a_join_that_takes_longer_than_a_lease_keeps_it(
     jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = JobEngine(database, lease_s=0.4)
+    engine = JobEngine(database, lease_s=2.0)
     parent = an_answered_sweep(jobs, engine)
 
     def slowly(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
-        time.sleep(0.25)  # three of them take 0.75 s
+        time.sleep(0.7)  # three of them take 2.1 s
         engine.sweep()
         assert engine.claim_ready("another") is None
         return child_at(connection, parent_id, position)

@@ -110,7 +110,7 @@ def test_a_hung_run_is_killed_with_all_that_it_started(
     began = time.monotonic()
     found = run(tmp_path, script, limit_s=1.0)
     assert found.outcome == "hung"
-    assert time.monotonic() - began < 100  # the run itself would sleep for 600
+    assert time.monotonic() - began < 300  # the run itself would sleep for 600
     state = Path(
         f"/proc/{int((tmp_path / 'rank.pid').read_text())}/stat"
     )  # gone, or dead and not yet buried
@@ -142,7 +142,7 @@ def test_a_plan_runs_on_the_nodes_of_a_slurm_allocation(
 ) -> None:
     task = 'echo "task ${SLURM_PROCID} on ${SLURMD_NODENAME}"\n' + LOGS.replace("$1", "250.0")
     slurm_run(tmp_path, monkeypatch, 2, task)
-    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=20.0))
+    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=120.0))
     assert (found.outcome, found.step_time_s) == ("measured", 0.25), found.said
     log = (tmp_path / "tune.log").read_text()
     assert "task 0 on n1\n" in log
@@ -155,7 +155,7 @@ def test_within_srun_which_holds_the_nodes_a_plan_of_one_starts_itself_and_one_o
     """``srun --pty bash``: another srun in it waits for ever, and every plan would be called hung."""
     slurm_run(tmp_path, monkeypatch, 2, "exit 1")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    start = RunOptions(command=(), steps=6, limit_s=20.0)
+    start = RunOptions(command=(), steps=6, limit_s=120.0)
     with pytest.raises(InvalidProblemError, match="a plan of several nodes would wait"):
         run_plan("aaa", a_configuration(), tmp_path, start)
     (tmp_path / "launch.sbatch").write_text(PLAN.replace("--nodes=2", "--nodes=1"))
@@ -168,9 +168,9 @@ def test_within_srun_which_holds_the_nodes_a_plan_of_one_starts_itself_and_one_o
 def test_a_node_that_fails_ends_the_run_on_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = 'if [ ${SLURM_PROCID} = 0 ]; then echo "RuntimeError: no GPU"; exit 3; fi; sleep 15'
+    task = 'if [ ${SLURM_PROCID} = 0 ]; then echo "RuntimeError: no GPU"; exit 3; fi; sleep 300'
     slurm_run(tmp_path, monkeypatch, 2, task)
-    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=12.0))
+    found = run_plan("aaa", a_configuration(), tmp_path, RunOptions(command=(), steps=6, limit_s=120.0))
     assert (found.outcome, "no GPU" in found.said) == ("failed", True)
 
 
@@ -178,18 +178,18 @@ def test_what_a_killed_tuning_left_on_other_nodes_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its processes there cannot be seen from here; the srun that started them can, if it is not killed."""
-    programs = slurm_run(tmp_path, monkeypatch, 2, "sleep 30")
+    programs = slurm_run(tmp_path, monkeypatch, 2, "sleep 300")
     marked = {**os.environ, "MESHWRIGHT_SAVE_DIR": str(tmp_path), "SLURM_SUBMIT_DIR": str(tmp_path)}
     script = subprocess.Popen(["bash", tmp_path / "launch.sbatch"], env=marked, start_new_session=True)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not (programs / "steps" / "0").exists() and time.monotonic() < until:
         time.sleep(0.02)
     script.kill()
     script.wait()
     began = time.monotonic()
     assert end_leftovers(tmp_path) > 0
-    subprocess.run([programs / "srun", "--nodes=2", "true"], check=True, timeout=20)  # the nodes are free
-    assert time.monotonic() - began < 20  # which they would be after 30
+    subprocess.run([programs / "srun", "--nodes=2", "true"], check=True, timeout=120)  # the nodes are free
+    assert time.monotonic() - began < 200  # which they would be after 300
 
 
 def test_a_run_that_never_ends_but_logs_its_steps_is_measured(tmp_path: Path) -> None:
