@@ -135,7 +135,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     if family.local_attention:
         model = replace(model, **family.local_attention(reader, model))
     reader.finish()
-    again = [key for key in reader.unread() if repeats(key, whole)]
+    again = [key for key in reader.unread() if repeats(key, {**whole, "head_dim": head_dim})]
     _refuse_unread(reader, (*added, *family.unused, *again))
     return model
 

@@ -40,6 +40,7 @@ class WholeType:
     # Configs that decide whether the head is tied: the whole one, either of it and its part, or none.
     ties: Literal["whole", "either", "none"] = "whole"
     defaults: Mapping[str, object] = field(default_factory=dict)  # of the tower's configuration class
+    names: Mapping[str, str] = field(default_factory=dict)  # of published towers' keys: the class's own
     # Of the tower: the values that a key may have
     fixed: Mapping[str, object] = field(default_factory=dict)
     whole: Mapping[str, object] = field(default_factory=dict)  # of the whole config: defaults that are read
@@ -83,7 +84,13 @@ def model_from_whole(
         model = read(text)
     except InvalidProblemError as fault:
         raise _inside(fault, _TEXT) if _TEXT in config else fault from None
-    inner = FieldReader({**whole.defaults, **vision}, f"/model/{_VISION}")
+    stated = {whole.names.get(key, key): value for key, value in vision.items()}
+    twice = [key for key, own in whole.names.items() if key in vision and own in vision]
+    if twice:
+        raise UnsupportedModelError.field(
+            f"{_VISION}.{twice[0]}", f"another name of {whole.names[twice[0]]}"
+        )
+    inner = FieldReader({**whole.defaults, **stated}, f"/model/{_VISION}")
     outer = FieldReader({**whole.whole, **_beside(config)}, "/model")
     for name in _OF_BOTH:
         inner.value(name), outer.value(name)
@@ -504,6 +511,10 @@ def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
     )
     rows = [_size(reader, key, "position_rows") for key in ("pos_emb_height", "pos_emb_width")]
     reader.value("pos_emb_time")
+    projector = reader if reader.has("projection_hidden_size") else whole
+    whole.value("projection_hidden_size")
+    if reader.has("text_hidden_size"):
+        _output(reader, "text_hidden_size", model)
     matrices, biases = _merger(hidden, merged, out)
     return TowerSpec(
         num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
@@ -511,7 +522,7 @@ def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
         num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"),
         patch_size=patch, patch_inputs=3 * patch**2, merged_patches=merged, rotary=True,
         position_rows=rows[0] * rows[1], further_parameters=3 * hidden, projector_matrices=matrices,
-        projector_vectors=biases + 2 * _size(whole, "projection_hidden_size", "hidden_size"),
+        projector_vectors=biases + 2 * _size(projector, "projection_hidden_size", "hidden_size"),
     )  # fmt: skip
 
 

@@ -650,6 +650,8 @@ def test_a_key_that_nothing_reads_is_harmless_where_it_repeats_another_under_its
         ("gemma-2-27b", "sliding_window_size", 4096, 512),  # as published
         ("mixtral-8x7b", "num_experts_per_token", 2, 4),
         ("glm-5", "num_experts", 256, 128),
+        ("llama-2-7b", "kv_channels", 128, 64),  # 4096 / 32, which the config does not state
+        ("qwen3.5-27b-text", "output_gate_type", "swish", "sigmoid"),
     ):
         plain = model_from_config(REAL[name]["config"], name="x")
         assert model_from_config({**REAL[name]["config"], key: same}, name="x") == plain

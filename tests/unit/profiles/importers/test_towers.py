@@ -37,6 +37,29 @@ def test_every_type_with_a_tower_is_among_the_drawn_ones() -> None:
     assert {row["config"]["model_type"] for row in DRAWN["configs"]} == set(whole_types())
 
 
+PUBLISHED = {  # names in the config of moonshotai/Kimi-K2.5, of the keys that transformers' class reads
+    "hidden_size": "vt_hidden_size", "intermediate_size": "vt_intermediate_size",
+    "num_attention_heads": "vt_num_attention_heads", "num_hidden_layers": "vt_num_hidden_layers",
+    "pos_emb_height": "init_pos_emb_height", "pos_emb_width": "init_pos_emb_width",
+}  # fmt: skip
+
+
+def test_kimi_k2_5_is_read_under_the_names_of_its_published_config() -> None:
+    row = next(one for one in DRAWN["configs"] if one["config"]["model_type"] == "kimi_k25")
+    own, hidden = row["config"]["vision_config"], row["config"]["text_config"]["hidden_size"]
+    vision = {PUBLISHED.get(key, key): value for key, value in own.items()}
+    vision |= {"mm_hidden_size": row["config"]["projection_hidden_size"], "text_hidden_size": hidden}
+    published = {**row["config"], "vision_config": vision}
+    del published["projection_hidden_size"]
+    assert model_from_config(published, name="x").num_parameters() == row["parameters"]
+    for wrong, says in (
+        ({"hidden_size": 1}, "another name of hidden_size"),
+        ({"text_hidden_size": 1}, "not the"),
+    ):
+        with pytest.raises(InvalidProblemError, match=says):
+            model_from_config({**published, "vision_config": {**vision, **wrong}}, name="x")
+
+
 @pytest.mark.parametrize("sides", [[2, 2, 0], [2, "2", 2], [2]])
 def test_a_merger_of_kimi_k2_5_has_two_sides(sides: list[object]) -> None:
     kimi = next(row["config"] for row in DRAWN["configs"] if row["config"]["model_type"] == "kimi_k25")
