@@ -258,16 +258,19 @@ def chosen(
     name: str,
     *,
     all_train: bool = False,
+    decides: Callable[[str], bool] | None = None,
 ) -> tuple[Command, int]:
     """Return the command to read: the result of ``best``, or the selected one of several different runs.
 
-    With ``all_train`` each command is a run, however few names it has.
+    With ``all_train`` each command is a run, however few names it has. ``decides`` accepts the names by
+    which runs differ, if these are not all known ones.
 
     Raises:
         InvalidProblemError: the script starts several runs, and none is selected.
     """
     command, count = best(commands, is_known)
-    runs = _runs(commands, is_known, 0 if all_train else count) if command.program else []
+    decides = decides or is_known
+    runs = _runs(commands, is_known, decides, 0 if all_train else count) if command.program else []
     if overrides.run is not None and not 1 <= overrides.run <= max(len(runs), 1):
         message = f"{overrides.run}: {name[:64]} starts {len(runs)} runs that differ"
         if len(runs) < 2:  # noqa: PLR2004
@@ -276,7 +279,7 @@ def chosen(
     if len(runs) < 2:  # noqa: PLR2004
         return command, count
     if overrides.run is None:
-        said = [_said(one, is_known) | _ranks(one) for one in runs]
+        said = [_said(one, decides) | _ranks(one) for one in runs]
         shared = set.intersection(*(set(one.items()) for one in said))
         own = [
             " ".join(f"{flag} {plainly(value)}" for flag, value in sorted(one.items() - shared))
@@ -305,7 +308,7 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
     def is_said(text: str) -> bool:  # LLaMA-Factory accepts name=value, too
         return is_known(text) or text.endswith(base) or ("=" in text and is_known(f"--{text}"))
 
-    runs = _runs(given, is_said, 0) or given[:1]
+    runs = _runs(given, is_said, is_said, 0) or given[:1]
     if len(runs) > 1:
         lines = ", ".join(str(one.words[0].line) for one in runs[:8])
         message = f"{base[:64]} is given to {len(runs)} commands that differ (lines {lines})"
@@ -314,13 +317,18 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
     return runs[0]
 
 
-def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: int) -> list[Command]:
+def _runs(
+    commands: Sequence[Command],
+    is_known: Callable[[str], bool],
+    decides: Callable[[str], bool],
+    most: int,
+) -> list[Command]:
     """Return the training commands with at least half of the most known names, if these or ranks differ."""
     found: dict[tuple[tuple[str, str], ...], dict[tuple[tuple[str, str], ...], Command]] = {}
     for command in commands:
         known = sum(is_known(word.text) for word in command.words)
         if command.program and 2 * known >= max(most, 2) and not other_use(command):
-            same = found.setdefault(tuple(_said(command, is_known).items()), {})
+            same = found.setdefault(tuple(_said(command, decides).items()), {})
             ranks = tuple(_ranks(command).items())
             if ranks or not same:  # without ranks it only prepares the run, or is its fallback
                 same.setdefault(ranks, command)

@@ -95,7 +95,7 @@ def read_launch_files(
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
-    source = _with_written(replace(source, variables=overrides.variables), overrides)
+    source = _from_its_script(_with_written(replace(source, variables=overrides.variables), overrides))
     _require_readable(source)
     found, reader = _recognised(source, launcher)
     if not found.is_script and overrides.run not in (None, 1):
@@ -138,6 +138,14 @@ def _with_written(source: Source, overrides: Overrides) -> Source:
         texts = readable_script(script, overrides).files
         written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
     return replace(source, files={**source.files, **written}) if written else source
+
+
+def _from_its_script(source: Source) -> Source:
+    """Return the script that names a document, if it is the only one: its command may replace values."""
+    if source.is_script:
+        return source
+    starts = [one for one in source.scripts() if source.name in {word.text for word in _named(one)}]
+    return starts[0] if len(starts) == 1 else source
 
 
 def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:

@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import flags_of
+from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
 from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading import adapters, commands
@@ -131,7 +131,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             fields, known, _tool(fields), started=started, shares=shares, program=command.program
         )
     script = commands.script_of(source, overrides)
-    command, count = commands.chosen(_commands(script), _is_name, overrides, source.name)
+    command, count = commands.chosen(_commands(script), _is_name, overrides, source.name, decides=_decides)
     if not _is_known(command, count):
         raise refused(f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it")
     commands.require_training(command, source.name)
@@ -547,6 +547,14 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
 
+def _decides(text: str) -> bool:
+    row = flag_names(*_PROGRAMS_OF_TRAINERS).row(text.partition("=")[0]) if text.startswith("--") else None
+    return _is_name(text) or (row is not None and row.role == "priced")
+
+
+_PROGRAMS_OF_TRAINERS = ("transformers", "trl", "llama-factory", "ms-swift")
+
+
 def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedValue]:
     """Return arguments by name; the last of equal ones counts.
 
@@ -650,8 +658,11 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
             return name
     if engine := ranks.engines_precision(fields, known.source):
         return engine
-    if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
-        return mesh.word("mixed_precision")
+    said = "no" if mesh is None else mesh.choice("mixed_precision", "no")
+    if mesh is not None:
+        mesh.stop()
+    if said != "no":
+        return said
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
     if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16")):

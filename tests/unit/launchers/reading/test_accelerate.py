@@ -123,7 +123,7 @@ def test_options_of_the_command_count_before_the_file() -> None:
         ("--mixed_precision bf17", '"bf17" is unknown'),
         ("--num_machines 2", "num_machines: line 1: 2, but no main_process_ip"),
         (f"train.py {BATCH} --bf16\naccelerate launch --config_file a.yaml --num_processes 4",
-         r"a.yaml is given to 2 commands that differ \(lines 1, 2\)"),
+         "run.sh starts 2 runs that differ: 1 .line 1.: --bf16 ; 2 .line 2.: --num-processes 4"),
     ],
 )  # fmt: skip
 def test_options_that_are_not_priced_are_refused(options: str, says: str) -> None:

@@ -140,9 +140,7 @@ def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it()
         InvalidProblemError, match=r"c\.yaml is given to 2 commands that differ \(lines 1, 2\)"
     ):
         found(f"{train}\n{train} --per_device_train_batch_size 2")
-    with pytest.raises(
-        InvalidProblemError, match=r"line 1 of a script next to c\.yaml: eval\.py evaluates"
-    ):
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: eval\.py evaluates"):
         found("python eval.py c.yaml")
     with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not next to it"):
         found(f"{train.replace('c.yaml', 'd.yaml')} {WORDS}", "a.sh")
@@ -165,3 +163,13 @@ def test_llama_factorys_own_command_says_how_many_processes_it_starts() -> None:
     # both commands' values were merged
     with pytest.raises(InvalidProblemError, match="given to 2 commands that differ"):
         ranks(f"export NPROC_PER_NODE=4\n{train}\n{train} per_device_train_batch_size=8")
+
+
+def test_a_file_and_the_script_that_names_it_give_one_answer_in_either_order() -> None:
+    said = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 512 --bf16 true"
+    words = f"--deepspeed ds.json --model_name_or_path llama-3-8b {said} --gradient_checkpointing true"
+    json = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}'
+    files = {"ds.json": json, "run.sh": f"deepspeed --num_nodes 1 --num_gpus 4 train.py {words}\n"}
+    runs = [read_launch_files(Source(name=name, text=files[name], files=files)) for name in files]
+    assert runs[0] == runs[1]
+    assert runs[0].configuration.recompute_granularity == "full"  # of the script's arguments
