@@ -297,7 +297,7 @@ class _Builder:
                 raise self.fault(_UNCLEAN_TEXT)
         elif isinstance(value, float):
             if not math.isfinite(value):
-                raise self.fault("must be a finite number")
+                raise self.fault(f"{value} is not a finite number")
         elif not isinstance(value, int | None):
             raise self.fault("must be a JSON value")
         elif value is not None and value.bit_length() > MAX_BITS:

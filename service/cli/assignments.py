@@ -67,7 +67,8 @@ def counts_of(option: str, text: str | None) -> object:
     if text is None:
         return None
     parts = re.split(r"[,:]", text)
-    if not all(part.strip().isdecimal() for part in parts) or text.count(":") > (len(parts) == _ENDS):
+    digits = [part.strip().removeprefix("-") for part in parts]  # a range error has the nearest count
+    if not all(map(str.isdecimal, digits)) or text.count(":") > (len(parts) == _ENDS):
         raise InvalidProblemError.of(option, f'"{shown(text)}" is not N, N,N or LOW:HIGH')
     values = [int(part) for part in parts]
     if ":" in text:

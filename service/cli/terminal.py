@@ -7,18 +7,23 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from typer import BadParameter
+from typer.core import TyperCommand, TyperOption
 from typer.exceptions import TyperException
 
 from meshwright.profiles.documents import shown_path
-from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from meshwright.service.files import write_whole
+from meshwright.service.requests.fields import OPTIONS
 
 if TYPE_CHECKING:  # listing the commands loads no solver
     from meshwright.solver.answer import Answer
@@ -159,9 +164,29 @@ def report(fault: PlannerError) -> int:
     return BAD_INPUT
 
 
+class Command(TyperCommand):
+    """A command that refuses an option given twice, unless it takes several values."""
+
+    def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer keeps these types to itself
+        """Return a parser that looks at the options in their order."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parsed(args: list[str]) -> Any:  # noqa: ANN401 - the same
+            found = parse(args=args)
+            given = Counter(one for one in found[2] if isinstance(one, TyperOption) and not one.multiple)
+            if repeated := next((one for one, times in given.items() if times > 1), None):
+                raise BadParameter(f"{max(repeated.opts, key=len)} is given more than once", ctx)
+            return found
+
+        parser.parse_args = parsed  # type: ignore[method-assign]
+        return parser
+
+
 def report_usage(fault: TyperException) -> int:
     """Print what is wrong with a command line, or the help of a group; return the exit code."""
-    message = fault.format_message()
+    error = _fault_of_value(fault)
+    message = error.sentence() if error else fault.format_message()
     if "\n" in message:
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
@@ -169,3 +194,17 @@ def report_usage(fault: TyperException) -> int:
     sentence = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'} See: {command} --help")
     return BAD_INPUT
+
+
+def _fault_of_value(fault: TyperException) -> FieldError | None:
+    """Return what is wrong with the value of one option, with its range; None: another fault."""
+    option, found = getattr(fault, "param", None), getattr(fault.__cause__, "errors", None)
+    if option is None or found is None:
+        return None
+    from meshwright.service.requests.schema import fault_of_value  # noqa: PLC0415 - only for a fault
+
+    known, named = option.type_descriptor, OPTIONS.get(option.name)
+    error = fault_of_value(found()[0], named.path if named else "", known.choices or ())
+    limits = (("from", known.parameter_info.min), ("to", known.parameter_info.max))
+    words = " ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+    return replace(error, pointer=max(option.opts, key=len), allowed=error.allowed or words or None)

@@ -40,7 +40,7 @@ from meshwright.service.requests.parts import (
     with_open_nodes,
     without_schema,
 )
-from meshwright.service.requests.schema import ProblemRequest, field_errors
+from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 from meshwright.solver.space.launcher_rules import with_recipe
 
@@ -51,7 +51,10 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = named_parts(without_schema(require_plain(raw)))
+    try:
+        plain = named_parts(without_schema(require_plain(raw)))
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(map(with_range, fault.errors)) from None
     try:
         return _parsed(request_written_out(plain))
     except InvalidProblemError as fault:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -113,6 +114,7 @@ _WORDS = {
     "string_too_long": "is too long",
     "string_too_short": "is empty",
 }
+_OF_A_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
 _PINNED_SPLIT = ("search", "pin", "stage_layers")  # in addition to pins that are one value
 
 
@@ -123,13 +125,15 @@ def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) ->
         fault: what pydantic found.
         root: the shape of what was read; a problem's by default.
     """
-    found: dict[str, FieldError] = {}
+    found = dict[str, tuple[str, FieldError]]()
     for detail in fault.errors(include_url=False):
-        error = field_error(detail, root or ProblemRequest)
-        found.setdefault(error.pointer, error)
+        error, kind = field_error(detail, root or ProblemRequest), detail["type"]
+        before, _ = found.setdefault(error.pointer, (kind, error))
+        if before.endswith("_type") and kind in _OF_A_RANGE:  # of a range, which is not a list
+            found[error.pointer] = kind, error
         if len(found) == MAX_ERRORS:
             break
-    return list(found.values())
+    return [error for _, error in found.values()]
 
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
@@ -143,6 +147,26 @@ def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     return _KINDS.get(detail["type"], detail["msg"])
 
 
+def with_range(error: FieldError) -> FieldError:
+    """Return a fault of a request's field with the range of the field, if it is a number."""
+    where = _location(tuple(error.pointer.split("/")[1:]))
+    return replace(error, allowed=_range_of(where, ProblemRequest) or error.allowed)
+
+
+def fault_of_value(detail: ErrorDetails, path: str, choices: Sequence[str]) -> FieldError:
+    """Return what is wrong with a word that states one value.
+
+    Args:
+        detail: What pydantic found.
+        path: Field of a request that it states; empty: of none.
+        choices: Words that it may be; empty: any.
+    """
+    where = tuple(path.split(".")) if path else ("value",)
+    if choices and isinstance(detail["input"], str):
+        return _unknown_word(where, detail["input"], choices)
+    return field_error({**detail, "loc": where}, ProblemRequest)
+
+
 def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     """Return one of pydantic's error records, of something of the shape ``root``, as a FieldError."""
     where = _location(detail["loc"])
@@ -152,7 +176,7 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         return _unknown_field(where, root)
     if kind == "literal_error":
         return _not_among(where, value, root)
-    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
+    if kind in _OF_A_RANGE:
         limit = next(iter(context.values()))
         nearest = str(limit) if kind.endswith("equal") else None
         message = f"{shown(str(value))} is out of range"
@@ -226,8 +250,10 @@ def words_of(kind: object) -> tuple[str, ...]:
 def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
     named = where[:-1] if isinstance(where[-1], int) else where
     annotation = _owner(named, root).model_fields[str(named[-1])].annotation
-    words = words_of(annotation)
-    given = value if isinstance(value, str) else ""
+    return _unknown_word(where, value if isinstance(value, str) else "", words_of(annotation))
+
+
+def _unknown_word(where: Sequence[int | str], given: str, words: Sequence[str]) -> FieldError:
     near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
     message = f'"{shown(given)}" is not supported' if given else "must be text"
     allowed = ", ".join(words) or None

@@ -193,7 +193,10 @@ def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str
         (["--pin", "tp"], 'error: --pin: "tp" is not NAME=VALUE'),
         (["--pin", "dp=3"], "256 is not a multiple of data_parallel_size = 3 (pinned). Nearest: 255, 258"),
         (["--bound", "mbs=4:1"], "[4, 1] is empty. Nearest: [1, 4]"),
-        (["--time-limit-s", "nan"], "error: search.time_limit_s: must be a finite number"),
+        (
+            ["--time-limit-s", "nan"],
+            "error: search.time_limit_s: nan is not a finite number. Allowed: above 0",
+        ),
         (["no-such-file.json"], "error: request: no-such-file.json: No such file or directory"),
     ],
 )

@@ -43,7 +43,7 @@ def test_an_object_of_plain_values_is_read() -> None:
     [
         ('{"a": NaN}', "NaN is not a JSON number"),
         ('{"a": -Infinity}', "-Infinity is not a JSON number"),
-        ('{"a": 1e999}', "a: must be a finite number"),
+        ('{"a": 1e999}', "a: inf is not a finite number"),
         ('{"a": {"b": 1180591620717411303424}}', "a.b: the number is too large"),
         ('{"a": 1' + "0" * 5000 + "}", "a: the number is too large"),
         ('{"a": "\\ud800"}', "lone surrogates"),

@@ -78,7 +78,9 @@ def test_percentiles_that_are_none_are_refused(lengths: str, words: str) -> None
 
 @pytest.mark.parametrize("tokens", [float("nan"), float("inf")])
 def test_tokens_that_are_no_number_are_refused_as_such(tokens: float) -> None:
-    with pytest.raises(InvalidProblemError, match=r"^workload\.total_tokens: must be a finite number"):
+    with pytest.raises(
+        InvalidProblemError, match=f"^workload.total_tokens: {tokens} is not .* from 1 to 10*$"
+    ):
         parse_problem(
             read_request(
                 model="llama-3.1-8b", cluster="dgx-h100", num_nodes="1", global_batch_size="8",
@@ -282,6 +284,8 @@ def test_nodes_are_a_number_a_list_or_a_range() -> None:
         [2, 4, 8],
         {"min": 1, "max": 16},
     ]
+    with pytest.raises(InvalidProblemError, match=r"num_nodes: -4 is out of range.*Nearest: 1"):
+        parse_problem(read_request(model="llama-3.1-8b", cluster="dgx-h100", num_nodes="1:-4"))
     for text in ("four", "1:2:3", "2,4:8", ""):
         with pytest.raises(InvalidProblemError, match="is not N, N,N or LOW:HIGH"):
             counts_of("--num-nodes", text)

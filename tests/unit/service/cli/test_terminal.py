@@ -8,10 +8,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.main import app
 from meshwright.service.cli.progress import ProgressLine, bar_of, cancellable, progress_words
-from meshwright.service.cli.terminal import code_of, spell_plainly
+from meshwright.service.cli.terminal import code_of, report_usage, spell_plainly
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.solver.answer import Answer
@@ -33,6 +35,36 @@ from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_
 )
 def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: bool, code: int) -> None:
     assert code_of(answer, cancelled=cancelled) == code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "plan --seq-length 4k",
+            '--seq-length: "4k" is not an integer. Allowed: from 1 to 10000000. See: ',
+        ),
+        (
+            "plan --measure-next -1",
+            "--measure-next: -1 is out of range. Allowed: from 0. Nearest: 0. See: ",
+        ),
+        ("tune x --confidence 2", "2 is out of range. Allowed: from 0.5 to 0.999. Nearest: 0.999. See: "),
+        (
+            "report --what-if serch",
+            '"serch" is not supported. Allowed: search, predict, none. Nearest: search',
+        ),
+        ("plan --model a --model b", "--model is given more than once. See: "),
+        ("plan --diverse --no-diverse", "--diverse is given more than once. See: "),
+        ("jobs list --url a --url a", "--url is given more than once. See: meshwright jobs list --help"),
+    ],
+)
+def test_a_bad_or_repeated_option_is_one_line_with_what_is_allowed(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TyperException) as refused:
+        app(words.split(), prog_name="meshwright", standalone_mode=False)
+    assert report_usage(refused.value) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [an_answer(), an_infeasible_answer()])

@@ -141,7 +141,7 @@ def test_a_number_out_of_range_names_the_range_and_the_nearest_legal_value() -> 
 
 def test_a_number_beyond_64_bits_is_refused_without_being_repeated() -> None:
     (fault,) = faults(request(search={"seed": 2**70}))
-    assert fault.sentence() == "search.seed: the number is too large. Allowed: 63 bits and a sign"
+    assert fault.sentence() == "search.seed: the number is too large. Allowed: from 0 to 2147483647"
 
 
 def test_every_fault_of_a_request_is_reported_at_once() -> None:
