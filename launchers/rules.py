@@ -7,7 +7,7 @@ words that are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +53,7 @@ def near_multiples(value: int, unit: int) -> str:
     return _neighbours(value, [n for n in (below, below + unit) if n > 0])
 
 
-def _neighbours(value: int, legal: list[int]) -> str:
+def _neighbours(value: int, legal: Sequence[int]) -> str:
     below = [n for n in legal if n <= value][-1:]
     above = [n for n in legal if n > value][:1]
     return " or ".join(str(n) for n in below + above)

@@ -167,6 +167,7 @@ def exact_types(launcher: str) -> frozenset[str]:
     return frozenset(recorded.get(launcher, {}).get("types", ()))
 
 
+@cache
 def launcher_names() -> tuple[str, ...]:
     """Return the launchers with known limits."""
     return tuple(sorted(_catalog()))

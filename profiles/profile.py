@@ -411,6 +411,7 @@ def network_share(stack: str | None, line_bytes_per_s: float) -> float:
     return least_s / (least_s + lost_s)
 
 
+@cache
 def framework_of(launcher_or_framework: str) -> str:
     """Return a launcher's framework, or the framework of that name; of ``any`` the first's.
 

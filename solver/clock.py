@@ -68,15 +68,12 @@ class Watch:
         left_s = max(self.time_limit_s - self.elapsed_s, 0.0)
         return left_s if self._outer is None else min(left_s, self._outer.left_s)
 
-    @property
-    def is_due(self) -> bool:
-        """Return whether a report would be passed on now."""
-        return self.on_progress is not None and self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
-
-    def is_news(self, score_s: float) -> bool:
-        """Return whether a score is the best so far: such a plan is reported at once."""
+    def is_due(self, score_s: float) -> bool:
+        """Return whether to report now, given the best score: a better one is reported at once."""
+        if self.on_progress is None:
+            return False
         better, self._best_s = score_s < self._best_s, min(score_s, self._best_s)
-        return better
+        return better or self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
 
     def interrupted(self, reserve_s: float = 0.0) -> bool:
         """Return whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""

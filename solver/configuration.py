@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
 from random import Random
@@ -644,7 +644,7 @@ class _Picked:
 _FEW = 256  # rows: each array of more takes longer to gather than to be asked for by itself
 
 
-class Gathered:
+class Gathered(Sized):
     """Arrays by row; those of many taken rows are gathered at their first use, as most never are."""
 
     __slots__ = ("_source",)
@@ -668,8 +668,13 @@ class Gathered:
         object.__setattr__(self, name, values)
         return values
 
-    def picked(self, index: IntArray | BoolArray) -> Self:
+    def take(self, index: IntArray | BoolArray | slice) -> Self:
         """Return the rows at ``index``, in that order."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if (start, stop, step) == (0, len(self), 1):
+                return self
+            index = np.arange(start, stop, step)
         rows = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
         source: RowSource | None = getattr(self, "_source", None)
         return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows), len(rows))
@@ -733,12 +738,6 @@ class Columns(Gathered):
     def global_batch_size(self) -> IntArray:
         """Return the sequences per optimizer step, shape (n,)."""
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
-
-    def take(self, index: IntArray | BoolArray | slice) -> Columns:
-        """Return the configurations at ``index``, in that order."""
-        if isinstance(index, slice):
-            return Columns(**{name: getattr(self, name)[index] for name in _COLUMNS})
-        return self.picked(index)
 
     @classmethod
     def plain(cls, **stated: IntArray) -> Columns:

@@ -20,14 +20,9 @@ from meshwright.solver.problem import Problem
 Split = tuple[int, ...]
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=4096)  # a search asks for those of a few numbers thousands of times
+def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors of a positive number, ascending."""
-    return list(_divisors(number))
-
-
-@lru_cache(maxsize=4096)
-def _divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, cached: a search asks for those of a few numbers thousands of times."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*small, *(number // size for size in small)}))
 

@@ -307,9 +307,8 @@ def _end_price(
     causes["tensor_parallel"] = tensor.forward + tensor.backward
     causes["data_parallel"] = gathers.forward + gathers.backward
     causes["rest"] = passes.forward + passes.backward - busy.forward - busy.backward
-    passes = passes + gathers
+    passes = total(passes, gathers, *(layer.passes for layer in layers))
     for layer in layers:
-        passes = passes + layer.passes
         causes = {name: value + layer.causes[name] for name, value in causes.items()}
     if ctx.layers is not None:
         causes = shared_out(causes, passes.forward + passes.backward)

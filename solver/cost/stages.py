@@ -183,10 +183,6 @@ class RowPrices(Gathered):
         }
         return cls(**arrays, prediction=apart, breakdown_s={}, tail_breakdown_s={})
 
-    def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
-        """Return the rows at ``index``, in that order."""
-        return self.picked(np.arange(len(self))[index] if isinstance(index, slice) else index)
-
     def with_prediction(self) -> RowPrices:
         """Return prices for a layout that counts the prediction layers as a kind apart from the head.
 

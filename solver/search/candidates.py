@@ -26,7 +26,7 @@ from meshwright.solver.schedules.schedule import BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
 from meshwright.solver.search.bounds import SAFETY, split_s
 from meshwright.solver.search.branch import makes_its_order
-from meshwright.solver.search.listed import are_listed, rank_of_chunk, shape_of, side_by_side, splits_of
+from meshwright.solver.search.listed import are_listed, shape_of, side_by_side, splits_of
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered_to, tapers, windows
 
@@ -187,11 +187,11 @@ def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
 def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:
     """Return splits of an interleaved row with the larger chunks in sequence."""
     heavy = int(np.ceil(rows.head_s[at] / rows.layer_s[at].min()))
-    shape = shape_of(rows, at)
-    tried = _all_windows(shape.num_layers, len(split), shape.smallest, min(heavy, _MOST_CUT))
-    even = balanced(split, rank_of_chunk(shape))
-    shaped = even if shape.in_a_v else []
-    return [*even, *(one for plain in shaped for one in ends_in_a_v(plain, shape.smallest, _ENDS)), *tried]
+    smallest, in_a_v = int(rows.smallest_chunk[at]), bool(rows.in_a_v[at])
+    tried = _all_windows(rows.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
+    even = balanced(split, int(rows.p[at]), in_a_v=in_a_v)
+    shaped = even if in_a_v else []
+    return [*even, *(one for plain in shaped for one in ends_in_a_v(plain, smallest, _ENDS)), *tried]
 
 
 @lru_cache(maxsize=512)

@@ -25,7 +25,7 @@ from meshwright.solver.search.bounds import SAFETY, Early, end_limit_s, in_turn,
 from meshwright.solver.search.fill_kinds import can_beat_mixed
 from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.recompute_by_stage import can_be_busy
-from meshwright.solver.search.rows import RankCosts, Rows, column, share_of
+from meshwright.solver.search.rows import RankCosts, Rows, share_of
 
 _ROUNDING = 1e-9  # of a layer
 
@@ -94,6 +94,11 @@ class FillBounds:
         )
 
 
+def _column(values: FloatArray | IntArray | BoolArray) -> FloatArray:
+    """Return (n,) as (n, 1) floats."""
+    return values.astype(np.float64)[:, None]
+
+
 def _by_rank(values: IntArray | BoolArray) -> FloatArray:
     return np.ascontiguousarray(values.T.astype(np.float64))[:, :, None]
 
@@ -112,9 +117,9 @@ class Fill:
         """Prepare to fill within ``step_s``, shape (n,)."""
         rows, prices = limits.rows, limits.rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
-        limit = column(end_limit_s(rows, step_s))
+        limit = _column(end_limit_s(rows, step_s))
         tail = prices.rank_tail_s + prices.tail_s[:, -2] + (rows.head_rank == 0) * prices.tail_s[:, -1]
-        first_end = limit - (column(tail) + tries * column(prices.tail_s[:, 0]))
+        first_end = limit - (_column(tail) + tries * _column(prices.tail_s[:, 0]))
         home = first_end - _last_weight_s(rows, tries) if rows.splits_backward[0] else first_end
         time = np.where(limits.home[:, None, None], home, limit)
         if limits.on_the_last.any():
@@ -134,7 +139,7 @@ class Fill:
         v = self.limits.rows.v
         if not (v > 1).any():
             return None
-        return column(v == 1), column(v), column(self.limits.rows.smallest_chunk)
+        return _column(v == 1), _column(v), _column(self.limits.rows.smallest_chunk)
 
     def first_chunks(self, rank: int, used: FloatArray) -> FloatArray:
         """Return the least layers in the first chunks of the ranks before ``rank``, (n, L).
@@ -214,8 +219,8 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
     )
     last = np.minimum(prices.weight_gradient_s, prices.backward_s)
     end = rows.path_s + (rows.m - 1.0) * other_s + rows.smallest_chunk * last[:, 0] + last[:, -2]
-    room = share_of(first_end_s - column(end), column((rows.m - 1.0) * each))
-    return np.asarray(column(rows.v) * np.floor(room + _ROUNDING))
+    room = share_of(first_end_s - _column(end), _column((rows.m - 1.0) * each))
+    return np.asarray(_column(rows.v) * np.floor(room + _ROUNDING))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,25 +250,25 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
     """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
-    behind, later = np.maximum(column(rows.p) - rank - 1.0, 0.0), rank > 0
-    m, smallest, num_layers = column(rows.m), column(rows.smallest_chunk), float(rows.layout.num_layers)
-    forward, whole, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
-    back = whole - forward - column(prices.weight_gradient_s[:, 0])
-    both, single = forward + back, column(rows.v == 1)
+    behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
+    m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
+    forward, whole, tail = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
+    back = whole - forward - _column(prices.weight_gradient_s[:, 0])
+    both, single = forward + back, _column(rows.v == 1)
     shortest = rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s
-    start = rank * column(shortest) + later * column(prices.forward_s[:, -2])
+    start = rank * _column(shortest) + later * _column(prices.forward_s[:, -2])
     start = np.where(_BYPASSES[rows.columns.pipeline_schedule][:, None], 0.0, start)
-    work, tail = m * ranks.time_s, column(tail)
+    work, tail = m * ranks.time_s, _column(tail)
     weight = prices.weight_gradient_s
-    own = ranks.time_s - (rank == column(rows.head_rank)) * column(weight[:, -1])
-    own = m * (own - ~later * column(weight[:, -2]))
+    own = ranks.time_s - (rank == _column(rows.head_rank)) * _column(weight[:, -1])
+    own = m * (own - ~later * _column(weight[:, -2]))
     ends = prices.backward_s - weight
-    head, embedding, transfer = column(ends[:, -1]), column(ends[:, -2]), column(prices.transfer_s)
+    head, embedding, transfer = _column(ends[:, -1]), _column(ends[:, -2]), _column(prices.transfer_s)
 
     def passed_s(ahead: FloatArray | IntArray) -> FloatArray:
         """Return the first micro-batch's forward passes without layers, but for ``ahead`` chunks."""
-        passed = (column(rows.p * rows.v) - ahead) * transfer + column(prices.forward_s[:, -1])
-        return np.asarray(passed + (ahead == 0) * column(prices.forward_s[:, -2]))
+        passed = (_column(rows.p * rows.v) - ahead) * transfer + _column(prices.forward_s[:, -1])
+        return np.asarray(passed + (ahead == 0) * _column(prices.forward_s[:, -2]))
 
     shaped, early = rows.in_a_v[:, None], Early.of(rows)
     if shaped.any():
@@ -288,7 +293,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
         first=np.where(shaped, 0.0, (1.0 - single) * back),
         each=m * both - forward * early.slope - single * back,
     )
-    ahead = later * column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + later * embedding
+    ahead = later * _column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + later * embedding
     chain = LinearBound(home=True, fixed=ahead + own, first=both, each=m * both)
     busy = LinearBound(home=False, fixed=start + ranks.tail_s + work, each=m * whole + tail)
     return [busy, late, chain, home]
@@ -296,9 +301,9 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
 
 def _last_weight_s(rows: Rows, tries: FloatArray) -> FloatArray:
     """Return the least weight gradient of the model's first chunk, (n, L)."""
-    layers = np.where(rows.v[:, None] == 1, tries, column(rows.smallest_chunk))
+    layers = np.where(rows.v[:, None] == 1, tries, _column(rows.smallest_chunk))
     whole = np.minimum(rows.prices.weight_gradient_s, rows.prices.backward_s)
-    return np.asarray(layers * column(whole[:, 0]) + column(whole[:, -2]))
+    return np.asarray(layers * _column(whole[:, 0]) + _column(whole[:, -2]))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -327,13 +332,13 @@ def _lines(rows: Rows) -> list[LinearBound]:
     """Return (A) to (D), (H) if passes run in turn, (B') if all forward passes come first."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
-    behind, later = np.maximum(column(rows.p) - rank - 1.0, 0.0), rank > 0
-    m, smallest, num_layers = column(rows.m), column(rows.smallest_chunk), float(rows.layout.num_layers)
-    forward, whole, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
-    tail, single, back = column(tail), column(rows.v == 1), whole - forward
-    work, back_s = m * ranks.time_s, column(rows.chunk_s - prices.transfer_s)
-    there = later * column(prices.forward_s[:, -2]) + rank * column(prices.transfer_s)
-    both = later * column(rows.embedding_s) + rank * column(rows.chunk_s)
+    behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
+    m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
+    forward, whole, tail = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
+    tail, single, back = _column(tail), _column(rows.v == 1), whole - forward
+    work, back_s = m * ranks.time_s, _column(rows.chunk_s - prices.transfer_s)
+    there = later * _column(prices.forward_s[:, -2]) + rank * _column(prices.transfer_s)
+    both = later * _column(rows.embedding_s) + rank * _column(rows.chunk_s)
     away = there + ranks.tail_s + work
     lines = [
         LinearBound(home=True, fixed=both + work, first=whole, each=m * whole),
@@ -344,11 +349,11 @@ def _lines(rows: Rows) -> list[LinearBound]:
     # passes of the first micro-batch, and the backward passes of the last chunks behind it.
     early = Early.of(rows)
     ends = prices.forward_s[:, -2] + prices.forward_s[:, -1] + rows.p * rows.v * prices.transfer_s
-    end = num_layers * forward + column(ends) + behind * back_s
+    end = num_layers * forward + _column(ends) + behind * back_s
     end = end + np.where(single, num_layers, behind * smallest) * back
-    end = end + (behind > 0.0) * column(rows.head_s - prices.forward_s[:, -1])
+    end = end + (behind > 0.0) * _column(rows.head_s - prices.forward_s[:, -1])
     end = end + work - early.other_s - forward * early.offset
-    way_back = later * column(rows.embedding_s - prices.forward_s[:, -2]) + rank * back_s
+    way_back = later * _column(rows.embedding_s - prices.forward_s[:, -2]) + rank * back_s
     each, before = m * whole - forward * early.slope - single * back, -single * back
     lines += [
         LinearBound(home=True, fixed=end + way_back, before=before, first=back, each=each),
@@ -357,11 +362,11 @@ def _lines(rows: Rows) -> list[LinearBound]:
 
     # (H): 2 sum T + (m - w_s - 1) T_s - sum_{u<s} T_u, with the way back and without it: more layers before
     # the rank leave it more room.
-    turns = m - np.minimum(m, column(rows.p) - rank) - 1.0
+    turns = m - np.minimum(m, _column(rows.p) - rank) - 1.0
     theirs = in_turn(rows)[:, None] & (turns >= 0.0) & (rows.p[:, None] > rank)
     if theirs.any():
         turns = np.maximum(turns, 0.0)
-        end = np.where(theirs, 2.0 * column(rows.total_s) - both + turns * ranks.time_s, -np.inf)
+        end = np.where(theirs, 2.0 * _column(rows.total_s) - both + turns * ranks.time_s, -np.inf)
         slope = turns * whole
         lines += [
             LinearBound(home=True, fixed=end, before=-whole, each=slope),
@@ -387,11 +392,11 @@ def _all_first_lines(
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
     the rank and the last one, with a perhaps smaller last chunk, their share of all layers that are left.
     """
-    prices, single = rows.prices, column(rows.v == 1)
-    m, v, smallest = column(rows.m), column(rows.v), column(rows.smallest_chunk)
-    forward, whole, tail = prices.forward_s[:, 0], column(rows.layer_s[:, 0]), column(prices.tail_s[:, 0])
+    prices, single = rows.prices, _column(rows.v == 1)
+    m, v, smallest = _column(rows.m), _column(rows.v), _column(rows.smallest_chunk)
+    forward, whole, tail = prices.forward_s[:, 0], _column(rows.layer_s[:, 0]), _column(prices.tail_s[:, 0])
     between = np.where(single, 0.0, np.maximum(behind - 1.0, 0.0))
-    other_s = behind * column(rows.chunk_s) + column(rows.head_s)
+    other_s = behind * _column(rows.chunk_s) + _column(rows.head_s)
     home, away = home + other_s, away + other_s
     shared = (rows.layout.num_layers - between * (v - 1.0)) / v + np.where(single, 0.0, smallest)
     taken, lines = np.where(single, 0.0, whole / v), list[LinearBound]()
@@ -402,7 +407,7 @@ def _all_first_lines(
             LinearBound(home=True, fixed=np.where(theirs, home + wait, -np.inf), before=before, first=whole,
                  each=each, on_the_last=last),
             LinearBound(home=False, fixed=np.where(theirs, away + wait, -np.inf), before=before,
-                 first=column(forward), each=each + tail, on_the_last=last),
+                 first=_column(forward), each=each + tail, on_the_last=last),
         ]  # fmt: skip
     return lines
 
@@ -412,7 +417,7 @@ def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
     ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
     other_s = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
     each = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
-    most = (limit_s - column(ahead + other_s)) / column(each)
+    most = (limit_s - _column(ahead + other_s)) / _column(each)
     return np.asarray(np.maximum(np.floor(most + _ROUNDING), 0.0))
 
 

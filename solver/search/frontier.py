@@ -354,11 +354,11 @@ class Frontier:
         self._primed_from_s = np.inf
         self._sort_in([])  # those that were primed and have no split are gone
         while not interrupted(self):
-            waiting_s = self.waiting_s
-            if waiting_s > self.cutoff_s or waiting_s == np.inf:
+            unseen_s, glanced_s = self._unseen_s, self._heap[0][0] if self._heap else np.inf
+            if min(unseen_s, glanced_s) > self.cutoff_s or unseen_s == glanced_s == np.inf:
                 self.finished = True
                 return
-            if not self._heap or self._heap[0][0] > self._unseen_s:
+            if not self._heap or glanced_s > unseen_s:
                 self._glance()
             elif self._heap[0][1] in self.solved:
                 self.simulate(self._heap[0][1])

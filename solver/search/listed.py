@@ -19,7 +19,7 @@ from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, dis
 from meshwright.solver.schedules.simulate import MAX_PASSES
 from meshwright.solver.search.branch import MAKES_ORDER
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import Split
+from meshwright.solver.search.splits import Split, ranks_of
 
 MOST = 500  # splits of a row that are all simulated
 _MOST_PASSES = MAX_PASSES // 16  # of a step that is simulated side by side with others
@@ -133,7 +133,7 @@ def splits_of(shape: Shape) -> tuple[Split, ...]:
             if count <= rest and left[rest - count]
             for own in _written(shape, rank, count)
         ]
-    of_chunk = rank_of_chunk(shape)
+    of_chunk = ranks_of(shape.p * shape.v, shape.p, in_a_v=shape.in_a_v)
     return tuple(_in_model_order(ranks, of_chunk) for ranks, _ in found)
 
 
@@ -142,14 +142,6 @@ def _written(shape: Shape, rank: int, held: int) -> Iterator[Split]:
         for larger in combinations(range(alike), more):
             inner = tuple(each + int(chunk in larger) for chunk in range(alike))
             yield inner if end is None else (*inner, end) if rank or shape.in_a_v else (end, *inner)
-
-
-def rank_of_chunk(shape: Shape) -> tuple[int, ...]:
-    """Return the rank that holds each chunk, in model order."""
-    p, chunks = shape.p, shape.p * shape.v
-    if shape.in_a_v:
-        return tuple(min(chunk, chunks - 1 - chunk) for chunk in range(chunks))
-    return tuple(chunk % p for chunk in range(chunks))
 
 
 def _in_model_order(ranks: tuple[Split, ...], of_chunk: tuple[int, ...]) -> Split:

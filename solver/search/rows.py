@@ -302,11 +302,6 @@ def count_below(sums: FloatArray, limit: FloatArray) -> IntArray:
 # Time of one rank of every row in addition to its layers.
 
 
-def column(values: FloatArray | IntArray | BoolArray) -> FloatArray:
-    """Return (n,) as (n, 1) floats."""
-    return values.astype(np.float64)[:, None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
     """Costs of ranks apart from layers: (n, 1) of one, (n, p) of all; seconds of a micro-batch."""
@@ -325,7 +320,7 @@ class RankCosts:
         if rank == 0:
             time, forward = time + rows.embedding_s, forward + prices.forward_s[:, -2]
             tail = tail + prices.tail_s[:, -2]
-        return cls(time_s=column(time), forward_s=column(forward), tail_s=column(tail))
+        return cls(time_s=time[:, None], forward_s=forward[:, None], tail_s=tail[:, None])
 
     @classmethod
     def of_all(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:

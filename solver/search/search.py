@@ -461,10 +461,9 @@ def _interrupt(
 ) -> bool:
     """Report progress when due, or ``now``, and return whether to stop."""
     reserve_s = _PLAN_S * len(frontier.ranked)
-    now |= bool(frontier.ranked) and watch.is_news(frontier.ranked[0].score_s)
-    if not (now or watch.is_due):
-        return watch.interrupted(reserve_s)
     best = frontier.ranked[0].score_s if frontier.ranked else None
+    if not (watch.is_due(best or np.inf) or now):
+        return watch.interrupted(reserve_s)
     waiting = min(frontier.waiting_s, best or np.inf)
     if best is not None and not is_plain(problem):  # people read seconds of a step
         row = frontier.ranked[0].row
@@ -476,7 +475,7 @@ def _interrupt(
         total=space.size,
         incumbent_s=best,
         bound_s=waiting if np.isfinite(waiting) and frontier.covers_all else None,
-        now=now,
+        now=True,
     )
     return watch.interrupted(reserve_s)
 

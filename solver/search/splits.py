@@ -61,15 +61,18 @@ def windows(
     return found
 
 
-@lru_cache(maxsize=256)
-def balanced(split: Split, ranks: tuple[int, ...]) -> list[Split]:
-    """Lay out each rank's layers of ``split`` as evenly as possible, larger chunks first or last.
+def ranks_of(num_chunks: int, num_ranks: int, *, in_a_v: bool) -> tuple[int, ...]:
+    """Return the rank that holds each chunk, in model order."""
+    if in_a_v:
+        return tuple(min(chunk, num_chunks - 1 - chunk) for chunk in range(num_chunks))
+    return tuple(chunk % num_ranks for chunk in range(num_chunks))
 
-    Args:
-        split: layers of each chunk.
-        ranks: the rank that holds each chunk.
-    """
-    chunks = [[c for c, own in enumerate(ranks) if own == rank] for rank in range(max(ranks) + 1)]
+
+@lru_cache(maxsize=256)
+def balanced(split: Split, num_ranks: int, *, in_a_v: bool) -> list[Split]:
+    """Lay out each rank's layers of ``split``, by chunk, evenly, larger chunks first or last."""
+    ranks = ranks_of(len(split), num_ranks, in_a_v=in_a_v)
+    chunks = [[c for c, own in enumerate(ranks) if own == rank] for rank in range(num_ranks)]
     found = []
     for larger_first in (True, False):
         sizes = [0] * len(split)

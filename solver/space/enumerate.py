@@ -19,7 +19,7 @@ left out where an even split has only k: there it is the row that recomputes eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -72,7 +72,7 @@ from meshwright.solver.splits import divisors
 _FULL = RECOMPUTE.index("full")
 
 
-def with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
+def with_request(problem: Problem, variable: str, candidates: Iterable[int]) -> list[int]:
     """Return the candidates, the pinned value, and further values in the request's bounds."""
     return sorted({*candidates, *named_values(problem, variable)})
 
@@ -168,7 +168,7 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     length = problem.workload.seq_length
     most = max(length // MIN_TOKENS_PER_CONTEXT_RANK, 1)
-    slices = divisors(length) if wide else [1 << bit for bit in range(most.bit_length())]
+    slices = divisors(length) if wide else (1 << bit for bit in range(most.bit_length()))
     return (
         with_request(problem, "tensor_parallel_size", heads),
         with_request(problem, "context_parallel_size", slices),
@@ -178,8 +178,8 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
 def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
-    experts = divisors(model.moe.num_experts) if model.moe else [1]
-    experts = with_request(problem, "expert_parallel_size", experts)
+    counts = divisors(model.moe.num_experts) if model.moe else (1,)
+    experts = with_request(problem, "expert_parallel_size", counts)
     rows = [
         (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
         for tp in tensor
@@ -289,7 +289,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
 
 
-def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[int]:
+def _within_limits(problem: Problem, variable: str, values: Sequence[int]) -> list[int]:
     options = problem.options
     low, high = options.bounds.get(variable, (0, max(values)))
     only = options.pin.get(variable)

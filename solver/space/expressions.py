@@ -201,6 +201,7 @@ def written_term(term: str, group: str) -> str:
     return f"{term}('{group}')"
 
 
+@lru_cache(maxsize=1024)
 def term_of(name: str) -> tuple[str, str] | None:
     """Return the term and the node group of a name; None: it is a variable."""
     term, parenthesis, group = name.partition("('")

@@ -53,7 +53,8 @@ class _Crossed:
                 found.append(self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner))
             else:
                 found.append(getattr(self.crossing.outer, name).take(self.outer))
-        look()  # of millions of rows
+        if len(self.outer) > _AT_ONCE:
+            look()
         return found
 
     def take(self, index: IntArray) -> _Crossed:
@@ -89,7 +90,8 @@ class Crossing:
 
     def take(self, index: IntArray) -> Columns:
         """Return the rows at ``index``, in that order."""
-        look()
+        if len(index) > _AT_ONCE:
+            look()
         index = index.astype(np.int64, copy=False)
         row = np.searchsorted(self.first, index, side="right") - 1
         return Columns.gathered(_Crossed(self, row, self.begin[row] + index - self.first[row]), len(index))

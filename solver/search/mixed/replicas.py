@@ -369,7 +369,7 @@ def _sizes(fleet: NodeGroups, option: StageOption, *, wide: bool) -> IntArray:
     problem = fleet.problem
     gpus = fleet.groups[option.group].num_gpus // option.tensor_parallel_size
     contexts = [cp for cp in contexts_of(problem, wide=wide) if cp <= gpus]
-    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else (1,)
     zeros, micro = launcher_capabilities(problem.launcher).zero_stages, _micro_batches(problem, wide=wide)
     found = [np.zeros((0, 6), dtype=np.int64)]
     for cp in contexts:

@@ -90,7 +90,7 @@ def contexts_of(problem: Problem, *, wide: bool) -> list[int]:
     """Return slices of the sequence: of enough tokens, or every one that divides where that is asked."""
     seq = problem.workload.seq_length
     if wide or "context_parallel_size" in limited_by(problem):
-        return divisors(seq)
+        return list(divisors(seq))
     return [1 << bit for bit in range(max(1, seq // MIN_TOKENS_PER_CONTEXT_RANK).bit_length())]
 
 
@@ -105,7 +105,7 @@ def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
     problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
     able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
     contexts, largest = contexts_of(problem, wide=wide), largest_micro_batch(problem, wide=wide)
-    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else (1,)
     for cp, dp, ep in product(contexts, divisors(batch), experts):
         look()
         if cp * dp > most:

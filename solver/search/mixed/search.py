@@ -315,7 +315,7 @@ def _interrupt(watch: Watch, frontier: MixedFrontier, shared: _Shared) -> bool:
     best = min(known, default=None)
     watch.report(
         "solving", explored=frontier.settled, total=len(frontier.rows), incumbent_s=best,
-        now=best is not None and watch.is_news(best),
+        now=best is not None and watch.is_due(best),
     )  # fmt: skip
     return watch.interrupted()
 

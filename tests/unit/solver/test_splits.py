@@ -102,9 +102,9 @@ def test_a_row_has_the_split_of_its_sizes_and_one_that_request_and_launcher_agre
 
 def test_divisors_are_all_of_them_ascending_however_large_the_number() -> None:
     assert [divisors(number) for number in (1, 7, 12, 36)] == [
-        [1], [1, 7], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4, 6, 9, 12, 18, 36],
+        (1,), (1, 7), (1, 2, 3, 4, 6, 12), (1, 2, 3, 4, 6, 9, 12, 18, 36),
     ]  # fmt: skip
-    assert divisors(2**40) == [2**power for power in range(41)]
+    assert divisors(2**40) == tuple(2**power for power in range(41))
 
 
 # Searches for nanotron, which splits the layers itself: against every configuration it can run.
