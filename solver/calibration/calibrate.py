@@ -32,7 +32,6 @@ from meshwright.solver.calibration.fit import (
     Runs,
     fit,
     left_over,
-    shared_spreads,
 )
 from meshwright.solver.calibration.measured import timed_record
 from meshwright.solver.calibration.observations import (
@@ -46,7 +45,7 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.cost.uncertainty import between
+from meshwright.solver.cost.uncertainty import between, catalog_spreads
 from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
 
@@ -367,7 +366,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
     own = sigmas**2 - np.square([between(one.problem) for one in timed])
-    rough = roughness_of(batches)
+    rough, shared = roughness_of(batches), catalog_spreads()["shared"]
     part = _part(
         timed,
         profile_of(timed[0]),
@@ -377,7 +376,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
             features=_features(timed),
             noises=np.sqrt(_OWN_SHARE * np.maximum(own, 0.0) + (TIME_PROCESS.noise * rough) ** 2),
             roughness=rough,
-            shared=shared_spreads(),
+            shared=(shared["dense"], shared["experts"]),
         ),
         _Quantity(widths=TIME_WIDTHS, prior=TIME_PROCESS, name="time"),
     )

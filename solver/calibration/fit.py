@@ -426,12 +426,6 @@ class Left:
     typical_sigma: float  # log, of a run like those seen
 
 
-def shared_spreads() -> tuple[float, float]:
-    """Return a cluster factor's prior spread, log: of dense models and of those with experts."""
-    shared = catalog_spreads()["shared"]
-    return float(shared["dense"]), float(shared["experts"])
-
-
 def left_over(found: Fit, quantity: str) -> Left:
     """Return the residual process after the runs, its spread scaled by leaving one run out at a time.
 

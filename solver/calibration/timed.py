@@ -108,7 +108,6 @@ def _layer_price(part: Part, name: str) -> Predict:
 def _kind(
     operator: str, name: str, timed: Sequence[tuple[_Sides, float]], predict: Predict
 ) -> list[TimedKind]:
-    """Return the timings as one kind; an empty list without any."""
     if not timed:
         return []
     shards = [(s.get("tensor_parallel_size", 1), s.get("micro_batch_size", 1)) for s, _ in timed]

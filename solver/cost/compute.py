@@ -202,7 +202,6 @@ def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
 
 
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
-    """Return up (with its gate) and down projection of an MLP of ``width`` on a rank; of none, nothing."""
     if not model.has_mlp:
         return []
     h = model.hidden_size

@@ -206,7 +206,6 @@ def _replicas(problem: Problem, config: Configuration, ranks: Indices, replicas:
 
 
 def _ring(kind: str, *several: Indices) -> Flows | None:
-    """Return the links between neighbours of the rings through the nodes of each row."""
     edges = list[tuple[Indices, Indices, FloatArray]]()
     for nodes in several:
         source, target = nodes, np.roll(nodes, -1, axis=1)

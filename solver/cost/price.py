@@ -518,7 +518,6 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
 
 
 def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:
-    """Return the step's end by part; both ends share the copied embedding."""
     look()
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
     passes, tensors = [part.passes for part in parts], weight_tensors(ctx, layout.kinds)

@@ -240,8 +240,6 @@ class ComparedConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """A stop, predicted."""
-
     prediction: Prediction
     fall_s: dict[str, float]
     fits: bool

@@ -47,7 +47,7 @@ from meshwright.solver.explain.infeasible import (
     limits_of,
     nearest_lack,
 )
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, usable_gpus, with_batch
 from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
@@ -124,7 +124,7 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[ProblemChange
         if name not in (problem.launcher, "any"):
             other = replace(problem, launcher=name)
             words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
-            own = _profile(other, profile)
+            own = profile_of_variant(other, profile)
             yield ProblemChange("launcher", words, other, own)
             for change in lighter(other, own):
                 words_of_both = f"{words} and {change.words}"
@@ -248,11 +248,6 @@ def other_gpus(problem: Problem) -> Iterator[ProblemChange]:
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
     options: SearchOptions = replace(problem.options, num_nodes=(), num_gpus=())
     return replace(problem, cluster=cluster, options=options)
-
-
-def _profile(problem: Problem, profile: Profile) -> Profile:
-    other = default_profile(problem.cluster, problem.priced_as)
-    return profile if other.framework.name == profile.framework.name else other
 
 
 _MOST, _ENOUGH = 8, 2  # changes; of the kinds where each further one only goes further

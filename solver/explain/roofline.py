@@ -41,8 +41,6 @@ _EXPERT_LATENTS = ("to the experts' latent", "from the experts' latent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RooflineReader:
-    """Context of one configuration; every array of it has one entry."""
-
     ctx: Context
     layers: int  # of the kind at hand
 

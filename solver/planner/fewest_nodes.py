@@ -35,12 +35,6 @@ def node_counts(problem: Problem) -> tuple[int, ...]:
     return tuple(named) or tuple(range(1, most + 1))
 
 
-def on_nodes(problem: Problem, count: int, time_limit_s: float) -> Problem:
-    """Return the problem on exactly ``count`` nodes."""
-    options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=time_limit_s)
-    return replace(problem, options=options)
-
-
 def explained_search(
     problem: Problem, profile: Profile, *, explained: bool = True, should_stop: ShouldStop | None = None,
     **how: Any,  # noqa: ANN401 - whatever else ``search`` is given
@@ -78,7 +72,9 @@ def fewest(
     refuted, sizes = 0, dict[tuple[int, ...], int]()
     counts = [count for count in node_counts(problem) if count <= most_nodes]
     for count in counts:
-        here = on_nodes(problem, count, max(watch.left_s, 0.01))
+        limit_s = max(watch.left_s, 0.01)
+        options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=limit_s)
+        here = replace(problem, options=options)
         cut, covered = watch.interrupted(), 0
         last = count == counts[-1] or cut
         with watch.cut():

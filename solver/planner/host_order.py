@@ -240,7 +240,8 @@ def bound_of(asked: OrderProblem) -> float:
     """Return a step that no order is shorter than."""
     if not asked.flows:
         return asked.exact_s(asked.listed)
-    needs = [_Need.of(asked, one) for one in asked.flows]
+    values = np.unique(asked.table.of_pairs)
+    needs = [_Need(table=asked.table, flows=one, values=values) for one in asked.flows]
     alone = {one.kind: one.least() for one in needs}
     joined = [one for one in needs if not one.flows.exchange]
     joined.sort(key=lambda one: -asked.step_s({one.kind: LinkPace(share=0.5 / alone[one.kind])}))
@@ -271,15 +272,9 @@ def _staircase(one: _Need, other: _Need, alone: Mapping[str, float]) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class _Need:
-    """What one kind of group needs of the graph of fast links."""
-
     table: LinkTable
     flows: Flows
     values: FloatArray  # of slowness that occur, growing
-
-    @classmethod
-    def of(cls, asked: OrderProblem, flows: Flows) -> _Need:
-        return cls(table=asked.table, flows=flows, values=np.unique(asked.table.of_pairs))
 
     @property
     def kind(self) -> str:

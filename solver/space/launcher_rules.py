@@ -119,7 +119,6 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Reject parts of a tower that the launcher does not freeze as the request states them."""
     tower, workload = problem.model.tower, problem.workload
     if tower is None or tower.model_type not in able.towers:
         return
