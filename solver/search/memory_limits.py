@@ -133,7 +133,7 @@ def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: 
         chunks: of a rank, (n,).
         num_layers: of the model; no more are counted.
     """
-    round_bytes, count = each.sum(axis=1), chunks[:, None]
+    round_bytes, count = np.maximum(each.sum(axis=1), 1.0), chunks[:, None]  # absent ranks may hold 0
     rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
     rest = room - rounds * round_bytes
     taken, more = np.zeros_like(room), np.zeros(room.shape, dtype=np.int64)
