@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -169,9 +168,7 @@ def test_two_processes_measure_every_collective_together(out: Path) -> None:
 
 def test_two_processes_that_may_not_use_the_file_both_end(out: Path) -> None:
     out.write_text("{}")
-    began_s = time.monotonic()
     code, _, stderr = profiled(out, "--only", "collectives", ranks=2)
     assert code != 0
     assert stderr.count("error: p.json is not a measured profile") == 1
-    assert time.monotonic() - began_s < 60
     assert out.read_text() == "{}"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(1500)
 PATIENCE_S = 600.0
 
 STEPS, SAVED = 8, 4
+BEYOND = 7  # a run is killed after this step: those since the checkpoint are done once more
 LOSS = re.compile(r"iteration +(\d+)/.* lm loss: ([\d.E+-]+)|step: +(\d+) .*loss: +([\d.]+)")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 ASKED = {"DATA_PATH": "drawn", "TOKENIZER_TYPE": "NullTokenizer", "TOKENIZER_MODEL": "none",
@@ -64,6 +66,13 @@ class Started:
         text = COLOURS.sub("", "\n".join(log.read_text(errors="replace") for log in self.logs))
         return {int(one[1] or one[3]): float(one[2] or one[4]) for one in LOSS.finditer(text)}
 
+    def await_step(self, step: int) -> None:
+        """Wait until a step was logged."""
+        until = time.monotonic() + PATIENCE_S
+        while max(self.losses(), default=0) < step:
+            assert time.monotonic() < until, self.logs[0].read_text()[-3000:]
+            time.sleep(0.02)
+
     def ended(self) -> dict[int, float]:
         """Its losses, once it has done all steps."""
         try:
@@ -92,21 +101,16 @@ def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_n
     own, rank = answered(MEGATRON_LM, tmp_path, tensor_parallel_size=2, data_parallel_size=2, zero_stage=1)
     chosen = ("--from", "answer.json", "--rank", rank)
     meshwright(tmp_path, "export", *chosen, "--save-dir", "before")
-    undisturbed = Started(
-        tmp_path / "before" / "launch.sh", 2, own | {"CHECKPOINTS": str(tmp_path / "all")}
-    )
-    losses = undisturbed.ended()
-
     kept, before, after = tmp_path / "kept", tmp_path / "before", tmp_path / "after"
     own |= {"CHECKPOINTS": str(kept)}
     run = Started(before / "launch.sbatch", 1, own | {"SLURM_SUBMIT_DIR": str(before)})
-    until = time.monotonic() + PATIENCE_S
-    while max(run.losses(), default=0) <= SAVED:  # it is beyond the checkpoint when a node is lost
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    run.await_step(BEYOND)
     node_fails("127.0.0.2", of=before)
     (programs / "failed").write_text("127.0.0.2\n")
     assert run.children[0].wait(PATIENCE_S)  # srun ends the tasks of the other node
+    losses = run.losses()
+    shutil.rmtree(kept / f"iter_{STEPS:07d}", ignore_errors=True)  # if it was about to end
+    (kept / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
 
     lost = ("--cluster-from", "slurm", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "1")
     said = meshwright(
@@ -120,7 +124,7 @@ def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_n
     went_on = Started(after / "resume.sh", 1, own | start).ended()
     assert sorted(went_on) == [5, 6, 7, 8]
     second = (losses[5] + losses[6]) / 2.0  # Megatron-LM's second line of a start is of two steps
-    for step, loss in {**{at: losses[at] for at in (5, 7, 8)}, 6: second}.items():
+    for step, loss in {5: losses[5], 6: second, 7: losses[7]}.items():
         assert went_on[step] == pytest.approx(loss, rel=1e-4), step  # as far as bf16 is the same
 
 
@@ -137,15 +141,13 @@ def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path)
     own, rank = answered(TORCHTITAN, tmp_path, data_parallel_size=4, zero_stage=2)
     chosen = ("--from", "answer.json", "--rank", rank)
     meshwright(tmp_path, "export", *chosen, "--save-dir", "before")
-    losses = Started(titan(tmp_path, "before", "all", 4), 1, own).ended()
     run = Started(titan(tmp_path, "before", "kept", 4), 1, own)
-    until = time.monotonic() + PATIENCE_S
-    while max(run.losses(), default=0) <= SAVED:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    run.await_step(BEYOND)
     run.killed()
+    losses = run.losses()
 
     kept = tmp_path / "kept" / "checkpoint"
+    shutil.rmtree(kept / f"step-{STEPS}", ignore_errors=True)  # if it was about to end
     lost = ("--lost-nodes", "1", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "20")
     replan = ("replan", *chosen, *lost, "--checkpoint", str(kept), "--json")
     found: dict[str, Any] = json.loads(meshwright(tmp_path, *replan))
@@ -159,8 +161,8 @@ def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path)
     paths = f"{tmp_path / 'after'}:{own['PYTHONPATH']}"
     went_on = Started(tmp_path / "after" / "resume.sh", 1, own | start | {"PYTHONPATH": paths}).ended()
     assert sorted(went_on) == [5, 6, 7, 8]
-    for step, loss in went_on.items():
-        assert loss == pytest.approx(losses[step], rel=1e-4), step
+    for step in range(SAVED + 1, BEYOND + 1):
+        assert went_on[step] == pytest.approx(losses[step], rel=1e-4), step
 
 
 def command(folder: Path, out: Path, processes: int) -> str:

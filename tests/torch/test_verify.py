@@ -268,10 +268,10 @@ def test_deepspeed_shards_what_its_stage_shards(stage: int, shards: tuple[int, i
     assert "peak_bytes" not in figures(found, 7)  # built like rank 0, which was traced
 
 
-def test_deepspeed_divides_its_pipeline_by_layers() -> None:
+def test_deepspeed_divides_its_pipeline_by_layers_and_computes_whole_ones_again() -> None:
     config = replace(
         REPLICAS, pipeline_parallel_size=2, zero_stage=1, num_microbatches=4, pipeline_schedule="1f1b",
-        stage_layers=(1, 1),
+        stage_layers=(1, 1), recompute_granularity="full", recompute_layers=1,
     )  # fmt: skip
     found = built_by_deepspeed(config)
     assert found.ranks == (0, 8, 15)
@@ -280,17 +280,9 @@ def test_deepspeed_divides_its_pipeline_by_layers() -> None:
         LAYER + 2 * 512 + TABLE + 512,
     ]
     assert all("peak_bytes" in figures(found, rank) for rank in (0, 8))
-
-
-def test_deepspeeds_pipeline_computes_whole_layers_again() -> None:
     # reentrant checkpoints, the last product too; the head and its loss are on the second stage
-    config = replace(
-        REPLICAS, pipeline_parallel_size=2, zero_stage=1, num_microbatches=4, pipeline_schedule="1f1b",
-        stage_layers=(1, 1), recompute_granularity="full", recompute_layers=1,
-    )  # fmt: skip
     core = 2 * 2 * 1024 * 1024 * 8 * 64
     layer = (6 + 2) * 1024 * LAYER + (3.5 + 1) * core
-    found = built_by_deepspeed(config)
     built = [figures(found, rank)["flops"].built for rank in (0, 8)]
     assert built == pytest.approx([layer, layer + 6 * 1024 * TABLE], rel=1e-6)
 
