@@ -97,7 +97,7 @@ def main() -> int:
         model=runs[0].problem.model,
         gpu=base.group.gpu,
         seq_length=workload.seq_length,
-        dtype=workload.precision,
+        dtype="fp16" if workload.precision == "fp16" else "bf16",
         with_collectives=True,
         session=session,
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
@@ -29,7 +27,7 @@ from meshwright.profiles.model_parts import (
     RotaryScaling,
     StreamsSpec,
 )
-from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.reading import FieldReader, PartRules, values_of
 from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
@@ -46,7 +44,6 @@ _PARTS: Mapping[type, Limits] = {
     DiffusionSpec: DIFFUSION_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
-_MAY_BE_EMPTY = ("source", "display_name", "layer_pattern", "model_type")
 _IN_ORDER = ("layer_ffn_sizes", "layer_kv_heads")  # lists of sizes, one of each layer
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
@@ -65,7 +62,7 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
     biased = reader.flag("linear_bias", default=False)
     # None: follows from other sizes, below
     follow: dict[str, object] = {"name": "custom", "num_kv_heads": None, "head_dim": None}
-    values = _values(reader, ModelSpec, follow | dict.fromkeys(_BIASES, biased))
+    values = values_of(reader, ModelSpec, _RULES, follow | dict.fromkeys(_BIASES, biased))
     hidden, heads, mla = values["hidden_size"], values["num_attention_heads"], values.get("mla")
     if values["num_kv_heads"] is None:
         values["num_kv_heads"] = heads
@@ -101,53 +98,6 @@ def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of th
     return raw
 
 
-@cache
-def _types(part: type) -> dict[str, object]:
-    hints: dict[str, object] = {}
-    for name, hint in get_type_hints(part).items():
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
-        union = [option for option in options if option is not NoneType]
-        hints[name] = union[0] if union else hint
-    return hints
-
-
-def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are stated, or have a default here (else its own)."""
-    values = {}
-    for field in fields(part):
-        stated = reader.value(field.name) is not None  # and known, also as null
-        if not stated and field.name in defaults:
-            values[field.name] = defaults[field.name]
-        elif stated or field.default is MISSING:  # a fault where it is required and not stated
-            values[field.name] = _value(reader, part, field.name)
-    return values
-
-
-def _value(reader: FieldReader, part: type, name: str) -> object:
-    kind, limits = _types(part)[name], _PARTS[part].get(name)
-    if isinstance(kind, type) and kind in _PARTS:
-        return _part(reader.child(name), kind)
-    if get_origin(kind) is Literal:
-        return reader.choice(name, get_args(kind), default="")
-    if kind is str:
-        return reader.text(name, default="" if name in _MAY_BE_EMPTY else None)
-    if kind is bool or get_origin(kind) is tuple:
-        return reader.flag(name, default=False) if kind is bool else _layers(reader, name)
-    low, high = limits or (1, 2**31 - 1)
-    if kind is float:
-        return reader.number(name, low=low, high=high)
-    return reader.integer(name, low=int(low), high=int(high))
-
-
-def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
-    if reader is None:
-        return None
-    values = _values(reader, part, {})
-    reader.refuse_unknown()
-    reader.finish()
-    return part(**values)
-
-
 def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
     value = reader.value(name)
     if not isinstance(value, list) or not all(type(layer) is int and layer >= 0 for layer in value):
@@ -155,3 +105,6 @@ def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
         reader.fault(name, f"must be a list of {each}")
         return ()
     return tuple(value) if name in _IN_ORDER else tuple(sorted(set(value)))
+
+
+_RULES = PartRules(limits=_PARTS, lists=_layers)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 
@@ -210,3 +213,86 @@ class FieldReader:
         if self.is_object:  # else that is the fault, and its fields are none
             self.fault(name, "is required")
         return placeholder
+
+
+# --------------------------------------------------------------------------------------------------
+# Dataclasses from mappings with their field names.
+
+
+Limits = Mapping[str, tuple[int, int] | tuple[float, float]]  # whole numbers, or any numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRules:
+    """How dataclasses are read."""
+
+    limits: Mapping[type, Limits]  # of the numbers of each
+    lists: Callable[[FieldReader, str], tuple[object, ...]]
+
+
+@cache
+def _kinds(part: type) -> dict[str, object]:
+    hints: dict[str, object] = {}
+    for name, hint in get_type_hints(part).items():
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+        union = [option for option in options if option is not NoneType]
+        hints[name] = union[0] if union else hint
+    return hints
+
+
+def values_of(
+    reader: FieldReader,
+    part: type,
+    rules: PartRules,
+    defaults: Mapping[str, object],
+    given: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return the fields of a dataclass that a mapping states, read by their types.
+
+    Args:
+        reader: of the mapping; a field without a default is required.
+        part: the dataclass.
+        rules: how its numbers and lists are read, and those of every dataclass inside it.
+        defaults: of fields that the mapping leaves out, in place of the dataclass's own.
+        given: fields that are read elsewhere.
+    """
+    values = {}
+    for field in (field for field in fields(part) if field.name not in given):
+        stated = reader.value(field.name) is not None  # and known, also as null
+        if not stated and field.name in defaults:
+            values[field.name] = defaults[field.name]
+        elif stated or field.default is MISSING:  # a fault where it is required and not stated
+            values[field.name] = _value(reader, part, field, rules)
+    return values
+
+
+def _value(reader: FieldReader, part: type, field: Field[Any], rules: PartRules) -> object:
+    kind, name = _kinds(part)[field.name], field.name
+    low, high = rules.limits[part].get(name, (1, 2**31 - 1))
+    if isinstance(kind, type) and kind in rules.limits:
+        return part_of(reader.child(name), kind, rules)
+    if kind is str:
+        return reader.text(name, default="" if field.default == "" else None)
+    if kind is float:
+        return reader.number(name, low=low, high=high)
+    if kind is int:
+        return reader.integer(name, low=int(low), high=int(high))
+    if not reader.has(name):
+        reader.fault(name, "is required")
+    if get_origin(kind) is Literal:
+        return reader.choice(name, get_args(kind), default=get_args(kind)[0])
+    return reader.flag(name, default=False) if kind is bool else rules.lists(reader, name)
+
+
+def part_of(reader: FieldReader | None, part: type, rules: PartRules) -> Any:  # noqa: ANN401 - of that class
+    """Return a dataclass of the fields that a mapping states; None without a mapping.
+
+    Raises:
+        InvalidProblemError: one or more faults, or what the dataclass itself refuses.
+    """
+    if reader is None:
+        return None
+    values = values_of(reader, part, rules, {})
+    reader.refuse_unknown()
+    reader.finish()
+    return part(**values)

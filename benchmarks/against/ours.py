@@ -49,7 +49,7 @@ def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:
         model=problem.model,
         gpu=find_gpu(layers["gpu"]),
         seq_length=problem.workload.seq_length,
-        dtype=problem.workload.precision,
+        dtype="fp16" if problem.workload.precision == "fp16" else "bf16",
         with_collectives=False,
         session=Session(started_at="not stated by the source", command="bench-peers", meshwright="0"),
     )

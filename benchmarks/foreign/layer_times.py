@@ -15,6 +15,7 @@ from benchmarks.foreign.records import LayerProfile, LayerRecord
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.profile import (
+    Dtype,
     Machine,
     MeasuredProfile,
     Measurement,
@@ -35,7 +36,7 @@ class Taken:
     model: ModelSpec
     gpu: GpuSpec
     seq_length: int
-    dtype: str
+    dtype: Dtype
     with_collectives: bool
     session: Session
 

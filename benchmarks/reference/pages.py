@@ -14,6 +14,7 @@ import typer
 import yaml
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from benchmarks.reference.measured_schema import measured_profile_schema
 from meshwright.profiles.calibration import FORMAT as CALIBRATION
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
 from meshwright.profiles.catalog import CATALOG
@@ -21,7 +22,6 @@ from meshwright.profiles.documents import DOCUMENT, FILE, MAX_DEPTH, PROBLEM, YA
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
-from meshwright.profiles.measured.read import measured_profile_schema
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switches

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.measured.profile import Dtype
 from meshwright.profiles.units import MIB
 
 Tensor: TypeAlias = Any  # a torch.Tensor: torch is optional, so its types are unknown to the checker
@@ -52,7 +53,7 @@ class Device:
     torch: ModuleType
     kind: str  # cuda or cpu
     index: int  # of the GPU; 0 on a CPU
-    dtype: str  # bf16, fp16 or fp32
+    dtype: Dtype
     flush: Tensor | None  # zeroed before each repeat, so that no operand waits in the cache; None on a CPU
 
     @property
@@ -160,7 +161,7 @@ class Device:
         return self.seconds_between(begin, end), host_s
 
 
-def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
+def open_device(kind: str, *, dtype: Dtype, index: int = 0) -> Device:
     """Return the device to measure: ``auto`` is the GPU where there is one.
 
     Raises:

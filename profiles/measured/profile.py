@@ -2,8 +2,7 @@
 
 The file is JSON, ``{"format": "meshwright-measured-profile", "version": 1, "subject": …, "machine": …,
 "sessions": […], "completed": […], "skipped": […], "measurements": […]}``; the dataclasses below are its
-objects, field by field, and fields that are None are left out. ``measured_profile_schema`` has the
-JSON schema.
+objects, field by field, and fields that are None are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 FORMAT = "meshwright-measured-profile"
 VERSION = 1
 
+Dtype = Literal["bf16", "fp16", "fp32"]
 MeasuredGroup = Literal["collectives", "gemm", "attention", "memory_bound", "layer"]
 MEASURED_GROUPS: tuple[MeasuredGroup, ...] = ("collectives", "gemm", "attention", "memory_bound", "layer")
 
@@ -84,7 +84,7 @@ class Subject:
 
     model: ModelSpec
     seq_length: int
-    dtype: str  # bf16, fp16 or fp32
+    dtype: Dtype
     expert_parallel_size: int
     quick: bool  # few repeats, few payloads
     with_collectives: bool = False  # layers were timed with their tensor-parallel collectives inside
@@ -96,7 +96,7 @@ class Subject:
 class Machine:
     """The machine: the same for all measurements of one file."""
 
-    kind: str  # cuda or cpu
+    kind: Literal["cuda", "cpu"]
     device: str  # as its driver names it
     memory_bytes: int  # of the GPU, or of the host
     host_cpu: str
@@ -112,8 +112,8 @@ class Session:
     """One start of the command: when, how, and the state the device was in."""
 
     started_at: str  # ISO 8601, UTC
-    command: str
     meshwright: str  # version
+    command: str = ""
     device_state: str = ""  # clocks, power and temperature, as far as they can be read
 
 

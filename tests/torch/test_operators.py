@@ -13,6 +13,7 @@ from meshwright.profiles.measure.operators import (
 )
 from meshwright.profiles.measure.shard import Shard, ShardGemm
 from meshwright.profiles.measure.timing import QUICK, Label, timed_with
+from meshwright.profiles.measured.profile import Dtype
 from tests.problems.measured_profiles import TINY
 
 SHARD = Shard(model=TINY, tensor_parallel_size=2, expert_parallel_size=1, micro_batch_size=2, seq_length=32)
@@ -31,7 +32,7 @@ def test_a_gemm_has_three_passes_of_the_same_work(experts: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_attention_has_two_passes(dtype: str) -> None:
+def test_attention_has_two_passes(dtype: Dtype) -> None:
     measured = measure_attention(SHARD, LABEL, open_device("cpu", dtype=dtype), QUICK)
     # 2 heads of 16 + 16, 2 · 32 queries that see 16.5 keys on average, 2 FLOPs each
     flops = 2 * 2 * (16 + 16) * 64 * 16.5

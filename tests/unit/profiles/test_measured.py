@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from benchmarks.reference.measured_schema import measured_profile_schema
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.profile import Timing, write_measured_profile
 from meshwright.profiles.measured.read import (
     measured_profile_from_json,
-    measured_profile_schema,
     read_measured_profile,
 )
 from tests.problems.measured_profiles import measured_profile, measurement
