@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS
 from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_GIB,
-    OUT_OF_MEMORY,
+    LogFormat,
     LoggedStep,
     LogLine,
     RunLog,
-    read_steps,
     timestamp,
 )
-from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.units import GIB
 
 MAX_SAMPLES_PER_S = 1e9
@@ -82,17 +79,11 @@ def _configuration(log: RunLog, line: LogLine) -> None:
         log.saw_memory(line.rank, allocated, reserved)
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Return whether the text holds steps of DeepSpeed."""
-    ran_out = "deepspeed" in file.text.lower() and OUT_OF_MEMORY.search(file.text) is not None
-    timed = _STEP.search(file.text) is not None and "MaxMemAllocated=" in file.text
-    return ran_out or timed or _PIPELINE_STEP.search(file.text) is not None
-
-
-def read_deepspeed_log(path: Path | str) -> MeasuredRun:
-    """Step time, allocated memory and the settings that the log names.
-
-    Raises:
-        ProfileError: no steps, or a broken one.
-    """
-    return read_steps(path, "deepspeed", pattern=_STEP, on_step=_step, on_line=_configuration)
+DEEPSPEED_LOG = LogFormat(
+    framework="deepspeed",
+    names_itself="deepspeed",
+    signs=((_STEP, re.compile("MaxMemAllocated=")), (_PIPELINE_STEP,)),
+    step=_STEP,
+    on_step=_step,
+    on_line=_configuration,
+)

@@ -25,7 +25,7 @@ _WHOLE = re.compile(r"[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFile:
-    """One file's name and text."""
+    """One file's name and text, without terminal colours."""
 
     name: str
     text: str
@@ -53,16 +53,16 @@ class ForeignFile:
             raise ProfileError(f"{name}: is a binary file, expected text")
         if not text.strip():
             raise ProfileError(f"{name}: is empty")
-        return cls(name=name, text=text)
+        return cls(name=name, text=_ANSI.sub("", text))
 
     def fault(self, where: str, message: str) -> ProfileError:
         """Return the error of this file, to be raised: names the file, the place and what was expected."""
         return ProfileError(f"{self.name}: {where}: {message}" if where else f"{self.name}: {message}")
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield line numbers from 1 and lines without terminal colours."""
+        """Yield line numbers from 1 and lines."""
         for number, line in enumerate(self.text.split("\n"), 1):
-            yield number, _ANSI.sub("", line.rstrip("\r"))
+            yield number, line.rstrip("\r")
 
     def number(self, value: object, where: str, *, high: float, low: float = 0.0) -> float:
         """Return a finite number in [low, high], from a JSON number or from text.

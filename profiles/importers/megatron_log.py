@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
 from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_FLOPS_PER_S,
-    OUT_OF_MEMORY,
+    LogFormat,
     LoggedStep,
     LogLine,
     RunLog,
 )
-from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.units import GIB, MIB, MILLISECOND_S, TERA
 
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(?:\d{1,12}|infinity)\s*\|")
@@ -64,8 +62,10 @@ _WORDS = (
 )  # fmt: skip
 
 
-def _iteration(log: RunLog, line: LogLine, number: str) -> LoggedStep:
+def _step(log: RunLog, line: LogLine, number: int) -> None:
     file = log.file
+    if not log.is_of_first_rank(line.rank):
+        return
     parts = (part.partition(":") for part in line.text.split("|"))
     fields = {name.strip(): value.strip() for name, colon, value in parts if colon}
     elapsed = next((_ELAPSED.fullmatch(name) for name in fields if _ELAPSED.fullmatch(name)), None)
@@ -75,13 +75,17 @@ def _iteration(log: RunLog, line: LogLine, number: str) -> LoggedStep:
     seconds = file.positive(text, f"{line.where}, {elapsed[0]}", high=MAX_SECONDS / scale) * scale
     batch = fields.get("global batch size")
     flops = next((fields[name] for name in _FLOPS if name in fields), None)
-    return LoggedStep(
-        number=int(number),
-        seconds=seconds,
-        global_batch_size=(
-            None if batch is None else file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
-        ),
-        flops_per_s_per_gpu=_flops(file, flops, f"{line.where}, throughput"),
+    log.add(
+        LoggedStep(
+            number=number,
+            seconds=seconds,
+            global_batch_size=(
+                None
+                if batch is None
+                else file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
+            ),
+            flops_per_s_per_gpu=_flops(file, flops, f"{line.where}, throughput"),
+        )
     )
 
 
@@ -104,17 +108,20 @@ def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
     log.saw_memory(rank, peaks.get("allocated"), peaks.get("reserved"))
 
 
-def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, where: str) -> None:
+def _argument(log: RunLog, name: str, value: str, where: str) -> None:
     """Read an argument that Megatron prints at the start (``_print_args``, training/arguments.py)."""
     if name in _ARGUMENTS and value.isascii() and value.isdigit():
         log.note(_ARGUMENTS[name], value, where)
     if name in _SWITCHES and value in ("True", "False"):
         log.configuration[_SWITCHES[name]] = int(value == "True")
     if name in _WORDS:
-        arguments[name] = value
+        log.arguments[name] = value
 
 
-def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
+def _settle(log: RunLog) -> None:
+    arguments = log.arguments
+    if "deepspeed" in log.file.text.lower():
+        log.framework = "megatron-deepspeed"
     found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
     if found or {"bf16", "fp16"} <= arguments.keys():
         log.words["precision"] = found[0] if found else "fp32"
@@ -133,16 +140,17 @@ def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
 
 def read_arguments(log: RunLog, arguments: Mapping[str, str], where: str) -> None:
     """Read Megatron's arguments from elsewhere than a log: names and values as text."""
-    words: dict[str, str] = {}
     for name, value in arguments.items():
-        _argument(log, words, name, value, where)
-    _settle(log, words)
+        _argument(log, name, value, where)
+    _settle(log)
 
 
-def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> None:
-    argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
+def _line(log: RunLog, line: LogLine) -> None:
+    argument, world, memory = (one.search(line.text) for one in (_ARGUMENT, _WORLD, _MEMORY))
+    if memory and not line.is_cut:
+        _memory(log, line, memory)
     if argument:
-        _argument(log, arguments, argument[1], argument[2], line.where)
+        _argument(log, argument[1], argument[2], line.where)
     if world:
         log.note("num_gpus", world[1], line.where)
     ranks = _DATA_PARALLEL.search(line.text)
@@ -152,29 +160,12 @@ def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> Non
         log.started()
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Return whether the text holds iterations of Megatron."""
-    ran_out = "model_parallel_size .." in file.text and OUT_OF_MEMORY.search(file.text) is not None
-    steps = _ELAPSED.search(file.text) is not None and _ITERATION.search(file.text) is not None
-    return ran_out or steps
-
-
-def read_megatron_log(path: Path | str) -> MeasuredRun:
-    """Step time, memory, throughput and the configuration that the log names.
-
-    Raises:
-        ProfileError: no iterations, a broken one, or an unknown unit.
-    """
-    file = ForeignFile.open(path)
-    kin = "deepspeed" in file.text.lower()
-    log = RunLog(file=file, framework="megatron-deepspeed" if kin else "megatron-lm")
-    arguments: dict[str, str] = {}
-    for line in log.lines():
-        iteration, memory = _ITERATION.search(line.text), _MEMORY.search(line.text)
-        if not line.is_cut and iteration and log.is_of_first_rank(line.rank):
-            log.add(_iteration(log, line, iteration[1]))
-        if not line.is_cut and memory:
-            _memory(log, line, memory)
-        _configuration(log, line, arguments)
-    _settle(log, arguments)
-    return log.finish()
+MEGATRON_LOG = LogFormat(
+    framework="megatron-lm",
+    names_itself="model_parallel_size ..",
+    signs=((_ELAPSED, _ITERATION),),
+    step=_ITERATION,
+    on_step=_step,
+    on_line=_line,
+    on_end=_settle,
+)

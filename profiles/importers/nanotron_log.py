@@ -11,19 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from math import prod
-from pathlib import Path
 
 from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
 from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
-    OUT_OF_MEMORY,
+    LogFormat,
     LoggedStep,
     LogLine,
     RunLog,
-    read_steps,
 )
-from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.units import GIB, MIB, MILLISECOND_S, TERA
 
 MAX_TOKENS_PER_S = 1e9
@@ -110,16 +107,11 @@ def read_arguments(log: RunLog, arguments: Iterable[tuple[str, str]], where: str
         sizes["num_gpus"] = prod(sizes.get(f"{axis}_parallel_size", 1) for axis in _WORLD)
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Return whether the text holds steps of nanotron."""
-    ran_out = "nanotron" in file.text and OUT_OF_MEMORY.search(file.text) is not None
-    return ran_out or (_STEP.search(file.text) is not None and _TIME.search(file.text) is not None)
-
-
-def read_nanotron_log(path: Path | str) -> MeasuredRun:
-    """Step time, memory of the first rank, throughput and the configuration that the log names.
-
-    Raises:
-        ProfileError: no steps, or a broken one.
-    """
-    return read_steps(path, "nanotron", pattern=_STEP, on_step=_step, on_line=_configuration)
+NANOTRON_LOG = LogFormat(
+    framework="nanotron",
+    names_itself="nanotron",
+    signs=((_STEP, _TIME),),
+    step=_STEP,
+    on_step=_step,
+    on_line=_configuration,
+)

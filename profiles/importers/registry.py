@@ -8,17 +8,12 @@ from pathlib import Path
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import ProfileError, UnknownNameError
-from meshwright.profiles.importers import (
-    deepspeed_log,
-    megatron_log,
-    nanotron_log,
-    nccl_tests,
-    nccl_topology,
-    nvidia_smi_topo,
-    torchtitan_log,
-    tracked_run,
-)
+from meshwright.profiles.importers import nccl_tests, nccl_topology, nvidia_smi_topo, tracked_run
+from meshwright.profiles.importers.deepspeed_log import DEEPSPEED_LOG
 from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.megatron_log import MEGATRON_LOG
+from meshwright.profiles.importers.nanotron_log import NANOTRON_LOG
+from meshwright.profiles.importers.torchtitan_log import TORCHTITAN_LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +40,17 @@ FORMATS: Mapping[str, ForeignFormat] = {
         looks_like=nvidia_smi_topo.looks_like,
         read=nvidia_smi_topo.read_nvidia_smi_topo,
     ),
-    "megatron-log": ForeignFormat(
-        title="Megatron-LM training log",
-        looks_like=megatron_log.looks_like,
-        read=megatron_log.read_megatron_log,
-    ),
-    "torchtitan-log": ForeignFormat(
-        title="torchtitan training log",
-        looks_like=torchtitan_log.looks_like,
-        read=torchtitan_log.read_torchtitan_log,
-    ),
-    "nanotron-log": ForeignFormat(
-        title="nanotron training log",
-        looks_like=nanotron_log.looks_like,
-        read=nanotron_log.read_nanotron_log,
-    ),
-    "deepspeed-log": ForeignFormat(
-        title="DeepSpeed training log",
-        looks_like=deepspeed_log.looks_like,
-        read=deepspeed_log.read_deepspeed_log,
-    ),
+    **{
+        name: ForeignFormat(title=f"{program} training log", looks_like=one.looks_like, read=one.read)
+        for name, program, one in (
+            ("megatron-log", "Megatron-LM", MEGATRON_LOG),
+            ("torchtitan-log", "torchtitan", TORCHTITAN_LOG),
+            ("nanotron-log", "nanotron", NANOTRON_LOG),
+            ("deepspeed-log", "DeepSpeed", DEEPSPEED_LOG),
+        )
+    },
     "wandb-run": ForeignFormat(
         title="W&B run", looks_like=tracked_run.is_wandb_history, read=tracked_run.read_wandb_run
-    ),
-    "mlflow-run": ForeignFormat(
-        title="MLflow run",
-        looks_like=lambda _: False,  # a folder: ``detect_format``
-        read=tracked_run.read_mlflow_run,
     ),
 }
 
@@ -88,12 +67,10 @@ def detect_format(path: Path | str) -> str:
         ProfileError: the file cannot be read, or has none of the formats.
     """
     if Path(path).is_dir():
-        found = tracked_run.format_of_folder(Path(path))
-        if found is None:
-            histories = ", ".join(tracked_run.HISTORIES)
-            message = f"expected a W&B history ({histories}) or the folder metrics of an MLflow run in it"
-            raise ProfileError(f"{shown(Path(path).name)}: {message}")
-        return found
+        if any((Path(path) / name).is_file() for name in tracked_run.HISTORIES):
+            return "wandb-run"
+        message = f"expected a W&B history ({', '.join(tracked_run.HISTORIES)}) in it"
+        raise ProfileError(f"{shown(Path(path).name)}: {message}")
     file = ForeignFile.open(path)
     for name, entry in FORMATS.items():
         if entry.looks_like(file):

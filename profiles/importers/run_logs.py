@@ -63,6 +63,7 @@ class RunLog:
     segments: list[dict[int, LoggedStep]] = field(default_factory=lambda: [{}])
     configuration: dict[str, int] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)  # settings that others decide the meaning of
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     memory_ranks: set[int | None] = field(default_factory=set)
@@ -209,23 +210,35 @@ def _tokens(kept: list[LoggedStep], median: float | None, configuration: Mapping
     return batch * seq_length / (median * num_gpus)
 
 
-def read_steps(
-    path: Path | str,
-    framework: str,
-    *,
-    pattern: re.Pattern[str],
-    on_step: Callable[[RunLog, LogLine, int], None],
-    on_line: Callable[[RunLog, LogLine], None],
-) -> MeasuredRun:
-    """Read a log with one line per step; the first group of ``pattern`` is the step's number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFormat:
+    """The log of one framework, with a line for each logged step."""
 
-    Raises:
-        ProfileError: no steps, or a broken one.
-    """
-    log = RunLog(file=ForeignFile.open(path), framework=framework)
-    for line in log.lines():
-        step = pattern.search(line.text)
-        if step and not line.is_cut:
-            on_step(log, line, int(step[1]))
-        on_line(log, line)
-    return log.finish()
+    framework: str
+    names_itself: str  # in lower case: what a log that ends without a step is recognised by
+    signs: tuple[tuple[re.Pattern[str], ...], ...]  # all of any of these are in a log with steps
+    step: re.Pattern[str]  # its first group is the step's number
+    on_step: Callable[[RunLog, LogLine, int], None]
+    on_line: Callable[[RunLog, LogLine], None]
+    on_end: Callable[[RunLog], None] = lambda _: None
+
+    def looks_like(self, file: ForeignFile) -> bool:
+        """Return whether the text holds steps of the framework, or a run of it that ran out of memory."""
+        if self.names_itself in file.text.lower() and OUT_OF_MEMORY.search(file.text):
+            return True
+        return any(all(sign.search(file.text) for sign in signs) for signs in self.signs)
+
+    def read(self, path: Path | str) -> MeasuredRun:
+        """Return step time, memory, throughput and the configuration that the log names.
+
+        Raises:
+            ProfileError: no steps, or a broken one.
+        """
+        log = RunLog(file=ForeignFile.open(path), framework=self.framework)
+        for line in log.lines():
+            step = self.step.search(line.text)
+            if step and not line.is_cut:
+                self.on_step(log, line, int(step[1]))
+            self.on_line(log, line)
+        self.on_end(log)
+        return log.finish()

@@ -10,20 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS
 from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
-    OUT_OF_MEMORY,
+    LogFormat,
     LoggedStep,
     LogLine,
     RunLog,
-    read_steps,
     timestamp,
 )
-from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.units import GIB, TERA
 
 MAX_TOKENS_PER_S = 1e9
@@ -108,16 +105,11 @@ def _configuration(log: RunLog, line: LogLine) -> None:
         log.started()
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Return whether the text holds steps of torchtitan."""
-    ran_out = "torchtitan" in file.text and OUT_OF_MEMORY.search(file.text) is not None
-    return ran_out or any(_STEP.search(line) and "tps:" in line for _, line in file.lines())
-
-
-def read_torchtitan_log(path: Path | str) -> MeasuredRun:
-    """Step time, reserved memory, throughput and the configuration that the log names.
-
-    Raises:
-        ProfileError: no steps, or a broken one.
-    """
-    return read_steps(path, "torchtitan", pattern=_STEP, on_step=_step, on_line=_configuration)
+TORCHTITAN_LOG = LogFormat(
+    framework="torchtitan",
+    names_itself="torchtitan",
+    signs=((re.compile(rf"{_STEP.pattern}.*tps:"),),),
+    step=_STEP,
+    on_step=_step,
+    on_line=_configuration,
+)

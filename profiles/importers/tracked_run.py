@@ -1,10 +1,7 @@
-"""Reads a training run that Weights & Biases or MLflow tracked, from exported files.
+"""Reads a training run that Weights & Biases tracked, from exported files.
 
-A W&B run is its history with ``config.yaml`` of the run's folder, or ``config.json``, next to it. The
-history is the CSV that W&B's export API or a chart writes, or the scanned records as JSON or JSON lines.
-An MLflow run is a folder of its file store: a file
-``metrics/NAME`` with lines "timestamp value step", and a file ``params/NAME`` with a text
-(mlflow/store/tracking/file_store.py).
+The run is its history with ``config.yaml`` of the run's folder, or ``config.json``, next to it. The history
+is the CSV that W&B's export API or a chart writes, or the scanned records as JSON or JSON lines.
 
 Step times are those that training programs log by these names: ``iteration-time`` (Megatron-LM,
 ``training_log`` in megatron/training/training.py), ``train_step_timing in s`` (NeMo),
@@ -18,7 +15,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,22 +123,6 @@ _PROGRAMS = (
 _TIMES = tuple(name for program in _PROGRAMS for name in program.time)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tracked:
-    """What a tracker kept of one run: metrics with their values by step, and the configuration."""
-
-    file: ForeignFile  # that errors name
-    metrics: Mapping[str, list[tuple[int, float]]]
-    settings: Settings
-
-
-def format_of_folder(path: Path) -> str | None:
-    """Return the format of a folder: ``mlflow-run``, ``wandb-run``, or None for another one."""
-    if (path / "metrics").is_dir() or any(path.glob("*/metrics")) or any(path.glob("*/*/metrics")):
-        return "mlflow-run"
-    return "wandb-run" if any((path / name).is_file() for name in HISTORIES) else None
-
-
 def is_wandb_history(file: ForeignFile) -> bool:
     """Return whether a file is a history with the step times of a program."""
     head = file.text.lstrip()[:1]
@@ -168,47 +149,7 @@ def read_wandb_run(path: Path | str) -> MeasuredRun:
     config = next((place.parent / name for name in CONFIGS if (place.parent / name).is_file()), None)
     records = list(_records(file))
     settings = dict(_leaves(_config(config))) if config is not None else {}
-    return _run(_Tracked(file=file, metrics=_by_metric(file, records), settings=settings))
-
-
-def read_mlflow_run(path: Path | str) -> MeasuredRun:
-    """Return a run of MLflow's file store.
-
-    Args:
-        path: the run's folder, or one above it that holds this run alone.
-
-    Raises:
-        ProfileError: there is no run or more than one, a file is broken, or it lacks step times.
-    """
-    place = Path(path)
-    runs = [place] if (place / "metrics").is_dir() else sorted(
-        one.parent for pattern in ("*/metrics", "*/*/metrics") for one in place.glob(pattern)
-    )  # fmt: skip
-    if len(runs) != 1:
-        names = ", ".join(shown(one.name) for one in runs[:_MOST_NAMED])
-        message = f"holds {len(runs)} runs: name the folder of one ({names})" if runs else "holds no run"
-        raise ProfileError(f"{shown(place.name)}: {message}")
-    (run,) = runs
-    metrics: dict[str, list[tuple[int, float]]] = {}
-    for name, file in _files_below(run / "metrics"):
-        metrics[name] = [_mlflow_value(file, *line) for line in file.lines() if line[1].strip()]
-    params = {name: file.text.strip() for name, file in _files_below(run / "params")}
-    file = ForeignFile(name=run.name, text="")
-    return _run(_Tracked(file=file, metrics=metrics, settings=dict(_leaves(params))))
-
-
-def _files_below(folder: Path) -> Iterator[tuple[str, ForeignFile]]:
-    """Yield files with their paths below a folder; empty ones are left out, as MLflow keeps empty texts."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.stat().st_size:
-            yield path.relative_to(folder).as_posix(), ForeignFile.open(path)
-
-
-def _mlflow_value(file: ForeignFile, number: int, line: str) -> tuple[int, float]:
-    words, where = line.split(), f"line {number}"
-    if len(words) != len(("timestamp", "value", "step")):
-        raise file.fault(where, 'expected "timestamp value step"')
-    return file.whole(words[2], where, low=0, high=_MAX_STEP), _value(file, words[1], where)
+    return _run(file, _by_metric(file, records), settings)
 
 
 def _value(file: ForeignFile, value: object, where: str) -> float:
@@ -282,21 +223,22 @@ def _config(path: Path) -> Mapping[str, object]:
 
 
 def _leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield every leaf by its last name, as text; MLflow's names are paths already."""
+    """Yield every leaf by its last name, as text."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value)
         elif isinstance(value, str | int | float | bool) or value is None:
-            yield re.split(r"[./]", str(name))[-1], str(value)
+            yield str(name), str(value)
 
 
-def _run(tracked: _Tracked) -> MeasuredRun:
+def _run(
+    file: ForeignFile, metrics: Mapping[str, Sequence[tuple[int, float]]], settings: Settings
+) -> MeasuredRun:
     """Return the run of the program with step times in it.
 
     Raises:
         ProfileError: there are none.
     """
-    file, metrics = tracked.file, tracked.metrics
     program, time = next(
         ((one, name) for one in _PROGRAMS for name in one.time if metrics.get(name)), (None, "")
     )
@@ -306,7 +248,7 @@ def _run(tracked: _Tracked) -> MeasuredRun:
         message = f"has no step times: expected the metric {known}. Its metrics: {there}"
         raise file.fault("", f"{message}. Megatron-LM logs it with --log-timers-to-tensorboard")
     log = RunLog(file=file, framework=program.framework)
-    program.read(log, tracked.settings)
+    program.read(log, settings)
     batches = dict(metrics.get(program.batch, ()))
     for step, value in metrics[time]:
         if math.isnan(value):

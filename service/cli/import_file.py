@@ -95,8 +95,8 @@ def import_file(
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, the figures of a GPU (peak_tflops,
     memory_gib, hbm_gb_per_s): a cluster file, for --cluster; a log of nccl-tests with runs of every pair of
     nodes becomes a matrix of links. Hugging Face config.json: a model file, for --model. Training logs, and
-    runs that W&B or MLflow tracked: a row of runs, for calibrate; with --plan every fact of the run is the
-    plan's, and a log that contradicts it is refused.
+    runs that W&B tracked: a row of runs, for calibrate; with --plan every fact of the run is the plan's,
+    and a log that contradicts it is refused.
     """
     named, path = _words_given(file, format_name)
     request = ImportRequest(

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.importers.deepspeed_log import read_deepspeed_log
+from meshwright.profiles.importers.deepspeed_log import DEEPSPEED_LOG
 from meshwright.profiles.importers.foreign_file import ForeignFile
-from meshwright.profiles.importers.megatron_log import looks_like, read_megatron_log
+from meshwright.profiles.importers.megatron_log import MEGATRON_LOG
 from meshwright.profiles.importers.run_logs import RunLog
-from meshwright.profiles.importers.torchtitan_log import read_torchtitan_log
+from meshwright.profiles.importers.torchtitan_log import TORCHTITAN_LOG
 from meshwright.profiles.units import GIB, MIB
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "importers" / "logs"
@@ -30,7 +30,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_megatron_step_time_is_the_median_after_the_warm_up_of_each_start() -> None:
-    run = read_megatron_log(LOGS / "megatron_lm.log")
+    run = MEGATRON_LOG.read(LOGS / "megatron_lm.log")
     # kept: 8 lines of 7960 … 8040 ms after the first 2, and 6 of 8010 … 8030 ms after the restart's 2
     assert run.framework == "megatron-lm"
     assert run.step_time_s == pytest.approx(8.015)
@@ -41,14 +41,14 @@ def test_megatron_step_time_is_the_median_after_the_warm_up_of_each_start() -> N
 
 
 def test_megatron_memory_is_the_worst_rank_in_mebibytes() -> None:
-    run = read_megatron_log(LOGS / "megatron_lm.log")
+    run = MEGATRON_LOG.read(LOGS / "megatron_lm.log")
     assert run.peak_allocated_bytes == round(61000.5 * MIB)
     assert run.peak_reserved_bytes == round(63000.5 * MIB)
     assert run.num_memory_ranks == 2
 
 
 def test_megatron_arguments_become_glossary_names() -> None:
-    run = read_megatron_log(LOGS / "megatron_lm.log")
+    run = MEGATRON_LOG.read(LOGS / "megatron_lm.log")
     expected = {
         "tensor_parallel_size": 8,
         "pipeline_parallel_size": 2,
@@ -66,13 +66,13 @@ def test_megatron_arguments_become_glossary_names() -> None:
 
 
 def test_megatron_deepspeed_counts_seconds_and_lines_of_ten_steps() -> None:
-    run = read_megatron_log(LOGS / "megatron_deepspeed.log")
+    run = MEGATRON_LOG.read(LOGS / "megatron_deepspeed.log")
     assert (run.framework, run.step_time_s, run.num_steps) == ("megatron-deepspeed", 12.5, 50)
     assert run.flops_per_s_per_gpu == pytest.approx(120e12)  # 1500 / 12.5 TFLOP/s
 
 
 def test_a_run_that_ran_out_of_memory_has_no_step_time() -> None:
-    run = read_megatron_log(LOGS / "megatron_out_of_memory.log")
+    run = MEGATRON_LOG.read(LOGS / "megatron_out_of_memory.log")
     assert run.out_of_memory
     assert run.step_time_s is None
     assert run.configuration["tensor_parallel_size"] == 8
@@ -85,7 +85,7 @@ def test_a_log_is_megatron_s_by_its_steps_or_by_its_arguments_and_the_end_of_its
     )
 
     def recognised(text: str) -> bool:
-        return looks_like(ForeignFile(name="run.log", text=text))
+        return MEGATRON_LOG.looks_like(ForeignFile(name="run.log", text=text))
 
     assert recognised(arguments + end)
     assert recognised(iteration(1, 100.0))
@@ -104,7 +104,7 @@ def test_two_steps_with_one_timestamp_have_no_step_time() -> None:
 def test_steps_of_a_smaller_batch_before_the_last_one_are_left_out(tmp_path: Path) -> None:
     ramp = "".join(iteration(n, 100.0, batch=4) for n in range(1, 9))
     full = "".join(iteration(n, 200.0, batch=8) for n in range(9, 13))
-    run = read_megatron_log(written(tmp_path, ramp + full))
+    run = MEGATRON_LOG.read(written(tmp_path, ramp + full))
     assert (run.step_time_s, run.num_steps) == (0.2, 4)
     assert run.configuration["global_batch_size"] == 8
 
@@ -112,7 +112,7 @@ def test_steps_of_a_smaller_batch_before_the_last_one_are_left_out(tmp_path: Pat
 def test_a_number_that_falls_is_a_restart_even_without_a_mark(tmp_path: Path) -> None:
     first = "".join(iteration(n, 100.0) for n in range(1, 11))
     again = "".join(iteration(n, 900.0 if n < 8 else 100.0) for n in range(6, 16))
-    run = read_megatron_log(written(tmp_path, first + again))
+    run = MEGATRON_LOG.read(written(tmp_path, first + again))
     assert (run.step_time_s, run.step_time_high_s) == (0.1, 0.1)
     assert run.num_steps == 8 + 8
 
@@ -120,9 +120,9 @@ def test_a_number_that_falls_is_a_restart_even_without_a_mark(tmp_path: Path) ->
 def test_a_last_line_without_an_end_is_a_job_that_was_killed(tmp_path: Path) -> None:
     text = "".join(iteration(n, 100.0) for n in range(1, 6))
     cut = text + " iteration        6/     100 | consumed samples: 8 | elapsed ti"
-    assert read_megatron_log(written(tmp_path, cut)).num_steps == 3
+    assert MEGATRON_LOG.read(written(tmp_path, cut)).num_steps == 3
     with pytest.raises(ProfileError, match=r'run.log: line 6: expected "elapsed time per iteration"'):
-        read_megatron_log(written(tmp_path, cut + "\n"))
+        MEGATRON_LOG.read(written(tmp_path, cut + "\n"))
 
 
 @pytest.mark.parametrize(
@@ -137,18 +137,18 @@ def test_a_last_line_without_an_end_is_a_job_that_was_killed(tmp_path: Path) -> 
 def test_a_broken_megatron_log_names_the_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
     text = "".join(iteration(n, 100.0) for n in range(1, 6)).replace(old, new)
     with pytest.raises(ProfileError, match=r"^run.log: ") as raised:
-        read_megatron_log(written(tmp_path, text))
+        MEGATRON_LOG.read(written(tmp_path, text))
     assert expected in str(raised.value)
 
 
 def test_too_few_steps_are_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="more than 2 after a start"):
-        read_megatron_log(written(tmp_path, iteration(1, 100.0) + iteration(2, 100.0)))
+        MEGATRON_LOG.read(written(tmp_path, iteration(1, 100.0) + iteration(2, 100.0)))
 
 
 def test_the_batch_size_of_the_last_step_counts_when_it_ramps_up_until_the_end(tmp_path: Path) -> None:
     ramp = "".join(iteration(n, 100.0) for n in range(1, 7))
-    run = read_megatron_log(written(tmp_path, ramp + iteration(7, 190.0, batch=16)))
+    run = MEGATRON_LOG.read(written(tmp_path, ramp + iteration(7, 190.0, batch=16)))
     assert (run.configuration["global_batch_size"], run.step_time_s, run.num_steps) == (16, 0.19, 1)
 
 
@@ -157,11 +157,11 @@ def test_megatron_memory_needs_a_peak_in_a_known_unit(tmp_path: Path, memory: st
     steps = "".join(iteration(n, 100.0) for n in range(1, 6))
     line = f"[Rank 0] (after 1 iterations) memory {memory} reserved: 62000.5\n"
     with pytest.raises(ProfileError, match=r'line 6: expected "max allocated: …" in MB or GB'):
-        read_megatron_log(written(tmp_path, steps + line))
+        MEGATRON_LOG.read(written(tmp_path, steps + line))
 
 
 def test_torchtitan_in_colour_from_two_ranks_counts_each_step_once() -> None:
-    run = read_torchtitan_log(LOGS / "torchtitan.log")
+    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
     # rank 1 logs first: 16 · 8192 tokens / (4095 tokens/s · 16 GPUs) = 2.0005 s
     assert run.step_time_s == pytest.approx(2.0, rel=1e-3)
     assert run.num_steps == 90  # 11 lines, 10 steps apart, less the first two
@@ -169,13 +169,13 @@ def test_torchtitan_in_colour_from_two_ranks_counts_each_step_once() -> None:
 
 
 def test_torchtitan_memory_is_what_the_worst_rank_reserved_in_training() -> None:
-    run = read_torchtitan_log(LOGS / "torchtitan.log")
+    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
     assert run.peak_reserved_bytes == round(62.25 * GIB)
     assert (run.peak_allocated_bytes, run.num_memory_ranks) == (None, 2)
 
 
 def test_torchtitan_mesh_and_batch_become_the_configuration() -> None:
-    run = read_torchtitan_log(LOGS / "torchtitan.log")
+    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
     assert dict(run.configuration) == {
         "tensor_parallel_size": 2,
         "data_parallel_size": 8,
@@ -189,24 +189,24 @@ def test_torchtitan_newer_mesh_line_is_read_too(tmp_path: Path) -> None:
     text = (LOGS / "torchtitan.log").read_text()
     new = "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=4, etp=1"
     text = text.replace("Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]", new)
-    run = read_torchtitan_log(written(tmp_path, text))
+    run = TORCHTITAN_LOG.read(written(tmp_path, text))
     assert (run.configuration["num_gpus"], run.configuration["data_parallel_size"]) == (16, 8)
     assert run.configuration["expert_parallel_size"] == 4
 
 
 def test_torchtitan_without_sizes_takes_the_times_of_the_lines() -> None:
-    run = read_torchtitan_log(LOGS / "torchtitan_no_sizes.log")
+    run = TORCHTITAN_LOG.read(LOGS / "torchtitan_no_sizes.log")
     assert run.step_time_s == pytest.approx(3.0)
 
 
 def test_a_torchtitan_step_without_throughput_is_refused(tmp_path: Path) -> None:
     text = (LOGS / "torchtitan_no_sizes.log").read_text().replace("tps: 7,282", "tps: ")
     with pytest.raises(ProfileError, match=r'line 2: expected "memory: …GiB" and "tps: …"'):
-        read_torchtitan_log(written(tmp_path, text))
+        TORCHTITAN_LOG.read(written(tmp_path, text))
 
 
 def test_deepspeed_step_time_is_batch_over_samples_a_second() -> None:
-    run = read_deepspeed_log(LOGS / "deepspeed.log")
+    run = DEEPSPEED_LOG.read(LOGS / "deepspeed.log")
     # 256 sequences at 32 a second; the two lines of warm-up ran at 12
     assert run.step_time_s == pytest.approx(8.0)
     assert run.peak_allocated_bytes == round(58.5 * GIB)
@@ -216,11 +216,11 @@ def test_deepspeed_step_time_is_batch_over_samples_a_second() -> None:
 
 def test_what_was_reserved_before_the_peak_is_no_peak() -> None:
     # see_memory_usage printed Max_CA 44 GB before training, which then allocated 58.5 GB
-    assert read_deepspeed_log(LOGS / "deepspeed.log").peak_reserved_bytes is None
+    assert DEEPSPEED_LOG.read(LOGS / "deepspeed.log").peak_reserved_bytes is None
 
 
 def test_old_deepspeed_logs_a_running_mean_so_the_times_of_the_lines_count() -> None:
-    run = read_deepspeed_log(LOGS / "deepspeed_old.log")
+    run = DEEPSPEED_LOG.read(LOGS / "deepspeed_old.log")
     assert run.step_time_s == pytest.approx(1.0)  # ten steps each ten seconds
     assert run.peak_allocated_bytes == round(9.02 * GIB)
 
@@ -228,4 +228,4 @@ def test_old_deepspeed_logs_a_running_mean_so_the_times_of_the_lines_count() -> 
 def test_a_deepspeed_step_with_a_broken_figure_is_refused(tmp_path: Path) -> None:
     text = (LOGS / "deepspeed.log").read_text().replace("MaxMemAllocated=58.5GB", "MaxMemAllocated=58.5MB")
     with pytest.raises(ProfileError, match=r'expected "MaxMemAllocated=…GB"'):
-        read_deepspeed_log(written(tmp_path, text))
+        DEEPSPEED_LOG.read(written(tmp_path, text))
