@@ -23,6 +23,7 @@ from meshwright.solver.search.mixed.bounds import bounds_of, with_nearer_steps
 from meshwright.solver.search.mixed.frontier import MixedFrontier, configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit, StageTables
 from meshwright.solver.search.mixed.model import solve
+from meshwright.solver.search.mixed.neighbours import neighbours_of
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import (
@@ -37,7 +38,7 @@ from meshwright.solver.search.mixed.search import search_mixed
 from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.search.search import search
 from tests.draws import draws
-from tests.problems.mixed_clusters import mixed_problems, mixed_rows
+from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_problems, mixed_rows
 
 EXAMPLES = draws(6)
 ROUNDING = 1 + 1e-9
@@ -83,6 +84,21 @@ def some_row(problem: Problem, data: st.DataObject) -> tuple[MixedRows, int]:
     able = np.flatnonzero(rows.most_stages > 1)
     assume(len(able))  # a return would let the property hold of nothing
     return rows, data.draw(st.sampled_from(able.tolist()))
+
+
+def test_a_move_leads_to_placements_alone_and_to_each_of_one_stage_more() -> None:
+    pair = (a_group(gpus=2, slug="one"), a_group(speed=0.5, gpus=2, slug="other"))
+    rows = mixed_rows(a_mixed_problem(pair, num_layers=5))
+    row = int(rows.most_stages.argmax())
+    every = set(lines(rows, row))
+    assert {len(line) for line in every} == {2, 3, 4}
+    for line in every:
+        near = neighbours_of(rows, row, line, (5 - len(line) + 1, *[1] * (len(line) - 1)))
+        assert set(near) <= every
+        assert {
+            one for one in every for at in range(len(one)) if one[:at] + one[at + 1 :] == line
+        } <= near.keys()
+        assert all(sum(split) == 5 and min(split) > 0 for splits in near.values() for split in splits)
 
 
 @pytest.mark.timeout(120)

@@ -11,6 +11,7 @@ from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.listed import MOST, Shape, are_listed, number_of_splits, shape_of, splits_of
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
+from meshwright.solver.search.splits import tapers
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPES = [
@@ -47,6 +48,15 @@ def test_every_split_on_offer_is_listed_once(shape: Shape) -> None:
     expected = [one for one in every if is_on_offer(shape, one)]
     assert sorted(splits_of(shape)) == sorted(expected)
     assert number_of_splits(shape) == len(expected)
+
+
+def test_ends_that_wait_hold_a_layer_less_and_the_rest_is_laid_out_between_them() -> None:
+    # 14 layers on 6 ranks, 2 an even share: a first rank with 1 leaves 13 to five, of which three hold 3
+    found = tapers(14, 6, smallest=1, places=4)
+    first_waits = {split for split in found if split[0] == 1 < min(split[1:])}
+    assert first_waits == {(1, 3, 3, 3, 2, 2), (1, 2, 2, 3, 3, 3), (1, 2, 3, 2, 3, 3)}
+    assert all(sum(split) == 14 and len(split) == 6 for split in found)
+    assert min(map(min, tapers(14, 6, smallest=2, places=4))) == 2
 
 
 def test_more_splits_than_are_simulated_are_not_counted_on() -> None:

@@ -159,6 +159,11 @@ def test_stages_recompute_the_layers_that_their_memory_asks_for_and_one_at_least
     # 5 layers that all replay keep 5 bytes: 3 and 2 is the least
     assert verdict(replace(own, room=[3, 2])).status == "OPTIMAL"
     assert verdict(replace(own, room=[2, 2])).status == "INFEASIBLE"
+    # layers a b a b b, a replays in 3 us and b in 10: the first of a b a replays, b b fits
+    both = replace(own, layer=[1000] * 2, replay=[3000, 10_000], sum_replay=[0] * 2, room=[7, 6],
+                   memory_layer=[[3, 3]] * 2, memory_replay=[[-2, -2]] * 2)  # fmt: skip
+    found = verdict(both, kinds=KINDS)
+    assert (found.objective_us, found.split) == (6, (3, 2))
 
 
 def test_a_request_travels_as_json() -> None:
