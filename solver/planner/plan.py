@@ -636,11 +636,13 @@ _SMALL_BATCH = 0.25  # of a step
 
 
 def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Warn of a batch so small that what is done once per step takes much of the first plan's step."""
-    if not plans:
+    """Warn of a batch so small that what is done once per step takes much of the first plan's step.
+
+    Only a plan's reasons tell a bubble from the waiting for a slower stage, which each micro-batch adds to.
+    """
+    if not plans or plans[0].why is None:
         return ()
-    seen, config = plans[0].prediction, plans[0].config
-    terms_s = plans[0].why.waterfall_s if plans[0].why is not None else seen.time_breakdown_s
+    seen, config, terms_s = plans[0].prediction, plans[0].config, plans[0].why.waterfall_s
     once_s = {name: terms_s.get(name, 0.0) for name in _ONCE_A_STEP}
     share = sum(once_s.values()) / seen.step_time_s
     if share < _SMALL_BATCH:

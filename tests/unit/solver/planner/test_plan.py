@@ -10,7 +10,7 @@ from meshwright.solver.answer import Answer, Outlook, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.explain.remedies import CUT
 from meshwright.solver.planner.fewest_nodes import fewest
-from meshwright.solver.planner.plan import _in_time, _of_model, ask
+from meshwright.solver.planner.plan import _in_time, _of_batch, _of_model, ask
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.search import search as search_alone
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
@@ -131,6 +131,9 @@ def test_a_batch_too_small_for_its_gpus_is_named_in_one_sentence() -> None:
     assert warning.startswith("batch 1 is small for 16 GPUs: ")
     assert warning.endswith(" % of #1's step takes as long for a larger one (mostly optimizer)")
     assert warned(512) == []
+    hurried = replace(answered(problem).plans[0], why=None)  # waits 1 s for a slower stage
+    waiting = replace(hurried.prediction, step_time_s=1.5, time_breakdown_s={"bubble": 1.0})
+    assert _of_batch([replace(hurried, prediction=waiting)]) == ()
 
 
 # --------------------------------------------------------------------------------------------------
