@@ -28,7 +28,6 @@ MAX_NAME = 100  # characters of a name that are looked at
 MICROSECOND_PER_SECOND = 1e6
 MEMORY_TOLERANCE = 0.12  # nominal memory against what the driver reports
 _MEMORY = re.compile(r"-?(\d+)gb\b")
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -209,7 +208,7 @@ def _hyphenated(name: str) -> str:
 @cache
 def _hub_ids() -> Mapping[str, str]:
     """Return the catalog's name of each hub id (``model_hub_ids.yaml``), and of its shorter spellings."""
-    raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
+    raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
     listed = [(*_spellings(hub_id), str(name)) for name, ids in raw.items() for hub_id in ids]
     found: dict[str, str] = {}
     for spell in (
@@ -250,10 +249,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 
 def _load(path: Path) -> FieldReader:
-    try:
-        raw = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 (a safe loader)
-    except (OSError, yaml.YAMLError) as error:
-        raise ProfileError(f"catalog file {path.name} cannot be read") from error
+    raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
     return FieldReader(raw, f"/{path.parent.name}/{path.stem}")
 
 
@@ -268,7 +264,7 @@ def _finish(reader: FieldReader) -> None:
 
 @cache
 def _aliases() -> Mapping[str, Mapping[str, str]]:
-    raw = yaml.load((CATALOG / "gpu_aliases.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
+    raw = yaml.load((CATALOG / "gpu_aliases.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
     return {str(name): {key: str(value) for key, value in entry.items()} for name, entry in raw.items()}
 
 
@@ -346,7 +342,7 @@ def _cluster(name: str) -> ClusterSpec:
 def _model(name: str) -> ModelSpec:
     """Return a shape in our own field names, or the keys of a Hugging Face config under ``config``."""
     path = CATALOG / "models" / f"{name}.yaml"
-    raw = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 (a safe loader)
+    raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
     try:
         if "config" not in raw:
             return model_from_shape(raw, name=name)

@@ -95,10 +95,6 @@ class NodeLinks:
         sizes = (len(self.hosts), len(self.bytes_per_s), len(self.latency_s), len(self.order))
         return max(sizes) or None
 
-    def name_of(self, node: int) -> str:
-        """Return a node's host, or its number where hosts are not named."""
-        return self.hosts[node] if self.hosts else f"node {node}"
-
     def in_order(self, order: Sequence[int]) -> NodeLinks:
         """Return the links with nodes in that order."""
         return replace(self, order=tuple(order))

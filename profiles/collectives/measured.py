@@ -10,7 +10,7 @@ from typing import TypeVar
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
@@ -130,11 +130,7 @@ FOLDER = CATALOG / "collectives" / "measured"
 
 
 def measured_network(kind: str, gpu: str) -> MeasuredLink | None:
-    """Return the measured links of nodes with a GPU type and a kind of network, if they are known.
-
-    Raises:
-        ProfileError: a file of the catalog is broken.
-    """
+    """Return the measured links of nodes with a GPU type and a kind of network, if they are known."""
     return _catalog().get((kind, gpu))
 
 
@@ -201,17 +197,6 @@ def measured_to_mapping(measured: MeasuredLink) -> dict[str, Json]:
 
 
 @cache
-def _catalog() -> dict[tuple[str, str], MeasuredLink]:
-    found = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
-        try:
-            raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
-            place = raw.pop("kind"), raw.pop("gpu")
-            reader = FieldReader(raw, "")
-            measured = measured_from(reader)
-            reader.finish()
-        except (OSError, KeyError, AttributeError, yaml.YAMLError, InvalidProblemError) as error:
-            raise ProfileError(f"catalog: collectives/measured/{path.name} cannot be read") from error
-        if measured is not None:
-            found[place] = measured
-    return found
+def _catalog() -> dict[tuple[str, str], MeasuredLink | None]:
+    files = (yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader) for path in FOLDER.glob("*.yaml"))
+    return {(raw.pop("kind"), raw.pop("gpu")): measured_from(FieldReader(raw, "")) for raw in files}

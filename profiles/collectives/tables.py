@@ -34,7 +34,6 @@ from meshwright.profiles.collectives.collectives import (
     row_of,
 )
 from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink
-from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.operators.tables import ANY, OperatorTable, load_operator_tables
 
 # --------------------------------------------------------------------------------------------------
@@ -100,37 +99,21 @@ class NetworkShares:
 
 @cache
 def network_shares() -> NetworkShares:
-    """Return the measured network.
-
-    Raises:
-        ProfileError: the catalog's file is broken.
-    """
-    try:
-        return network_shares_from_json(json.loads((FOLDER / "network.json").read_text("utf-8")))
-    except (OSError, ValueError) as error:
-        raise ProfileError("catalog: collectives/network.json cannot be read") from error
+    """Return the measured network."""
+    return network_shares_from_json(json.loads((FOLDER / "network.json").read_text("utf-8")))
 
 
 def network_shares_from_json(raw: Mapping[str, Any]) -> NetworkShares:
-    """Return the shares of one file.
-
-    Raises:
-        ProfileError: another format, or a field is missing.
-    """
-    if raw.get("format") != FORMAT:
-        raise ProfileError(f"network shares are not of the format {FORMAT}")
-    try:
-        return NetworkShares(
-            ring_part_bytes=tuple(raw["ring"]["part_bytes"]),
-            ring=tuple(raw["ring"]["share"]),
-            exchange_bytes=tuple(raw["all_to_all"]["sent_bytes"]),
-            exchange_nodes=tuple(raw["all_to_all"]["num_nodes"]),
-            exchange=tuple(tuple(shares) for shares in raw["all_to_all"]["share"]),
-            gpus_per_node=int(raw["gpus_per_node"]),
-            source=str(raw["source"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProfileError(f"network shares: {type(error).__name__} at {error}") from error
+    """Return the shares of one file, as ``benchmarks.catalog.network_shares`` writes it."""
+    return NetworkShares(
+        ring_part_bytes=tuple(raw["ring"]["part_bytes"]),
+        ring=tuple(raw["ring"]["share"]),
+        exchange_bytes=tuple(raw["all_to_all"]["sent_bytes"]),
+        exchange_nodes=tuple(raw["all_to_all"]["num_nodes"]),
+        exchange=tuple(tuple(shares) for shares in raw["all_to_all"]["share"]),
+        gpus_per_node=raw["gpus_per_node"],
+        source=raw["source"],
+    )
 
 
 def tree_share(islands: float, payload_bytes: FloatArray) -> FloatArray:
@@ -161,7 +144,7 @@ def slowdown_tables(
         measured: measurements on the cluster itself.
 
     Raises:
-        ProfileError: a file of the catalog is missing or broken.
+        ProfileError: the GPU type was not measured.
     """
     found = {}
     for kind in KINDS:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import GpuSpec
-from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.operators.tables import operator_table_names, operator_tables_digest
 
@@ -34,11 +33,7 @@ _FILE = CATALOG / "operators" / "backward.json"
 
 
 def attention_backward_ratio(gpu: GpuSpec) -> float:
-    """Return the median on that GPU or architecture, or else the geometric mean of all measured.
-
-    Raises:
-        ProfileError: the file is broken.
-    """
+    """Return the median on that GPU or architecture, or else the geometric mean of all measured."""
     medians = _attention_medians()
     if gpu.slug in medians:
         return medians[gpu.slug]
@@ -48,15 +43,12 @@ def attention_backward_ratio(gpu: GpuSpec) -> float:
 
 @cache
 def _attention_medians() -> Mapping[str, float]:
-    try:
-        return {
-            gpu: float(ratio["median"])
-            for gpu, ratios in json.loads(_FILE.read_text("utf-8"))["gpus"].items()
-            for ratio in ratios
-            if ratio["operator"] == "attention"
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ProfileError("catalog: backward.json cannot be read") from error
+    return {
+        gpu: float(ratio["median"])
+        for gpu, ratios in json.loads(_FILE.read_text("utf-8"))["gpus"].items()
+        for ratio in ratios
+        if ratio["operator"] == "attention"
+    }
 
 
 FloatArray = NDArray[np.float64]
