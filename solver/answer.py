@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -325,6 +326,17 @@ class RankFloors:
             max(by_layout[min(at, len(by_layout) - 1)], by_mesh[at - others] if at >= others else 0.0)
             for at in range(plans)
         ]
+
+
+@cache
+def version_of(distribution: str) -> str:
+    """Return an installed version, "0" if there is none, without importing it; looking it up takes 8 ms."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - loads in 20 ms
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

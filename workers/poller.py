@@ -9,11 +9,11 @@ from contextlib import suppress
 
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.db.usage_records import forget_worker, note_worker
-from meshwright.service.jobs.answers import version_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.solver.answer import version_of
 from meshwright.workers.outage import MAX_PAUSE_S, OUTAGE
 from meshwright.workers.runner import Runner
 

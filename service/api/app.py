@@ -31,7 +31,6 @@ from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access
 from meshwright.service.auth.people import People
 from meshwright.service.db.database import Database
-from meshwright.service.jobs.answers import version_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import queue_for
@@ -42,6 +41,7 @@ from meshwright.service.stores.profiles import ProfileStore
 from meshwright.service.stores.replans import Replans
 from meshwright.service.stores.verifications import Verifications
 from meshwright.service.telemetry import sends_spans
+from meshwright.solver.answer import version_of
 
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import Answer, version_of
 from meshwright.solver.configuration import record_from_json
 from meshwright.solver.problem import Problem
 
@@ -71,15 +70,6 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
 
 _DECIDING = (".py", ".yaml", ".json", ".csv")
 MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster with remembered digests
-
-
-@cache
-def version_of(distribution: str) -> str:
-    """Return a distribution's installed version, without importing it; ``0`` if it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "0"
 
 
 @cache

@@ -473,7 +473,7 @@ def _without_offload(problem: Problem, *, time_limit_s: float) -> Problem:
 def _as_opening(alone: Answered, group: Sequence[Variant]) -> Answered:
     """Return plans without offload as found, not proved, plans of the variants that may offload."""
     of = {id(one): own for one, own in zip(alone.variants, group, strict=True)}
-    variant_of, answer = alone.found_by(), alone.answer
+    variant_of, answer = found_by(alone.variants), alone.answer
     plans = [
         replace(plan, plan_id=plan_id_of(problem_digest(of[id(variant_of(plan))].problem), plan.config),
                 bound_step_time_s=None, gap=None)
@@ -699,14 +699,14 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
-    found_by = dict[str, Variant]()
+    variants = dict[str, Variant]()
     for one in answered:
-        variant_of = one.found_by()
-        found_by |= {plan.plan_id: variant_of(plan) for plan in one.answer.plans}
+        variant_of = found_by(one.variants)
+        variants |= {plan.plan_id: variant_of(plan) for plan in one.answer.plans}
     explained = dict[str, Plan]()
-    for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
-        some = [plan for plan in answer.plans if id(found_by[plan.plan_id]) == variant]
-        own = found_by[some[0].plan_id]
+    for variant in dict.fromkeys(id(variants[plan.plan_id]) for plan in answer.plans):
+        some = [plan for plan in answer.plans if id(variants[plan.plan_id]) == variant]
+        own = variants[some[0].plan_id]
         found = with_reasons(own.problem, own.profile, some, watch.closing())
         explained |= {plan.plan_id: plan for plan in found}
     return replace(answer, plans=tuple(explained[plan.plan_id] for plan in answer.plans))

@@ -395,10 +395,6 @@ class Answered:
         """Return all variants that were searched."""
         return (self.variant, *self.others)
 
-    def found_by(self) -> Callable[[Plan], Variant]:
-        """Return a function that finds the variant of a plan."""
-        return found_by(self.variants)
-
 
 def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:
     """Return a function that finds a plan's variant; a configuration has one id for each."""
@@ -632,7 +628,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     """
     scored: list[tuple[float, int, Plan]] = []
     for order, one in enumerate(answered):
-        variant_of = one.found_by()
+        variant_of = found_by(one.variants)
         scores = _scores([(one, plan) for plan in one.answer.plans])
         scored += [
             (score, order, replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
@@ -673,7 +669,7 @@ def _named(
 ) -> tuple[Plan, ...]:
     if asked.launcher != "any":
         return tuple(plan for _, plan in ranked)
-    found = [(one.found_by()(plan), plan) for one, plan in ranked]
+    found = [(found_by(one.variants)(plan), plan) for one, plan in ranked]
     return tuple(with_launchers([each for one in answered for each in one.variants], found))
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, with_gaps
+from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, version_of, with_gaps
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import plan_id_of
@@ -182,15 +180,6 @@ def versions(profile: Profile) -> dict[str, str]:
     """Return the versions of the software in use; OR-Tools is named without being loaded."""
     return {
         "profile": profile.version,
-        "meshwright": _installed("meshwright"),
-        "solver": _installed("ortools"),
+        "meshwright": version_of("meshwright"),
+        "solver": version_of("ortools"),
     }
-
-
-@lru_cache(maxsize=2)
-def _installed(package: str) -> str:
-    """Return a package's version, "0" if it is not installed; looking it up takes 8 ms."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "0"

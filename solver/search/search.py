@@ -83,6 +83,7 @@ from meshwright.solver.space.enumerate import (
     same_rows,
     sampled_space,
     searched_space,
+    spread_evenly,
 )
 from meshwright.solver.space.factored import Crossing, rows_of
 
@@ -112,8 +113,8 @@ def first_plan(
     None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
     count = len(space.rows)
-    for sample in (_spread, lambda _: _lightest(space.rows)):
-        index = sample(count)
+    for sample in (lambda: spread_evenly(count, _SAMPLE), lambda: _lightest(space.rows)):
+        index = sample()
         rows = priced_space(problem, profile, space.rows.take(index))
         tick()
         frontier = Frontier.of(rows, 1)
@@ -124,16 +125,10 @@ def first_plan(
     return None
 
 
-def _spread(count: int, most: int = _SAMPLE) -> IntArray:
-    return (
-        np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.arange(0)
-    )
-
-
 def _lightest(rows: Columns | Crossing) -> IntArray:
     """Return the rows that need least memory, evenly thinned out."""
     light = lightest_of(rows)
-    return light[_spread(len(light))]
+    return light[spread_evenly(len(light), _SAMPLE)]
 
 
 _NO_ROOM = "memory: weights, gradients and optimizer states alone need more than all GPUs hold together"
@@ -391,7 +386,7 @@ def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
     rows = space.rows
     if isinstance(rows, Columns):
         return found
-    sample = rows.among(_spread(len(rows.outer), _IMPROVING))
+    sample = rows.among(spread_evenly(len(rows.outer), _IMPROVING))
     frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1, at_once=_IMPROVING)
     frontier.covers_all = False
     frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())

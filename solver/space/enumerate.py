@@ -457,7 +457,7 @@ def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float
         for staged in (False, True):
             mesh, step = meshes[(meshes[:, 2] > 1) == staged], _steps(batch, 1 + staged, wide=wide)
             i, j = np.nonzero(_are_tried(batch, mesh, step))
-            kept = _among(len(i), _PROBED)
+            kept = spread_evenly(len(i), _PROBED)
             few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
             probed.append(widened(batch, few, wide=wide))
             total += len(i) * len(probed[-1]) / max(len(few), 1)
@@ -484,7 +484,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
     rules = rules_of(problem)
     ways = [(batch, count) for batch in batch_sizes(problem) for count in gpu_counts(problem)]
     parts, masks, refuted = list[Columns](), list[IntArray](), 0
-    chosen = _among(len(ways), _MOST_COUNTS)
+    chosen = spread_evenly(len(ways), _MOST_COUNTS)
     for batch, count in (ways[at] for at in chosen.tolist()):
         one = with_batch(problem, batch)
         meshes = _meshes(one, count, wide=wide)
@@ -519,12 +519,13 @@ def empty_space(problem: Problem) -> Space:
     )  # fmt: skip
 
 
-def _among(count: int, most: int) -> IntArray:
+def spread_evenly(count: int, most: int) -> IntArray:
+    """Return at most so many of the first ``count`` numbers, evenly spaced."""
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
 
 
 def _thinned(columns: Columns, most: int) -> Columns:
-    return columns.take(_among(len(columns), most))
+    return columns.take(spread_evenly(len(columns), most))
 
 
 def _some_chunkings(every: IntArray) -> IntArray:
@@ -532,7 +533,7 @@ def _some_chunkings(every: IntArray) -> IntArray:
     chunks, _, layers, _ = every.T
     plain = (chunks <= 2) & ((layers == 0) | (layers >= ALL_LAYERS))  # noqa: PLR2004 - chunks
     both = [np.flatnonzero(which) for which in (plain, ~plain)]
-    kept = [index[_among(len(index), _LISTED // 2)] for index in both]
+    kept = [index[spread_evenly(len(index), _LISTED // 2)] for index in both]
     return every[np.sort(np.concatenate(kept))]
 
 
