@@ -113,7 +113,7 @@ def first_plan(
     None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
     count = len(space.rows)
-    for sample in (lambda: spread_evenly(count, _SAMPLE), lambda: _lightest(space.rows)):
+    for sample in (partial(spread_evenly, count, _SAMPLE), partial(_lightest, space.rows)):
         index = sample()
         rows = priced_space(problem, profile, space.rows.take(index))
         tick()
