@@ -20,7 +20,7 @@ from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
-from meshwright.solver.cost.launches import launched, layer_floor_s
+from meshwright.solver.cost.launches import _smooth_maximum, launched, layer_floor_s
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
@@ -46,11 +46,6 @@ def _whole(*_any: object) -> float:
 def _every_expert(_ctx: Context, moe: MoeSpec) -> float:
     """A token travels to each of its experts."""
     return float(moe.top_k)
-
-
-def _never(*_any: object) -> bool:
-    """Nowhere."""
-    return False
 
 
 def _never_blocking(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
@@ -119,7 +114,9 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
         ("meshwright.solver.cost.price.head_floor_s", _zeros),
     ),
     "waiting for messages of stages": (("meshwright.solver.cost.price.layer_floor_s", _never_waiting),),
-    "waiting for sizes of exchanges": (("meshwright.solver.cost.launches._waits_for_sizes", _never),),
+    "waiting for sizes of exchanges": (
+        ("meshwright.solver.cost.launches._rounded_maximum", _smooth_maximum),
+    ),
     "CUDA graphs": (("meshwright.solver.cost.launches.launches_left", _whole),),
     "blocking launches": (("meshwright.solver.cost.price.launched", _never_blocking),),
     "rates of attention kernels": (("meshwright.solver.cost.compute.kernel_rate", _whole),),
