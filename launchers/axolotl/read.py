@@ -6,13 +6,15 @@ utils/distributed.py (_get_parallel_config_kwargs).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.accelerate import read as accelerate
+from meshwright.launchers.accelerate.read_command import ADDRESS, shares_of
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import is_off
+from meshwright.launchers.flags import flags_of, is_off
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
@@ -21,7 +23,7 @@ from meshwright.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
@@ -33,6 +35,7 @@ from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -102,17 +105,40 @@ AXOLOTL_READER = Reader(name="axolotl", recognises=_recognises, read=_read)
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
     found: dict[str, LocatedValue] = {}
-    for _, words in commands_beside(source, overrides):
+    for script, words in commands_beside(source, overrides):
         texts = [word.text for word in words]
         starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
         if starts and any(text.rpartition("/")[2] == source.name for text in texts):
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
             end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
             found |= trainer.values_of(words[at:end], overrides)
+            if "accelerate" in texts[:at]:
+                _require_own_sharding(words[:at], script)
+            elif end is not None and found.get("launcher", _ACCELERATE).value == "accelerate":
+                _require_own_sharding([Word("accelerate", 0), Word("launch", 0), *words[end + 1 :]], script)
     for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
         found[name.removeprefix("no_")] = LocatedValue(one.value != "false" and name[:3] != "no_", one.line)
     return found
+
+
+_ACCELERATE = LocatedValue("accelerate", 0)  # axolotl train's own launcher
+_OF_THE_START = ("num_processes", "num_machines", ADDRESS, "mixed_precision")
+
+
+def _require_own_sharding(words: Sequence[Word], script: Source) -> None:
+    """Refuse sharding by ``accelerate launch``, which Axolotl's own sections override in part.
+
+    Raises:
+        InvalidProblemError: an option is refused or unknown, or shards the model.
+    """
+    shares, rows = shares_of(words, script), flags_of("accelerate")
+    own = {} if shares is None or shares.kind() in ("NO", "MULTI_GPU") else shares.values
+    for name, one in own.items():
+        if name not in _OF_THE_START and name in rows and rows[name].role == "priced":
+            where = f"line {one.line} of {shown(script.name)}"
+            message = f"{where}: {name} of accelerate launch next to Axolotl's file is not read"
+            raise refused(message, allowed="the sharding in Axolotl's file, by fsdp_config or deepspeed")
 
 
 def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str, Any]) -> LaunchFile:

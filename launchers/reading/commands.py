@@ -569,6 +569,8 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
             name, equals, value = word.text.replace("_", "-").partition("=")
             said.setdefault(name, value if equals else words[at + 1].text if at + 1 < len(words) else "")
     batch = _header(text)
+    if (slots := next(filter(None, map(_included, lists)), None)) is not None:
+        return World(len(slots), slots[0]) if len(set(slots)) == 1 else World(processes=sum(slots))
     started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
     elsewhere = any(word.unknown for words in lists for word in words)  # it may set the nodes
     alone = command is not None and started and "--nnodes" not in said and not elsewhere
@@ -610,10 +612,21 @@ _OF_RANKS = re.compile(r"#SBATCH|#PBS|#BSUB|\$\{?\w*(?:SLURM|PMI_|MPI|RANK|WORLD
 
 
 def _starts_here(words: Sequence[Word]) -> bool:
-    """Return whether ``deepspeed --num_gpus 8`` starts on this machine alone, with no other hosts named."""
-    texts = [word.text.partition("=")[0].replace("_", "-") for word in words]
-    deepspeed = any(text.rpartition("/")[2] == "deepspeed" for text in texts)
-    return deepspeed and not {"--hostfile", "-H", "--include", "-i", "--exclude", "-e"} & set(texts)
+    """Return whether processes start on this machine alone: no other hosts are named, and no file."""
+    texts = {word.text.partition("=")[0].rpartition("/")[2].replace("_", "-") for word in words}
+    if {"accelerate", "launch"} <= texts:
+        return "--config-file" not in texts
+    return "deepspeed" in texts and not {"--hostfile", "-H", "--include", "-i", "--exclude", "-e"} & texts
+
+
+def _included(words: Sequence[Word]) -> list[int]:
+    """Return the GPUs on each host of ``deepspeed --include h0:0,1@h1:0,1``; empty if one has no list."""
+    texts = [word.text for word in words]
+    if not any(text.rpartition("/")[2] == "deepspeed" for text in texts):
+        return []
+    hosts = next((value for name, value in options_of(texts) if name in ("--include", "-i")), "")
+    slots = [host.partition(":")[2] for host in hosts.split("@")]
+    return [len(one.split(",")) for one in slots] if all(slots) and not unknown_in(hosts) else []
 
 
 def takes_every_gpu(words: Sequence[Word]) -> bool:

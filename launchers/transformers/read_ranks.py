@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.export import ATTENTION
@@ -27,7 +26,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.shell.values import UNKNOWN, Script, Word, unknown_fault, unknown_in
+from meshwright.shell.values import UNKNOWN, Script, unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration
 
 _BUILT_IN = re.compile(
@@ -365,7 +364,7 @@ def started_by(script: Script, command: commands.Command) -> int | None:
     hangs = hangs or world.lacking is not None
     if world.gpus_per_node and not world.num_nodes:
         return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
-    gpus = _included(command.before) or _visible(script, command)
+    gpus = _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
     several = several or hangs or commands.takes_every_gpu(command.before)
     several = several or _has(command, _TASKS)
@@ -392,14 +391,6 @@ def starts_processes(command: commands.Command) -> bool:
 
 def _has(command: commands.Command, programs: Collection[str]) -> bool:
     return any(word.text.rsplit("/", 1)[-1] in programs for word in command.before)
-
-
-def _included(words: Sequence[Word]) -> int:
-    """Return the GPUs of one host in ``deepspeed --include host:0,1``; 0 for none or several hosts."""
-    texts = [word.text for word in words]
-    pairs = dict([*(text.partition("=")[::2] for text in texts), *pairwise(texts)])
-    hosts, _, gpus = pairs.get("--include", pairs.get("-i", "")).rpartition(":")
-    return 0 if "@" in hosts or not gpus else len(gpus.split(","))
 
 
 def _visible(script: Script, command: commands.Command) -> int:

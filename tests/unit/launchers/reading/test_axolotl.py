@@ -136,6 +136,15 @@ def test_options_of_axolotls_command_count_before_its_file() -> None:
         assert found.workload.global_batch_size == 32  # 4 replicas × 8
         assert any("micro_batch_size is 8, not the file's" in note for note in found.notes)
         assert any("packing is off" in note for note in found.notes)
+    shards = "--use_deepspeed --zero_stage 2 --num_processes 4"
+    for start in (
+        f"accelerate launch {shards} -m axolotl.cli.train a.yml",
+        f"axolotl train a.yml -- {shards}",
+    ):
+        with pytest.raises(
+            InvalidProblemError, match=r"distributed_type of accelerate launch .* is not read"
+        ):
+            started(start)
     for other in ("inference", "merge-lora", "preprocess"):
         with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: axolotl {other}"):
             started(f"axolotl {other} a.yml --micro-batch-size 8\n")

@@ -109,6 +109,9 @@ def test_deepspeeds_included_gpus_are_those_that_start() -> None:
     files = {"a.sh": words, "z2.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}'}
     found = read_launch_files(Source(name="a.sh", text=words, files=files))
     assert (found.configuration.data_parallel_size, found.configuration.zero_stage) == (3, 2)
+    words = words.replace("localhost:2,3,4", "h0:0,1@h1:0,1")
+    found = read_launch_files(Source(name="a.sh", text=words, files=files))
+    assert (found.num_nodes, found.gpus_per_node) == (2, 2)
 
 
 def test_deepspeeds_file_may_stand_inside_the_trainers() -> None:
