@@ -249,7 +249,11 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
         if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
-            given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
+            for word in words[at + 1 :]:
+                if "=" not in word.text:  # OmegaConf takes each for a name, which no field has
+                    where = f"line {word.line} of the command: {shown(word.text)}"
+                    raise refused(f"{where} is not name=value", allowed="cutoff_len=2048")
+            given = [Word(f"--{word.text.lstrip('-')}", word.line) for word in words[at + 1 :]]
             found |= trainer.values_of(given, overrides)
     return {
         name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()
