@@ -18,7 +18,7 @@ from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.ms_swift.read import completed
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import refuse_uncounted
-from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, is_placeholder
 from meshwright.launchers.reading.given import Given, Value
@@ -28,6 +28,7 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import documents_beside
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.profiles.documents import shown
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_in
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
@@ -250,10 +251,12 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
             for word in words[at + 1 :]:
-                if "=" not in word.text:  # OmegaConf takes each for a name, which no field has
+                if "=" not in word.text or word.text.startswith(
+                    "-"
+                ):  # OmegaConf takes each for a name, which no field has
                     where = f"line {word.line} of the command: {shown(word.text)}"
                     raise refused(f"{where} is not name=value", allowed="cutoff_len=2048")
-            given = [Word(f"--{word.text.lstrip('-')}", word.line) for word in words[at + 1 :]]
+            given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :]]
             found |= trainer.values_of(given, overrides)
     return {
         name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()

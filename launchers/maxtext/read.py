@@ -49,7 +49,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     given = {} if source.is_script else dict(document_of(source))
     over = _assigned(known, None if source.is_script else source.name)
-    fields = Fields(source.name, given | over, overrides, ("maxtext",))
+    values, name = given | over, "remat_policy"
+    if name in values and str(values[name].value).lower() == "none":  # in any case (pyconfig.py:274)
+        values[name] = LocatedValue("none", values[name].line)
+    fields = Fields(source.name, values, overrides, ("maxtext",))
     if given:
         fields.note_commands(over)
     model = _model(fields, known, over)

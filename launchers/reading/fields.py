@@ -209,8 +209,8 @@ _STOPS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(("llama-factory", "maxtext", "nanotron", "torchtitan", "trl"), bool),
 }
 # Programs that read words in any case: accelerate 1.15 commands/launch.py (upper), DeepSpeed's optimizers,
-# MaxText's context_parallel_strategy and none, nanotron's tp_mode, and torch's schedules in torchtitan.
-_IN_ANY_CASE = ("accelerate", "deepspeed", "maxtext", "nanotron", "torchtitan")
+# nanotron's tp_mode, and torch's schedules in torchtitan.
+_IN_ANY_CASE = ("accelerate", "deepspeed", "nanotron", "torchtitan")
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
@@ -395,7 +395,8 @@ class Fields:
         is_strange = row is None and own.choices and self.peek(name) not in own.choices
         row = row or own
         usual = str(row.default) if default is None else default
-        allowed, exact = row.words or row.priced_as or row.choices, self.programs[0] not in _IN_ANY_CASE
+        allowed = row.words or row.priced_as or row.choices
+        exact = not row.any_case and self.programs[0] not in _IN_ANY_CASE
         fault = "unknown" if is_strange else "not priced"
         return self.word(name, usual, allowed=allowed, fault=fault, exact=exact)
 

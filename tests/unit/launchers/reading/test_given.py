@@ -173,3 +173,20 @@ def test_a_file_and_the_script_that_names_it_give_one_answer_in_either_order() -
     runs = [read_launch_files(Source(name=name, text=files[name], files=files)) for name in files]
     assert runs[0] == runs[1]
     assert runs[0].configuration.recompute_granularity == "full"  # of the script's arguments
+
+
+def test_words_after_llama_factorys_file_are_name_and_value() -> None:
+    text = "model_name_or_path: llama-3-8b\nstage: sft\ndo_train: true\ntemplate: llama3\nbf16: true\n"
+    text += "finetuning_type: full\ncutoff_len: 2048\n"
+    script = "torchrun --nproc_per_node 4 src/train.py a.yaml cutoff_len=512\n"
+
+    def found(script: str) -> LaunchFile:
+        files = {"a.yaml": text, "run.sh": script}
+        return read_launch_files(Source(name="run.sh", text=script, files=files))
+
+    assert found(script).workload.seq_length == 512
+    for other in ("--cutoff_len 512", "--cutoff_len=512"):  # OmegaConf.from_cli: names that no field has
+        with pytest.raises(
+            InvalidProblemError, match=r"line 1 of the command: --cutoff_len.* is not name=value"
+        ):
+            found(script.replace("cutoff_len=512", other))

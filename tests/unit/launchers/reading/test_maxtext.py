@@ -70,6 +70,7 @@ def test_a_policy_is_what_it_keeps(policy: str, granularity: str, modules: str |
     ("words", "said"),
     [
         ("remat_policy=minimal_offloaded", '"minimal_offloaded" is not priced'),
+        ("remat_policy=FULL", '"FULL" is not priced'),  # nnx_decoders.py stops: its check is exact
         ("ici_fsdp_parallelism=3", "3 ranks of fsdp, context and expert do not divide 4096 rows"),
         ("ici_context_parallelism=2", "all_gather of context ranks is not priced"),
         ("ici_expert_parallelism=2", "2 ranks for no experts"),
