@@ -125,10 +125,10 @@ def test_no_placement_of_a_row_is_below_its_bounds_or_below_what_cp_sat_proves(
                 sum_s = sum(stage.time_s for stage in one.stages) * one.classes[0].straggler
                 relaxed = relaxation.within((one.objective_s - sum_s) * 1e6 * ROUNDING + 1.0)
                 assert relaxed.sum_us <= sum_s * 1e6 * ROUNDING
-        for in_order, by_sender in ((False, False), (True, False), (True, True)):
+        for in_order, by_sender, loose in ((False, False, 1.5), (True, False, np.inf), (True, True, 1.5)):
             patterns = patterns_of(rows, row, least_s * 2e6, by_sender=by_sender)
             floor_us = int(slowest_s * (rows.num_microbatches[row] - 1) * 1e6)
-            proved = solve(rows, [row], patterns, most_s=least_s * 1.5, least_us=floor_us, effort=4.0,
+            proved = solve(rows, [row], patterns, most_s=least_s * loose, least_us=floor_us, effort=4.0,
                            seed=0, in_order=in_order)  # fmt: skip
             assert proved.bound_s <= least_s * ROUNDING
 

@@ -31,7 +31,7 @@ from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
 from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows, columns_of, on_all
-from meshwright.solver.search.mixed.search import search_mixed
+from meshwright.solver.search.mixed.search import _is_near, search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
@@ -427,6 +427,15 @@ def a_frontier() -> MixedFrontier:
     )
     frontier.begin(lambda _: False)
     return frontier
+
+
+def test_sets_of_groups_are_searched_once_cp_sat_was_asked_a_few_times_though_no_plan_is_near() -> None:
+    frontier = a_frontier()
+    assert frontier.known_s * 0.95 > frontier.bound_s
+    frontier.calls = 7
+    assert not _is_near(frontier)
+    frontier.calls = 8
+    assert _is_near(frontier)
 
 
 def test_rows_that_wait_together_are_halved_at_the_times_of_every_one_of_them() -> None:
