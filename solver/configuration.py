@@ -815,9 +815,14 @@ def distinct(values: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     with np.errstate(over="ignore"):
         for value, factor in zip(values, hash_factors(len(values)), strict=True):
             hashed += value * factor
-    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
-    alike = first[inverse]
-    if not all(np.array_equal(value, value[alike]) for value in values):
+    order = np.argsort(hashed)  # ``np.unique`` sorts stably, which takes twice as long
+    fresh = np.diff(hashed.take(order), prepend=0) != 0
+    fresh[:1] = True
+    first = np.minimum.reduceat(order, np.flatnonzero(fresh)) if len(order) else order
+    inverse = np.empty_like(order)
+    inverse[order] = np.cumsum(fresh) - 1
+    alike = first.take(inverse)
+    if not all(np.array_equal(value, value.take(alike)) for value in values):
         _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
     return first, inverse.ravel()
 

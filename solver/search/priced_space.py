@@ -304,14 +304,11 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
     """
     if not len(rows):
         return rows
-    key = rows.prices.entry
-    for weights in (weighing.scale, weighing.offset):
-        look()
-        values, which = np.unique(weights, return_inverse=True)
-        key = key * len(values) + which
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    look()
+    weights = (np.ascontiguousarray(one).view(np.int64) for one in (weighing.scale, weighing.offset))
+    first, entry = distinct([rows.prices.entry, *weights])
     table = _scaled(rows.prices.table.take(rows.prices.entry[first]), weighing, first)
-    return replace(rows, prices=PriceList(table, inverse.ravel()), weighing=weighing)
+    return replace(rows, prices=PriceList(table, entry), weighing=weighing)
 
 
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
