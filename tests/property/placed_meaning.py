@@ -2,8 +2,8 @@
 
 docs/how-the-search-works.md ("Mixed clusters") and docs/requests.md say what it is: pipelines whose
 replicas are all alike, every stage on one group, the stages of a group neighbours with one tensor-parallel
-size, any number of layers of each recomputed; or classes of replicas, each on one group of its own with as
-many as fit and all or none recomputed, that share the batch.
+size (or, beyond the documentation, at both ends), any number of layers of each recomputed; or classes of
+replicas, each on one group of its own with as many as fit and all or none recomputed, that share the batch.
 Written without the product's enumeration, models or bounds. Whether one is legal and fits its memory is
 what ``meshwright.solver.check`` says, what it takes is ``meshwright.solver.predict``.
 """
@@ -72,9 +72,12 @@ def a_placed_request(random: Random, *, varied: bool = False) -> Problem:
         groups, num_layers=layers, batch=batch, between=between,
         certify="none", top_k=random.randint(1, 4), time_limit_s=600.0,
     )  # fmt: skip
-    if random.randint(0, 2) == 0:
+    kind = random.choice(["experts", "prediction layer", "plain"])
+    if kind == "experts":
         moe = MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=2048, num_dense_layers=random.randint(0, 1))
         problem = replace(problem, model=replace(problem.model, moe=moe))
+    elif kind == "prediction layer":
+        problem = replace(problem, model=replace(problem.model, num_mtp_layers=random.randint(1, 2)))
     return _limited(random, _varied(random, problem)) if varied else _limited(random, problem)
 
 
@@ -216,9 +219,13 @@ def _pipelines(
 
 
 def _stages(problem: Problem, gpus: dict[str, int]) -> Iterator[list[tuple[str, int]]]:
-    """A group and a tensor-parallel size for each stage; those of a group are neighbours."""
-    for count in range(1, len(gpus) + 1):
-        for order in permutations(gpus, count):
+    """A group and a tensor-parallel size for each stage; those of a group are neighbours.
+
+    Or the first and last stages are of one group: such plans are not sought, yet what is proved holds.
+    """
+    around = ((one, other, one) for one, other in permutations(gpus, 2))
+    for orders in (*(permutations(gpus, count) for count in range(1, len(gpus) + 1)), around):
+        for order in orders:
             for sizes in product(*(divisors(gpus[name]) for name in order)):
                 rooms = [range(1, gpus[name] // tp + 1) for name, tp in zip(order, sizes, strict=True)]
                 for runs in product(*rooms):
