@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.service.cli.terminal import Command
+from meshwright.service.cli.terminal import StrictCommand
 from meshwright.service.requests.fields import (
     CLUSTER,
     COMMON,
@@ -146,7 +146,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
-class GroupedCommand(Command):
+class GroupedCommand(StrictCommand):
     """A command with help in groups and every default: the common options, or all for ``--help-all``."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own types

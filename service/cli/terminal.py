@@ -164,7 +164,7 @@ def report(fault: PlannerError) -> int:
     return BAD_INPUT
 
 
-class Command(TyperCommand):
+class StrictCommand(TyperCommand):
     """A command that refuses an option given twice, unless it takes several values."""
 
     def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer keeps these types to itself

@@ -26,7 +26,7 @@ from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import fitting, lightest, lightest_of, nearest
 from meshwright.solver.search.mixed.frontier import configuration_of
-from meshwright.solver.search.mixed.lines import Line, LineSplit, StageTables, alone_lines, whole_groups
+from meshwright.solver.search.mixed.lines import Line, LineSplit, LineTables, alone_lines, whole_groups
 from meshwright.solver.search.mixed.rows import (
     LegalRows,
     MixedRows,
@@ -312,11 +312,11 @@ def _least_lack(
 ) -> tuple[tuple[int, ...] | None, float]:
     """Return a split that fits with least further memory of every GPU, below ``most_bytes``; and that."""
     high = most_bytes - _CLOSE_BYTES
-    split, low = LineSplit(StageTables(rows, row, high), line).any_fitting(), 0.0
+    split, low = LineSplit(LineTables(rows, row, high), line).any_fitting(), 0.0
     while split is not None and high - low > _CLOSE_BYTES:
         look()
         middle = (low + high) / 2.0
-        able = LineSplit(StageTables(rows, row, middle), line).any_fitting()
+        able = LineSplit(LineTables(rows, row, middle), line).any_fitting()
         low, high, split = (middle, high, split) if able is None else (low, middle, able)
     return split, high
 

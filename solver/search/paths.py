@@ -52,7 +52,7 @@ def are_averaged(rows: Rows) -> BoolArray:
     return np.asarray(are_tried(rows) & ~_BYPASSES[rows.columns.pipeline_schedule])
 
 
-class Shape(NamedTuple):
+class PathShape(NamedTuple):
     """Sizes and schedule of a row, from which its paths and boxes follow."""
 
     pp: int
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
     smallest_chunk: int
 
     @classmethod
-    def of(cls, row: Rows) -> Shape:
+    def of(cls, row: Rows) -> PathShape:
         """Return the shape of one row."""
         c, layers = row.columns, row.layout.num_layers
         schedule, m = SCHEDULES[int(c.pipeline_schedule[0])], int(c.num_microbatches[0])
@@ -237,7 +237,7 @@ class _Game:
     whole: BoolArray  # (K,): not divided yet
 
     @classmethod
-    def of(cls, shape: Shape, width: int) -> _Game:
+    def of(cls, shape: PathShape, width: int) -> _Game:
         boxes = shape.boxes()
         room, left = boxes.high - boxes.low, boxes.layers - boxes.low.sum(axis=1, keepdims=True)
         splits = boxes.low + room * left / np.maximum(room.sum(axis=1, keepdims=True), 1.0)
@@ -341,7 +341,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     ``low_s``: a known bound of each row, (n,). The row with the least bound is raised first, so that the
     least of all is as high as the effort allows. Memory is left aside.
     """
-    games, begun = dict[Shape, _Game](), dict[int, _Row]()
+    games, begun = dict[PathShape, _Game](), dict[int, _Row]()
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
     begin_s = float(low_s.min(initial=target_s))
@@ -350,7 +350,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
             bound, at = waiting[0]
             row = rows.take([at])
             if at not in begun:
-                line, shape = _Line.of(row), Shape.of(row)
+                line, shape = _Line.of(row), PathShape.of(row)
                 width = len(line.pass_s) + len(line.tail_s)
                 game = games[shape] = games.get(shape) or _Game.of(shape, width)
                 begun[at] = _Row(line, most_of_chunks(row, target_s), game, passes_of(row), np.zeros(0))

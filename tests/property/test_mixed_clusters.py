@@ -21,7 +21,7 @@ from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.mixed import search as search_module
 from meshwright.solver.search.mixed.bounds import bounds_of, with_nearer_steps
 from meshwright.solver.search.mixed.frontier import MixedFrontier, configuration_of
-from meshwright.solver.search.mixed.lines import Line, LineSplit, StageTables
+from meshwright.solver.search.mixed.lines import Line, LineSplit, LineTables
 from meshwright.solver.search.mixed.model import solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
 from meshwright.solver.search.mixed.patterns import patterns_of
@@ -223,7 +223,7 @@ def test_rows_refuted_by_their_smallest_micro_batch_change_no_answer(
 def test_the_split_of_a_line_is_the_best_of_all(problem: Problem, data: st.DataObject) -> None:
     rows, row = some_row(problem, data)
     line = data.draw(st.sampled_from(list(lines(rows, row))))
-    table = LineSplit(StageTables(rows, row), line)
+    table = LineSplit(LineTables(rows, row), line)
 
     def closed_form_s(split: tuple[int, ...]) -> float:
         ends = np.cumsum(split)

@@ -31,13 +31,13 @@ from meshwright.solver.search.mixed.limits import count_layers, keep_alone, limi
 from meshwright.solver.search.mixed.lines import (
     Line,
     LineSplit,
+    LineTables,
     Split,
-    StageTables,
     chosen_groups,
     lines_of,
     whole_groups,
 )
-from meshwright.solver.search.mixed.model import Solved, fixed_s_of, solve
+from meshwright.solver.search.mixed.model import RowOutcome, fixed_s_of, solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
 from meshwright.solver.search.mixed.patterns import US, Patterns, patterns_of, patterns_of_any, take
 from meshwright.solver.search.mixed.relaxation import Relaxation, Relaxed
@@ -364,7 +364,7 @@ class MixedFrontier:
             part_us = int(end_us) + 1
         return take(every, np.flatnonzero(able)), low_us
 
-    def _asked(self, one: _Waiting, patterns: Patterns, *, any_plan: bool = False) -> Solved:
+    def _asked(self, one: _Waiting, patterns: Patterns, *, any_plan: bool = False) -> RowOutcome:
         """Ask CP-SAT for stages of some patterns, and try them in lines."""
         look()
         found = solve(
@@ -422,7 +422,7 @@ class MixedFrontier:
         bound.raise_it(interrupted)
         return bound.bound_s
 
-    def _put_back(self, one: _Waiting, found: Solved) -> None:
+    def _put_back(self, one: _Waiting, found: RowOutcome) -> None:
         """Queue what CP-SAT leaves under its new bound, or count it as open."""
         left = replace(one, bound_s=max(one.bound_s, found.bound_s))
         if left.bound_s >= self._most_s:
@@ -454,7 +454,7 @@ class MixedFrontier:
         bound_s = max(one.bound_s, float(self.bounds.objective_s[row]))
         return replace(one, bound_s=bound_s, rows=(row,), relaxed=None)
 
-    def _lines_of(self, patterns: Patterns, found: Solved) -> Mapping[Line, Split | None]:
+    def _lines_of(self, patterns: Patterns, found: RowOutcome) -> Mapping[Line, Split | None]:
         """Return lines of the stages that CP-SAT chose, with its layers where a request counts them."""
         lines = lines_of(self.rows, patterns, found.stages, found.order)
         return lines if count_layers(self.problem) else dict.fromkeys(lines)
@@ -473,7 +473,7 @@ class MixedFrontier:
         most_s = self.known_s * _WORSE if most_s is None else most_s
         configs = dict[Configuration, tuple[int, Line, Split | None]]()
         for row, some in lines.items():
-            tables = StageTables(self.rows, row)
+            tables = LineTables(self.rows, row)
             for line, own in some.items():
                 look()
                 if (row, line, own) in self._tried or not self._stands(row, line):
@@ -495,7 +495,7 @@ class MixedFrontier:
     def _neighbours(self, plan: MixedPlan) -> Iterator[Configuration]:
         """Yield neighbours of a plan that may be faster than it."""
         (row, line), split = self._places[plan.config], plan.config.stage_layers
-        tables = StageTables(self.rows, row)
+        tables = LineTables(self.rows, row)
         for changed, splits in neighbours_of(self.rows, row, line, split).items():
             look()
             yield from self._faster(tables, changed, splits, plan.step_s)
@@ -507,12 +507,12 @@ class MixedFrontier:
             rows.setdefault(self.rows.sizes[row, :_SHARED].tobytes(), row)
         for row in list(rows.values())[:_STARTS]:
             look()
-            tables = StageTables(self.rows, row)
+            tables = LineTables(self.rows, row)
             for line in whole_groups(self.rows, row):
                 yield from self._faster(tables, line, [], step_s)
 
     def _faster(
-        self, tables: StageTables, line: Line, splits: Sequence[Split], step_s: float
+        self, tables: LineTables, line: Line, splits: Sequence[Split], step_s: float
     ) -> Iterator[Configuration]:
         """Yield some splits, and that of least closed form, if they may simulate below a step."""
         row = tables.row

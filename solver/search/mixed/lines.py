@@ -177,7 +177,7 @@ def _least_replays(
 # The split of a line that takes least by the closed form: by sums under a limit of the slowest stage.
 
 
-class StageTables:
+class LineTables:
     """Times and memory of layers i … j - 1 as a stage of a row, computed once for stages of many lines."""
 
     def __init__(self, rows: MixedRows, row: int, more_bytes: float = 0.0) -> None:
@@ -233,7 +233,7 @@ class LineSplit:
     Where stages choose how many layers they recompute, each recomputes its first ones, as few as fit.
     """
 
-    def __init__(self, tables: StageTables, line: Line) -> None:
+    def __init__(self, tables: LineTables, line: Line) -> None:
         """Put the tables of all stages together."""
         self.m, self.layers = int(tables.rows.num_microbatches[tables.row]), tables.rows.layout.num_layers
         every = [tables.of(line, stage) for stage in range(len(line))]

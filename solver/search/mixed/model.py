@@ -63,7 +63,7 @@ Expression: TypeAlias = Any  # a linear expression of OR-Tools, which this modul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
+class RowOutcome:
     """What CP-SAT found for one row: its objective and bound, seconds, the fixed time counted."""
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -93,7 +93,7 @@ def solve(
     in_order: bool = False,
     any_plan: bool = False,
     is_over: Callable[[], bool] = lambda: False,
-) -> Solved:
+) -> RowOutcome:
     """Find the stages of least closed form of one row, or of rows that have the same places for stages.
 
     Args:
@@ -111,7 +111,7 @@ def solve(
     """
     row, fixed_s = numbers[0], fixed_s_of(rows, numbers)
     if not len(patterns):
-        return Solved(status="infeasible", bound_s=np.inf)
+        return RowOutcome(status="infeasible", bound_s=np.inf)
     api = without_pandas()
     model = _Model(api, rows, row, patterns)
     model.hold_the_layers()
@@ -137,13 +137,13 @@ def solve(
         api.OPTIMAL: "optimal", api.FEASIBLE: "feasible", api.INFEASIBLE: "infeasible",
     }.get(_solved(solver, model.of, is_over), "unknown")  # fmt: skip
     if status == "infeasible":
-        return Solved(status="infeasible", bound_s=most_s)
+        return RowOutcome(status="infeasible", bound_s=most_s)
     bound_s = max(float(solver.best_objective_bound), 0.0) / US + fixed_s
     if status == "unknown":
-        return Solved(status="unknown", bound_s=min(bound_s, most_s))
+        return RowOutcome(status="unknown", bound_s=min(bound_s, most_s))
     stages = [at for at, count in enumerate(model.count) for _ in range(solver.value(count))]
     objective_s = float(solver.objective_value) / US + fixed_s
-    return Solved(
+    return RowOutcome(
         status=status,  # type: ignore[arg-type]
         stages=tuple(stages),
         order=model.order(solver),

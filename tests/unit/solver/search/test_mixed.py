@@ -26,7 +26,7 @@ from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
-from meshwright.solver.search.mixed.model import Solved
+from meshwright.solver.search.mixed.model import RowOutcome
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
@@ -466,7 +466,7 @@ def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stag
     (row,) = frontier._heap[0].rows
     frontier._heap = []
     band = _Waiting(1e-9, (row,), in_order=True, low_us=1000, high_us=1010.0)
-    frontier._put_back(band, Solved(status="optimal", objective_s=1e-9, bound_s=1e-9))
+    frontier._put_back(band, RowOutcome(status="optimal", objective_s=1e-9, bound_s=1e-9))
     assert {(one.low_us, one.high_us) for one in frontier._heap} == {(1000, np.inf)}
     frontier._joined = False
     frontier._join_alike()  # ranges of numbers of stages are not alike

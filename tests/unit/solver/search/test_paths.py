@@ -13,8 +13,7 @@ from meshwright.solver.schedules.schedule import AUTOMATIC
 from meshwright.solver.schedules.simulate import finish_of_many_s, longest_paths, waves_of
 from meshwright.solver.search.branch import SimulationBudget
 from meshwright.solver.search.fill import least_bound_s
-from meshwright.solver.search.paths import Shape as PathShape
-from meshwright.solver.search.paths import are_averaged, least_average_s, most_of_chunks
+from meshwright.solver.search.paths import PathShape, are_averaged, least_average_s, most_of_chunks
 from meshwright.solver.search.rows import Rows
 from tests.problems.strategies import Shape, columns_of, layout_of, priced_rows, prices_of
 from tests.property.exhaustive import exhaust
