@@ -227,18 +227,9 @@ class Problem:
         return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
 
     @cached_property
-    def unplaced(self) -> str:
-        """Return why stages cannot be placed on unlike node groups; empty where they are."""
-        if self.cluster.is_homogeneous:
-            name = self.cluster.group_names[0]
-            return f"stages are placed on unlike node groups; here all nodes are {name}"
-        able = launcher_capabilities(self.launcher).places_stages
-        return "" if able else f"{self.launcher} does not place stages on node groups"
-
-    @property
     def places_stages(self) -> bool:
         """Return whether stages are placed on unlike node groups."""
-        return not self.unplaced
+        return not self.cluster.is_homogeneous and launcher_capabilities(self.launcher).places_stages
 
     @property
     def power_limit_w(self) -> float:

@@ -303,12 +303,18 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
 
 def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:
     """Return the fault of a request that places stages where they cannot be; None where they can."""
-    if not (why := problem.unplaced):
+    if problem.places_stages:
         return None
     able = [f"launcher {name}" for name in launchers_placing_stages()]
-    message, alike = f"{what}{why}", problem.cluster.is_homogeneous
-    allowed = f"unlike node groups, under {' or '.join(able)}" if alike else ", ".join(able)
-    return FieldError(pointer=at, message=message, allowed=allowed, nearest=None if alike else able[0])
+    if problem.cluster.is_homogeneous:
+        message = (
+            f"stages are placed on unlike node groups; here all nodes are {problem.cluster.group_names[0]}"
+        )
+        return FieldError(
+            pointer=at, message=what + message, allowed=f"unlike node groups, under {' or '.join(able)}"
+        )
+    message = f"{what}{problem.launcher} does not place stages on node groups"
+    return FieldError(pointer=at, message=message, allowed=", ".join(able), nearest=able[0])
 
 
 def run_limits(problem: Problem) -> Iterator[FieldError]:
