@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
+from operator import itemgetter, methodcaller
 from random import Random
 from types import NoneType, UnionType
 from typing import (
@@ -628,14 +629,13 @@ class _Picked:
     index: IntArray
 
     def gather(self, names: Iterable[str]) -> list[Any]:
-        found, index = [], self.index
-        for name in names:
-            values = getattr(self.table, name)
-            if isinstance(values, dict):
-                found.append({key: value.take(index, axis=0) for key, value in values.items()})
-            else:
-                found.append(values.take(index, axis=0))  # several times faster than brackets
-        return found
+        at, arrays = self.index, [getattr(self.table, name) for name in names]
+        one = len(at) == 1  # a part of the table takes no copy; brackets around several numbers are slow
+        rows = itemgetter(slice(int(at[0]), int(at[0]) + 1)) if one else methodcaller("take", at, 0)
+        return [
+            {key: rows(value) for key, value in found.items()} if isinstance(found, dict) else rows(found)
+            for found in arrays
+        ]
 
     def take(self, index: IntArray) -> _Picked:
         return _Picked(self.table, self.index.take(index))
@@ -671,10 +671,10 @@ class Gathered(Sized):
     def take(self, index: IntArray | BoolArray | slice) -> Self:
         """Return the rows at ``index``, in that order."""
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if (start, stop, step) == (0, len(self), 1):
+            number = len(self)
+            if index.indices(number) == (0, number, 1):
                 return self
-            index = np.arange(start, stop, step)
+            index = np.arange(*index.indices(number))
         rows = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
         source: RowSource | None = getattr(self, "_source", None)
         return type(self).gathered(_Picked(self, rows) if source is None else source.take(rows), len(rows))

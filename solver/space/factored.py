@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from operator import itemgetter, methodcaller
 from typing import TypeVar
 
 import numpy as np
@@ -47,15 +48,17 @@ class _Crossed:
     inner: IntArray
 
     def gather(self, names: Iterable[str]) -> list[IntArray]:
-        found = list[IntArray]()
-        for name in names:
-            if name in OF_CHUNKS:
-                found.append(self.crossing.inner[:, OF_CHUNKS.index(name)].take(self.inner))
-            else:
-                found.append(getattr(self.crossing.outer, name).take(self.outer))
         if len(self.outer) > _AT_ONCE:
             look()
-        return found
+        outer, inner = (
+            itemgetter(slice(int(at[0]), int(at[0]) + 1)) if len(at) == 1 else methodcaller("take", at)
+            for at in (self.outer, self.inner)
+        )
+        chunks = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
+        return [
+            inner(chunks[name]) if name in chunks else outer(getattr(self.crossing.outer, name))
+            for name in names
+        ]
 
     def take(self, index: IntArray) -> _Crossed:
         return _Crossed(self.crossing, self.outer.take(index), self.inner.take(index))

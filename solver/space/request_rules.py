@@ -241,7 +241,7 @@ def broken_by(
         return np.ones(len(columns), dtype=np.bool_)
     rows = _Rows(columns, num_layers, terms or {})
     holds = rows.value(node) != 0
-    return np.broadcast_to(~holds | rows.undefined, (len(columns),))
+    return np.broadcast_to(~holds | rows.undefined, rows.undefined.shape)
 
 
 class _Rows:

@@ -580,7 +580,7 @@ def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
     """Return masks: bit b of entry i: row i breaks rule b; Python's integers if rules are many."""
     entry: Any = np.int64 if len(rules) <= _BITS else np.object_
     masks: IntArray = np.zeros(len(columns), dtype=entry)
-    for start in range(0, len(columns), _CHUNK):
+    for start in range(0, len(masks), _CHUNK):
         look()
         part = columns.take(piece := slice(start, start + _CHUNK))
         for bit, rule in enumerate(rules):

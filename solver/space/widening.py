@@ -92,8 +92,8 @@ def named_values(problem: Problem, name: str) -> list[int]:
     return list(dict.fromkeys(named))
 
 
-def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Variant:
-    return name, np.full(len(columns), value, dtype=np.int64), rows
+def _constant(name: str, value: int, rows: BoolArray) -> Variant:
+    return name, np.full(rows.shape, value, dtype=np.int64), rows
 
 
 def _expert_tensor(
@@ -105,10 +105,10 @@ def _expert_tensor(
         yield name, tp, every
         others = range(2, int(tp.max(initial=1))) if wide else ()
         for value in set(others).difference(named_values(problem, name)):
-            yield _constant(columns, name, value, (tp % value == 0) & (tp != value))
+            yield _constant(name, value, (tp % value == 0) & (tp != value))
     if problem.model.moe is not None:
         for value in named_values(problem, name):
-            yield _constant(columns, name, value, tp != value)
+            yield _constant(name, value, tp != value)
 
 
 def _shard_sizes(
@@ -122,19 +122,19 @@ def _shard_sizes(
     yield name, inside, sharded & (inside > 1)
     named = named_values(problem, name)
     for value in named:
-        yield _constant(columns, name, value, sharded & (ranks >= value) & (inside != value))
+        yield _constant(name, value, sharded & (ranks >= value) & (inside != value))
     others = _divisors_of_any(ranks).difference(named) if wide and able.hybrid_sharding else ()
     batch = problem.workload.global_batch_size
     whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
     for value in sorted(others):
-        yield _constant(columns, name, value, whole & (ranks % value == 0) & (inside != value))
+        yield _constant(name, value, whole & (ranks % value == 0) & (inside != value))
 
 
 def _weight_shards(
     problem: Problem, _able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
     name, dp = "weight_shard_size", columns.data_parallel_size
-    yield from _shards_of(problem, columns, name, dp, columns.tensor_parallel_size, wide=wide)
+    yield from _shards_of(problem, name, dp, columns.tensor_parallel_size, wide=wide)
 
 
 def _expert_weight_shards(
@@ -143,11 +143,11 @@ def _expert_weight_shards(
     if problem.model.moe is not None:
         name, ranks = "expert_weight_shard_size", columns.expert_ranks
         every = columns.tensor_parallel_size * columns.context_parallel_size * columns.data_parallel_size
-        yield from _shards_of(problem, columns, name, every // ranks, ranks, wide=wide)
+        yield from _shards_of(problem, name, every // ranks, ranks, wide=wide)
 
 
 def _shards_of(
-    problem: Problem, columns: Columns, name: str, replicas: IntArray, stride: IntArray, *, wide: bool
+    problem: Problem, name: str, replicas: IntArray, stride: IntArray, *, wide: bool
 ) -> Iterator[Variant]:
     """Yield sizes that divide the replicas: all, or powers of two that reach one island beyond the link."""
     named = named_values(problem, name)
@@ -160,7 +160,7 @@ def _shards_of(
     reach = int((replicas * stride).max(initial=1)) if wide else 2 * island
     for value in sorted({*usual, *named}):
         rows = replicas % value == 0
-        yield _constant(columns, name, value, rows & ((value * stride <= reach) | (value in named)))
+        yield _constant(name, value, rows & ((value * stride <= reach) | (value in named)))
 
 
 def _divisors_of_any(numbers: IntArray) -> set[int]:
@@ -172,18 +172,18 @@ def _sequence_parallel(
 ) -> Iterator[Variant]:
     """Yield tensor parallelism without it: heavier, seldom faster; one sum may beat two halves."""
     if (wide and able.sequence_parallel) or "sequence_parallel" in limited_by(problem):
-        yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
+        yield _constant("sequence_parallel", 0, columns.tensor_parallel_size > 1)
 
 
 def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
     name, cp = "context_parallel_mode", columns.context_parallel_size
     named = name in limited_by(problem)
     if "all_to_all" in able.context_parallel_modes or named:
-        yield _constant(columns, name, ALL_TO_ALL, _exchanges(problem, columns, cp) & (cp > 1))
+        yield _constant(name, ALL_TO_ALL, _exchanges(problem, columns, cp) & (cp > 1))
     if named or name in problem.options.allow:
         for word, size in HIERARCHICAL.items():
             rows = (cp % size == 0) & (cp > size) & _exchanges(problem, columns, size)
-            yield _constant(columns, name, CONTEXT_MODES.index(word), rows)
+            yield _constant(name, CONTEXT_MODES.index(word), rows)
 
 
 def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> BoolArray:
@@ -196,7 +196,7 @@ def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator
     if "offload" in problem.options.allow:
         every = np.ones(len(columns), dtype=np.bool_)
         for word in offloads(problem, able):
-            yield _constant(columns, "offload", OFFLOAD.index(word), every)
+            yield _constant("offload", OFFLOAD.index(word), every)
 
 
 def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
@@ -213,4 +213,4 @@ def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iter
             for one in seen
         ]
         seen.append(order)
-        yield _constant(columns, name, order, ~np.any(known, axis=0) & able_rows)
+        yield _constant(name, order, ~np.any(known, axis=0) & able_rows)
