@@ -12,7 +12,7 @@ from typing import Self
 
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import Overrides, Source, refused
-from meshwright.launchers.reading.commands import commands_beside, program_of
+from meshwright.launchers.reading.commands import accelerates_options, commands_beside, program_of
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, meant
 from meshwright.profiles.documents import shown
@@ -104,16 +104,15 @@ def starts_beside(
 ) -> Iterator[tuple[Source, Sequence[Word], Sequence[Word]]]:
     """Yield commands of ``accelerate launch`` in scripts next to a file, parted before their programs."""
     for script, words in commands_beside(source, overrides):
-        texts = [word.text.rpartition("/")[2] for word in words]
-        if "accelerate" in texts and "launch" in texts:
+        launch = accelerates_options(words)
+        if launch is not None:
             command = program_of(words)
-            at = len(command.before) if command is not None else _end_of_options(words)
+            at = len(command.before) if command is not None else _end_of_options(words, launch)
             yield script, words[:at], words[at:]
 
 
-def _end_of_options(words: Sequence[Word]) -> int:
+def _end_of_options(words: Sequence[Word], at: int) -> int:
     """Return the place of the program: the first word that is neither an option nor its value."""
-    at = next(at for at, word in enumerate(words) if word.text == "launch") + 1
     while at < len(words) and words[at].text.startswith("-"):
         at += 1 + _takes_next(words[at])
     return at
@@ -135,7 +134,9 @@ def shares_of(words: Sequence[Word], source: Source, usual: Source | None = None
     Raises:
         InvalidProblemError: a named file is missing, or an option is not read.
     """
-    if not any(word.text.rpartition("/")[2] in ("accelerate", "trl") for word in words):
+    if accelerates_options(words) is None and not any(
+        word.text.rpartition("/")[2] == "trl" for word in words
+    ):
         return None
     said = _said(words, source.name)
     options = {key: found for name, found in said.items() if (key := _key_of(name)) is not None}
@@ -235,7 +236,7 @@ def _said(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
     Raises:
         InvalidProblemError: an option is refused or unknown, or two of them contradict one another.
     """
-    launch = next((at for at, word in enumerate(words) if word.text == "launch"), None)
+    launch = accelerates_options(words)
     rows, found = flags_of("accelerate"), dict[str, LocatedValue]()
     for word, following in pairwise((*words[launch or 0 :], Word("--", 0))):
         name, equals, value = word.text.partition("=")

@@ -24,7 +24,7 @@ from meshwright.launchers.reading.adapters import (
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import World, commands_beside
+from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
@@ -112,7 +112,7 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
             end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
             found |= trainer.values_of(words[at:end], overrides)
-            if "accelerate" in texts[:at]:
+            if accelerates_options(words[:at]) is not None:
                 _require_own_sharding(words[:at], script)
             elif end is not None and found.get("launcher", _ACCELERATE).value == "accelerate":
                 _require_own_sharding([Word("accelerate", 0), Word("launch", 0), *words[end + 1 :]], script)

@@ -614,9 +614,23 @@ _OF_RANKS = re.compile(r"#SBATCH|#PBS|#BSUB|\$\{?\w*(?:SLURM|PMI_|MPI|RANK|WORLD
 def _starts_here(words: Sequence[Word]) -> bool:
     """Return whether processes start on this machine alone: no other hosts are named, and no file."""
     texts = {word.text.partition("=")[0].rpartition("/")[2].replace("_", "-") for word in words}
-    if {"accelerate", "launch"} <= texts:
+    if accelerates_options(words) is not None:
         return "--config-file" not in texts
     return "deepspeed" in texts and not {"--hostfile", "-H", "--include", "-i", "--exclude", "-e"} & texts
+
+
+def accelerates_options(words: Sequence[Word]) -> int | None:
+    """Return the place of the first word after ``accelerate launch`` or a form of it; None without one."""
+    texts = [word.text.rpartition("/")[2] for word in words]
+    for at, (text, following) in enumerate(pairwise([*texts, ""])):
+        if text in ACCELERATES[2:] or (text in ACCELERATES[:2] and following == "launch"):
+            return at + (1 if text in ACCELERATES[2:] else 2)
+    return None
+
+
+ACCELERATES = (  # the first two take a subcommand (setup.py's programs, and those of python -m)
+    "accelerate", "accelerate.commands.accelerate_cli", "accelerate-launch", "accelerate.commands.launch",
+)  # fmt: skip
 
 
 def _included(words: Sequence[Word]) -> list[int]:

@@ -352,7 +352,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 # The started processes and their GPUs.
 
 
-_SEVERAL = ("deepspeed", "accelerate", "trl")  # start one process per visible GPU
+_SEVERAL = ("deepspeed", *commands.ACCELERATES, "trl")  # start one process per visible GPU
 _TASKS = (*commands.RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
 _STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
 

@@ -102,6 +102,13 @@ def test_options_of_the_command_count_before_the_file() -> None:
         assert (found.workload.precision, found.configuration.data_parallel_size) == ("fp16", 16)
         assert "line 1 of the command: mixed_precision is fp16, not the file's" in found.notes
     assert started("--multi_gpu").configuration.zero_stage == 0  # FSDP of the file is off
+    for start in (
+        "accelerate-launch",
+        "python -m accelerate.commands.launch",
+        "/env/bin/accelerate launch",
+    ):
+        script = f"{start} --config_file a.yaml --mixed_precision fp16 train.py {BATCH}\n"
+        assert read(FSDP, script).workload.precision == "fp16"
     compiled = FSDP + "dynamo_config:\n  backend: INDUCTOR\n"
     assert started("", compiled).workload.framework_options == {}
     assert started("--dynamo_backend no", compiled).workload.framework_options["norm_fused"] is False
