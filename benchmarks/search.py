@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import grow
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
@@ -225,7 +225,7 @@ def main() -> None:
         lines.append(line(path, answers))
         print("  ".join(lines[-1]), flush=True)
         curves.append(at_any_time(path.stem, answers["none"]))
-        if not asked.no_switches and read_problem_file(path)["launcher"] != PLACING_LAUNCHER:  # has none
+        if not asked.no_switches and read_problem_file(path)["launcher"] != "none":  # which has no switches
             gains.append(by_switch(path.stem, in_a_process(path, EVERY_SWITCH)))
             print("  ".join(gains[-1]), flush=True)
     tables = {

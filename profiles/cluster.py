@@ -6,18 +6,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import count
 from math import sqrt
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
+from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.links import NodeLinks
-from meshwright.profiles.units import GIB
+from meshwright.profiles.units import GB, GIB
 
 FloatArray = NDArray[np.float64]
 
@@ -328,7 +330,7 @@ class ClusterSpec:
 # --------------------------------------------------------------------------------------------------
 # The host of each GPU: the link to it, its memory, how fast its CPUs update weights, its NVMe drives.
 #
-# Figures of the usual node of each architecture, one GPU's share; a node group may state its own.
+# ``catalog/hosts.yaml`` has those of usual nodes, one GPU's share; a node group may state its own.
 
 
 _REACHED = 0.8  # pinned copies over the line rate (nvbandwidth host_to_device_memcpy_ce: 25 of 31.5 GB/s)
@@ -348,70 +350,29 @@ class Host:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drives:
-    size_bytes: int
-    read_bytes_per_s: float
-    write_bytes_per_s: float
-
-
-# A drive of 3.84 TB for each GPU: four of a DGX A100 read 25 GB/s together (NVIDIA DGX A100 system
-# architecture white paper, storage); one writes 3.8 GB/s (Samsung PM1733 data sheet, 3.84 TB).
-_NVME = _Drives(size_bytes=3840 * 10**9, read_bytes_per_s=6.25e9, write_bytes_per_s=3.8e9)
-# DGX-1: four SATA drives of 1.92 TB in RAID 0, 6 Gbit/s each, for eight GPUs.
-_SATA = _Drives(size_bytes=960 * 10**9, read_bytes_per_s=0.27e9, write_bytes_per_s=0.26e9)
-
-
-def _host(
-    line_bytes_per_s: float,
-    memory_gib: int,
-    memory_bytes_per_s: float,
-    source: str,
-    drives: _Drives = _NVME,
-) -> Host:
-    return Host(
-        link_bytes_per_s=_REACHED * line_bytes_per_s,
-        memory_bytes=memory_gib * GIB,
-        memory_bytes_per_s=_UPDATE_SHARE * memory_bytes_per_s,
-        nvme_bytes=drives.size_bytes,
-        nvme_read_bytes_per_s=drives.read_bytes_per_s,
-        nvme_write_bytes_per_s=drives.write_bytes_per_s,
-        source=source,
-    )
-
-
-_PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9  # x16, each direction (PCI-SIG base specifications)
-# Memory in GiB: data sheets add up modules of 16, 32 and 64 GiB.
-_VOLTA = _host(
-    _PCIE_3,
-    64,
-    153.6e9 / 8,
-    "DGX-1: 512 GB, 2 x 4 channels DDR4-2400, PCIe 3.0 x16, 4 x 1.92 TB SATA",
-    _SATA,
-)
-_AMPERE = _host(
-    _PCIE_4, 256, 409.6e9 / 8, "DGX A100: 2 TB, 2 x 8 channels DDR4-3200, PCIe 4.0 x16, 8 x 3.84 TB NVMe"
-)
-_HOPPER = _host(
-    _PCIE_5, 256, 614.4e9 / 8, "DGX H100: 2 TB, 2 x 8 channels DDR5-4800, PCIe 5.0 x16, 8 x 3.84 TB NVMe"
-)
-_USUAL: Mapping[str, Host] = {
-    "volta": _VOLTA, "turing": _VOLTA, "ampere": _AMPERE, "ada": _AMPERE, "cdna2": _AMPERE,
-    "hopper": _HOPPER, "blackwell": _HOPPER, "cdna3": _HOPPER, "cdna4": _HOPPER,
-}  # fmt: skip
-_GRACE_2 = _host(
-    225e9, 223, 512e9 / 2, "GB200 NVL72: NVLink-C2C 900 GB/s both ways and 480 GB for two GPUs"
-)
-_SUPERCHIPS: Mapping[str, Host] = {
-    "gb200": _GRACE_2,
-    "gb300": _GRACE_2,
-    "gh200": _host(450e9, 447, 512e9, "GH200: NVLink-C2C 900 GB/s both ways and 480 GB for one GPU"),
-}
+@cache
+def _usual_hosts() -> Mapping[str, Host]:
+    text = (CATALOG / "hosts.yaml").read_text(encoding="utf-8")
+    return {
+        name: Host(
+            link_bytes_per_s=_REACHED * GB * row["link_gb_per_s"],
+            memory_bytes=row["memory_gib"] * GIB,
+            memory_bytes_per_s=_UPDATE_SHARE * GB * row["memory_gb_per_s"],
+            nvme_bytes=row["nvme_gb"] * 10**9,
+            nvme_read_bytes_per_s=row["nvme_read_gb_per_s"] * GB,
+            nvme_write_bytes_per_s=row["nvme_write_gb_per_s"] * GB,
+            source=row["source"],
+        )
+        for row in yaml.load(text, Loader=yaml.CSafeLoader)
+        for name in row["of"]
+    }
 
 
 def host_of(group: NodeGroup) -> Host:
     """Return one GPU's share of its host: what the group states, else the usual node's."""
-    usual = _SUPERCHIPS.get(group.gpu.slug.split("-")[0], _USUAL.get(group.gpu.architecture, _AMPERE))
+    hosts, architecture = _usual_hosts(), group.gpu.architecture
+    word = group.gpu.slug.split("-")[0]
+    usual = hosts.get(f"{architecture}/{word}") or hosts[architecture]
     each, own = group.gpus_per_node, dict[str, Any]()
     if group.host_link_bytes_per_s is not None:
         own["link_bytes_per_s"] = group.host_link_bytes_per_s

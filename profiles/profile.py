@@ -239,8 +239,6 @@ class Residual:
 # over PCIe (the measured L40S went through the host: a sixth of PCIe between four of them).
 _FAST_LINK = "a100-sxm-80gb"
 _PCIE = "rtx-pro-6000-server"
-# Under no launcher's limits stages may run on unlike node groups.
-PLACING_LAUNCHER = "none"
 
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
 _WITHOUT_FLASH = ("volta", "turing")

@@ -34,7 +34,6 @@ HISTORIES = ("history.csv", "history.json", "history.jsonl")
 _STEPS = ("_step", "step", "Step", "iteration")  # which step a record is of; W&B's own first
 _OF_CHART = re.compile(r"^.{1,200} - (?=\S)")  # a chart's column: "RUN - METRIC"
 _MOST_NAMED = 8  # metrics that an error lists
-_MAX_STEP = 10**12
 Settings = Mapping[str, str]  # leaves of the configuration as text: True, None, 4
 
 
