@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -227,7 +227,7 @@ def _accepted(choice: Choice, folder: Path) -> Choice:
     Raises:
         NotWrittenError: they cannot be.
     """
-    choice = _with(choice, save_dir=str(folder.resolve()))
+    choice = replace(choice, save_dir=str(folder.resolve()))
     text = _text_of(choice)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def _last(folder: Path, question: str, run_id: str, why: str, limit_s: float) ->
     if known is None:
         message = f"{why}; nothing was accepted before for this question (limit {limit_s:g} s)"
         raise NoAnswerError(message)
-    return _with(known, run_id=run_id, source="last answer", why=why)
+    return replace(known, run_id=run_id, source="last answer", why=why)
 
 
 def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
@@ -290,7 +290,3 @@ def read_choice(path: Path) -> Choice | None:
         return decoded(Choice, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, UnexpectedAnswerError):
         return None
-
-
-def _with(choice: Choice, **changes: Any) -> Choice:  # noqa: ANN401 - fields of a choice
-    return Choice(**{**{name: getattr(choice, name) for name in choice.__slots__}, **changes})

@@ -1,4 +1,4 @@
-"""The service as a launcher calls it: submit, wait, plans, export; and fleets of jobs."""
+"""A client of the service: submit, wait, plans, export; and fleets of jobs."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Client:
     def __init__(
         self, url: str, key: str | None = None, *, timeout_s: float = 10.0, retry_s: float = 60.0
     ) -> None:
-        """Connect to nothing yet.
+        """Keep the address and the key; the first request connects.
 
         Raises:
-            ValueError: ``url`` is no address, or ``key`` no key.
+            ValueError: ``url`` is not an address, or ``key`` not a key.
         """
         key = key and key.strip()  # of a file or a secret, whose line has an end
         if key is not None and not (key and key.isascii() and key.isprintable()):
@@ -79,7 +79,7 @@ class Client:
         self._transport = Transport(http=http, timeout_s=timeout_s, retry_s=retry_s)
 
     def __enter__(self) -> Client:  # noqa: PYI034 - Self needs Python 3.11
-        """The client itself."""
+        """Return the client itself."""
         return self
 
     def __exit__(
@@ -100,7 +100,7 @@ class Client:
         fresh: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> Job:
-        """The job that answers ``problem``, the body of ``POST /v1/jobs``.
+        """Submit ``problem`` and return its job; it is the body of ``POST /v1/jobs``.
 
         Give ``idempotency_key`` (any text of your own) where this process itself may be started again:
         the same key gives the same job. ``fresh`` searches again even if the answer is known. ``labels``
@@ -117,12 +117,12 @@ class Client:
         return self._get(Job, f"/v1/jobs/{_id(job)}")
 
     def jobs(self, *, labels: Mapping[str, str] | None = None, **wanted: str) -> Iterator[Job]:
-        """Jobs, newest first, read page by page: all, or those with all that is given.
+        """Yield jobs, newest first, read page by page: all, or those that fit every filter.
 
         ``jobs(labels={"team": "nlp"}, owner="me", model="llama-3.1-70b", state="failed")``.
 
         Raises:
-            InvalidRequestError: there is no such filter; ``problem.errors`` names it.
+            InvalidRequestError: a filter does not exist; ``problem.errors`` names it.
         """
         for page in self._pages(JobPage, "/v1/jobs", _selecting(labels, wanted)):
             yield from page.jobs
@@ -161,7 +161,7 @@ class Client:
                 raise WaitTimeoutError(seen)
 
     def plans(self, job: Job | str, *, most: int | None = PAGE_SIZE) -> Answer:
-        """The answer of a finished job with its best plans: at least ``most`` of them (None: all).
+        """Return the answer of a finished job with its best plans: at least ``most`` of them (None: all).
 
         Raises:
             NotReadyError: it has no answer, or none yet.
@@ -176,7 +176,7 @@ class Client:
         return answer
 
     def find_plans(self, *, sort: str = "-found_at_s", **wanted: str | float) -> Iterator[PlanSummary]:
-        """Plans of all jobs, filtered and sorted as ``GET /v1/plans`` does, read page by page.
+        """Yield plans of all jobs, filtered and sorted as by ``GET /v1/plans``, read page by page.
 
         ``find_plans(max_peak_memory_bytes=60 * 2**30, sort="step_time_s")``: the fastest under 60 GiB;
         ``find_plans(cluster="dgx-h100", measured=True)``: what was measured on that cluster.
@@ -247,7 +247,7 @@ class Client:
         *,
         idempotency_key: str | None = None,
     ) -> Replan:
-        """Ways to finish a running job whose cluster changed, the soonest first.
+        """Return the ways to finish a running job after its cluster changed, the soonest first.
 
         ``changed``: ``lost_nodes``, ``slow_nodes`` or ``num_nodes``, with ``steps_done``, ``steps_total``,
         ``saved_step``, ``checkpoint``, ``spare_nodes``, ``repair_s``. The first way's launch and resume
@@ -270,7 +270,7 @@ class Client:
         fresh: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> Fleet:
-        """The fleet that plans several jobs on one cluster; ``fleet`` is the body of ``POST /v1/fleets``.
+        """Submit several jobs on one cluster as a fleet; ``fleet`` is the body of ``POST /v1/fleets``.
 
         Key, ``fresh`` and labels are as of ``submit``.
 
@@ -289,16 +289,16 @@ class Client:
         return best
 
     def fleets(self, *, labels: Mapping[str, str] | None = None, **wanted: str) -> Iterator[Fleet]:
-        """Fleets, newest first, read page by page: all, or those with all that is given.
+        """Yield fleets, newest first, read page by page: all, or those that fit every filter.
 
         Raises:
-            InvalidRequestError: there is no such filter; ``problem.errors`` names it.
+            InvalidRequestError: a filter does not exist; ``problem.errors`` names it.
         """
         for page in self._pages(FleetPage, "/v1/fleets", _selecting(labels, wanted)):
             yield from page.fleets
 
     def replan_fleet(self, fleet: Fleet | str, state: Json, *, idempotency_key: str | None = None) -> Fleet:
-        """The fleet that plans a running one again, after nodes were lost or jobs failed, grew or arrived.
+        """Plan a running fleet again after nodes were lost or jobs changed, and return the new fleet.
 
         ``state``: ``now_hours``, ``lost_nodes``, ``jobs`` by name (``state``, ``nodes``, ``steps_done``,
         ``steps``), ``arrived``. Jobs run as planned where it says nothing of them.
@@ -312,7 +312,7 @@ class Client:
     def export_fleet(
         self, fleet: Fleet | str, save_dir: str | Path | None = None, *, job: str | None = None
     ) -> FleetFiles:
-        """The launch files of a fleet, by job, with the start list; written below ``save_dir`` if given.
+        """Return the launch files of a fleet, by job, with the start list; write them below ``save_dir``.
 
         ``job``: only the files of this one, without its folder. A launch that waited in a queue gets those
         of the newest plan with ``export_fleet(service.fleet(fleet_id, newest=True), folder, job="chat")``.
@@ -329,7 +329,7 @@ class Client:
         return found
 
     def profiles(self) -> Iterator[StoredProfile]:
-        """All stored profiles, newest first, read page by page, without their documents."""
+        """Yield stored profiles, newest first, read page by page, without their documents."""
         for page in self._pages(ProfilePage, "/v1/profiles"):
             yield from page.profiles
 

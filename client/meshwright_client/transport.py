@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -33,7 +33,7 @@ class Transport:
     retry_s: float  # after the first failure
 
     def ask(self, method: str, path: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON, decoded by the caller
-        """The JSON body of the answer."""
+        """Send a request, and return the JSON body of its answer."""
         return body_of(self.send(method, path, **arguments))
 
     def send(
@@ -47,35 +47,27 @@ class Transport:
         waits_s: float = 0.0,
         left_s: float = float("inf"),
     ) -> httpx.Response:
-        """The answer, 2xx or 304; ``waits_s``: how long the service was asked to wait with it.
+        """Return the answer, 2xx or 304; ``waits_s``: how long the service may wait before it answers.
 
-        ``left_s``: repeat it for so long at most.
+        ``left_s``: repeat the request for this long at most.
 
         Raises:
             ProblemError: the service refuses, or for ``retry_s`` asks to come back later.
             ServiceUnavailableError: nothing answers for ``retry_s``.
         """
         timeout = httpx.Timeout(self.timeout_s, read=self.timeout_s + waits_s)
-
-        def once() -> httpx.Response:
-            return self.http.request(
-                method, path, json=json, params=params, headers=headers, timeout=timeout
-            )
-
-        return self._insist(once, min(self.retry_s, left_s))
-
-    def _insist(self, once: Callable[[], httpx.Response], retry_s: float) -> httpx.Response:
-        """The first answer that is none of "later" and "nobody there"."""
         failures, give_up_at = 0, 0.0
         while True:
             reply, fault = None, None
             try:
-                reply = once()
+                reply = self.http.request(
+                    method, path, json=json, params=params, headers=headers, timeout=timeout
+                )
             except httpx.TransportError as lost:
                 fault = lost
             if reply is not None and reply.status_code not in RETRIED:
                 return accepted(reply)
-            give_up_at = give_up_at or time.monotonic() + retry_s
+            give_up_at = give_up_at or time.monotonic() + min(self.retry_s, left_s)
             pause_s = pause_before(failures, reply)
             if time.monotonic() + pause_s > give_up_at:
                 return accepted(reply) if reply is not None else _nobody(self.http, fault)
@@ -84,7 +76,7 @@ class Transport:
 
 
 def pause_before(failures: int, reply: httpx.Response | None) -> float:
-    """Seconds until the next try: what Retry-After says, else ever longer and never all clients at once."""
+    """Return the seconds until the next try: Retry-After, or longer each time and unlike other clients'."""
     said_s = None if reply is None else retry_after_s(reply.headers.get("Retry-After"))
     if said_s is not None:
         return said_s
@@ -93,7 +85,7 @@ def pause_before(failures: int, reply: httpx.Response | None) -> float:
 
 
 def retry_after_s(text: str | None) -> float | None:
-    """The seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3); None: it says nothing."""
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3); None: neither."""
     if not text:
         return None
     if text.isascii() and text.isdecimal():
@@ -107,10 +99,10 @@ def retry_after_s(text: str | None) -> float | None:
 
 
 def accepted(reply: httpx.Response) -> httpx.Response:
-    """The answer itself.
+    """Return the answer itself.
 
     Raises:
-        ProblemError: it is none.
+        ProblemError: the service refused.
     """
     if reply.is_success or reply.status_code == httpx.codes.NOT_MODIFIED:
         return reply
@@ -118,10 +110,10 @@ def accepted(reply: httpx.Response) -> httpx.Response:
 
 
 def body_of(reply: httpx.Response) -> Any:  # noqa: ANN401 - JSON
-    """The JSON of an answer.
+    """Return the JSON of an answer.
 
     Raises:
-        UnexpectedAnswerError: it is none.
+        UnexpectedAnswerError: it is not JSON.
     """
     try:
         return reply.json()
@@ -130,7 +122,7 @@ def body_of(reply: httpx.Response) -> Any:  # noqa: ANN401 - JSON
 
 
 def _problem(reply: httpx.Response) -> Problem:
-    """The problem document, or what can be said without one."""
+    """Return the problem document, or the status and its phrase."""
     if reply.headers.get("Content-Type", "").startswith(PROBLEM_TYPE):
         try:
             return decoded(Problem, reply.json())

@@ -14,7 +14,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.calibration import Calibration
@@ -22,6 +21,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.terminal import print_json, say_warnings, screen, write_file
 from meshwright.service.library import is_measured, of_one_cluster
+from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
@@ -113,13 +113,11 @@ def _constants(calibration: Calibration) -> list[RenderableType]:
     moved = {n: v for n, v in moved.items() if abs(v) > _WORTH_SAYING}
     if not moved:
         return [Text("every constant stays within 5 % of its stack's")]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("constant")
-    table.add_column("against its stack's", justify="right")
-    table.add_column("sure within", justify="right")
-    for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
-        table.add_row(name, f"{change:+.0%}", f"± {exp(calibration.log_sds.get(name, 0.0)) - 1.0:.0%}")
-    return [table]
+    rows = (
+        (name, f"{change:+.0%}", f"± {exp(calibration.log_sds.get(name, 0.0)) - 1.0:.0%}")
+        for name, change in sorted(moved.items(), key=lambda item: -abs(item[1]))
+    )
+    return [plain_table(("constant", "against its stack's", "sure within"), rows, left=("constant",))]
 
 
 def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[RenderableType]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
@@ -22,6 +21,7 @@ from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.jobs.answers import answer_document, answer_from_json
+from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.points import render_points
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.requests.labels import selector_of
@@ -100,16 +100,19 @@ def list_jobs(
     if json_output:
         print_json(page)
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
     labelled = ["labels"] if any(job.get("labels") for job in page["jobs"]) else []
-    for title in ("job", "state", "model", "created", "finished", *labelled):
-        table.add_column(title, no_wrap=True)
-    for job in page["jobs"]:
-        moments = (_minute(job["created_at"]), _minute(job.get("finished_at")))
-        own = [selector_of(job.get("labels") or {}) for _ in labelled]
-        cells = (job["id"], job["state"], job.get("model") or "–", *moments, *own)
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    screen().print(table)
+    rows = [
+        (
+            job["id"],
+            job["state"],
+            job.get("model") or "–",
+            _minute(job["created_at"]),
+            _minute(job.get("finished_at")),
+            *(selector_of(job.get("labels") or {}) for _ in labelled),
+        )
+        for job in page["jobs"]
+    ]
+    screen().print(plain_table(("job", "state", "model", "created", "finished", *labelled), rows))
 
 
 def _minute(moment: str | None) -> str:
@@ -262,15 +265,16 @@ _COLUMNS = {
 
 
 def _plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
     verified = ["verified"] if any(plan["verified"] for plan in plans) else []
-    for title in (*_COLUMNS, "step", "measured", "peak memory", *verified):
-        table.add_column(title, no_wrap=True)
-    for plan in plans:
-        own = [str(plan[name]) if plan[name] is not None else "–" for name in _COLUMNS.values()]
-        verdict = [plan[name] or "–" for name in verified]
-        table.add_row(*(Text(cell) for cell in (*own, *_figures_of(plan), *verdict)))
-    return table
+    rows = [
+        (
+            *("–" if plan[name] is None else str(plan[name]) for name in _COLUMNS.values()),
+            *_figures_of(plan),
+            *(plan[name] or "–" for name in verified),
+        )
+        for plan in plans
+    ]
+    return plain_table((*_COLUMNS, "step", "measured", "peak memory", *verified), rows)
 
 
 def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.auth.keys import Keys, NewKey
@@ -20,6 +18,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import sqlite_path
 from meshwright.service.db.key_records import KeyRecord
 from meshwright.service.errors import NotFoundError
+from meshwright.service.report.formatting import plain_table
 from meshwright.service.settings import settings_with
 
 app = typer.Typer(help="Keys of a service.", no_args_is_help=True)
@@ -73,13 +72,10 @@ def list_keys(
     if json_output:
         print_json([asdict(key) for key in found])
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("key", "tenant", "scope", "created", "state", "title"):
-        table.add_column(title, no_wrap=True)
-    for key in found:
-        cells = (key.id, key.tenant, key.scope, _day(key.created_at_s), _state(key), key.title)
-        table.add_row(*(Text(cell) for cell in cells))
-    screen().print(table)
+    rows = (
+        (key.id, key.tenant, key.scope, _day(key.created_at_s), _state(key), key.title) for key in found
+    )
+    screen().print(plain_table(("key", "tenant", "scope", "created", "state", "title"), rows))
 
 
 @app.command()

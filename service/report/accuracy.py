@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.catalog import CATALOG
+from meshwright.service.report.formatting import plain_table
 from meshwright.solver.accuracy import ErrorFigures, Figures, Report
 
 _TITLES = (
@@ -79,13 +80,8 @@ def _weighed(figures: Figures) -> int:
 
 
 def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(title)
-    for name in _TITLES:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, figures in rows:
-        table.add_row(*(Text(cell) for cell in (name, *_cells(figures))))
-    return table
+    cells = ((name, *_cells(figures)) for name, figures in rows)
+    return plain_table([title, *_TITLES], cells, left=(title,))
 
 
 def _cells(figures: Figures) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
+from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
@@ -331,6 +332,19 @@ def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
     if abs(rest) >= least:
         shown["rest"] = rest
     return " │ ".join(f"{name} {value:.{digits}f}" for name, value in shown.items()) + f" {unit}"
+
+
+def plain_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] | None = None
+) -> Table:
+    """Return a table without lines; columns that are not ``left`` are figures (None: all are words)."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        is_words = left is None or head in left
+        table.add_column(head, justify="left" if is_words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def tera(flops: float) -> str:

@@ -22,19 +22,19 @@ MOST_ROWS = 20  # of a list of runs; --json has all
 
 def compared_table(runs: Sequence[Compared]) -> list[Table | Text]:
     """Return the measured and predicted step time of each run, before and after the calibration."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run")
-    for title in ("measured", "predicted", "off by", "predicted now", "off by"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for one in runs[:MOST_ROWS]:
-        table.add_row(
-            Text(shown(one.name)),
+    heads = ("run", "measured", "predicted", "off by", "predicted now", "off by")
+    rows = [
+        (
+            shown(one.name),
             figures.seconds(one.measured_s),
             figures.seconds(one.predicted_s),
             off_by(one.predicted_s, one.measured_s),
             figures.seconds(one.now_s),
             off_by(one.now_s, one.measured_s),
         )
+        for one in runs[:MOST_ROWS]
+    ]
+    table = figures.plain_table(heads, rows, left=("run",))
     more = len(runs) - MOST_ROWS
     return [table, *([Text(f"and {more} more runs (--json has all)")] if more > 0 else [])]
 
