@@ -17,7 +17,7 @@ from functools import partial
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import telemetry
 from meshwright.service.db import migrations
-from meshwright.service.db.database import DATABASE_AWAY, Database
+from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import (
@@ -32,7 +32,7 @@ from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, settings_with
 from meshwright.service.stores.verifications import Verifications
 from meshwright.workers.fleet import FleetWork
-from meshwright.workers.outage import OUTAGE
+from meshwright.workers.outage import patiently
 from meshwright.workers.poller import note_presence, note_statistics, poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
@@ -41,7 +41,6 @@ from meshwright.workers.verifying import verify_next
 PARENT_LOOK_S = 1.0
 PRESENCE_S = 10.0  # between two signs of life
 PRESENCE_WAIT_S = 1.0  # for the last one
-DATABASE_LOOK_S = 1.0
 VERIFY_LOOK_S = 1.0  # of a worker that searches, at plans to be verified
 
 
@@ -222,17 +221,10 @@ def _require_schema(database: Database, leaving: threading.Event) -> None:
     Raises:
         SystemExit: the schema is another one.
     """
-    while not leaving.is_set():
-        try:
-            migrations.require(database)
-        except migrations.UnsupportedSchemaError as fault:
-            raise SystemExit(f"error: {fault}") from None
-        except DATABASE_AWAY as fault:
-            OUTAGE.noticed(fault)
-            leaving.wait(DATABASE_LOOK_S)
-        else:
-            OUTAGE.over()
-            return
+    try:
+        patiently(lambda: migrations.require(database), leaving)
+    except migrations.UnsupportedSchemaError as fault:
+        raise SystemExit(f"error: {fault}") from None
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

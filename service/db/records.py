@@ -380,6 +380,7 @@ class NewChild:
 
     values: Mapping[str, object]
     request: Mapping[str, object]
+    cache_key: str = ""  # that an earlier answer to it has
     known: str | None = None
 
 

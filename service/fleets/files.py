@@ -10,6 +10,7 @@ from shlex import quote
 
 from meshwright.launchers.export import SLURM_FILE
 from meshwright.launchers.registry import export
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.service.fleets.request import START_FILE, FleetRequest
 from meshwright.solver.answer import Plan
@@ -17,14 +18,6 @@ from meshwright.solver.fleet.problem import FleetJob, PlannedRun, Schedule, pair
 from meshwright.solver.problem import Problem
 
 _HOUR_MIN = 60
-
-
-@dataclass(frozen=True, slots=True)
-class FleetFiles:
-    """Files of a fleet by their path in its folder, and notes on them."""
-
-    files: Mapping[str, str]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +29,7 @@ class ScheduledFleet:
     plans: Mapping[str, tuple[Plan, Problem]]  # by job: its plan, and the problem that it answers
 
 
-def fleet_files(fleet: ScheduledFleet) -> FleetFiles:
+def fleet_files(fleet: ScheduledFleet) -> ExportBundle:
     """Return the launch files of each plan, in a folder by job, and the start list.
 
     A job without a launcher, or with a plan that its launcher refuses, has no files and is not started by
@@ -59,7 +52,7 @@ def fleet_files(fleet: ScheduledFleet) -> FleetFiles:
         if SLURM_FILE in bundle.files:
             started.append(job)
     files[START_FILE] = start_list(fleet, started)
-    return FleetFiles(files, tuple(dict.fromkeys(warnings)))
+    return ExportBundle(files=files, warnings=list(dict.fromkeys(warnings)))
 
 
 def start_list(fleet: ScheduledFleet, jobs: list[FleetJob]) -> str:

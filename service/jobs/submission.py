@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
@@ -55,15 +55,6 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPart:
-    """The question of one point of a sweep."""
-
-    values: Mapping[str, object]
-    request: Mapping[str, object]
-    cache_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSubmission:
     """A submission in the form that is stored, and what its answer may be reused under."""
 
@@ -71,7 +62,7 @@ class StoredSubmission:
     cache_key: str
     time_limit_s: float
     kind: str | None = None  # fleet
-    parts: tuple[SweepPart, ...] = ()  # of a sweep
+    parts: tuple[NewChild, ...] = ()  # of a sweep
 
 
 def question_of(tenant: str, submission: Submission) -> StoredSubmission:
@@ -95,7 +86,7 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     parts = []
     for point, one in zip(sweep.points, sweep.problems, strict=True):
         own, own_key = _canonical(tenant, one)
-        parts.append(SweepPart(values=point.values, request=own, cache_key=own_key))
+        parts.append(NewChild(values=point.values, request=own, cache_key=own_key))
     whole = {**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}}
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
     return StoredSubmission(request=whole, cache_key=key, time_limit_s=limit_s, parts=tuple(parts))
@@ -130,10 +121,7 @@ def add(
         return records.insert_job(connection, new)
     keys = [] if submission.fresh else [part.cache_key for part in question.parts]
     known = answered_jobs(connection, tenant, keys)
-    children = [
-        NewChild(values=part.values, request=part.request, known=known.get(part.cache_key))
-        for part in question.parts
-    ]
+    children = [replace(part, known=known.get(part.cache_key)) for part in question.parts]
     return insert_sweep(connection, new, children, uuid.uuid4().hex[:-POSITION_DIGITS])
 
 

@@ -181,23 +181,20 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """A request, read."""
-
-    problem: Problem  # of a sweep, its first point
-    sweep: Sweep | None
-    priority: int
-    deadline_s: float | None  # from submission to the start by a worker, or the job expires
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Queueing:
     """How a job waits, and how it is found."""
 
     priority: int
     deadline_s: float | None  # from submission to the start by a worker, or the job expires
     labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest(Queueing):
+    """A request, read."""
+
+    problem: Problem  # of a sweep, its first point
+    sweep: Sweep | None
 
 
 def read_queueing(raw: Mapping[str, object]) -> Queueing:

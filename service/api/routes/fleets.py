@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 
+from meshwright.launchers.target import ExportBundle
 from meshwright.service.api.deps import (
     NO_FIELDS,
     READS,
@@ -41,7 +42,7 @@ from meshwright.service.auth.access import Caller
 from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
-from meshwright.service.fleets.files import FleetFiles, fleet_files
+from meshwright.service.fleets.files import fleet_files
 from meshwright.service.fleets.question import FleetQuestion, read_question, versions_of_fleet
 from meshwright.service.fleets.stored import question_again, scheduled_again
 from meshwright.service.jobs.states import FLEET
@@ -179,7 +180,7 @@ async def export_fleet(
 ) -> FleetFilesView:
     """The launch files of each plan, in a folder by job, and ``start.sh``, which queues them with Slurm."""
     made = await _files(request, fleet_id, service, tenant)
-    return FleetFilesView(fleet_id=fleet_id, files=dict(made.files), warnings=list(made.warnings))
+    return FleetFilesView(fleet_id=fleet_id, files=made.files, warnings=made.warnings)
 
 
 @router.get(
@@ -279,7 +280,7 @@ def fleet_of(service: Service, tenant: str, fleet_id: str) -> JobRecord:
     return job
 
 
-async def _files(request: Request, fleet_id: str, service: Service, tenant: str) -> FleetFiles:
+async def _files(request: Request, fleet_id: str, service: Service, tenant: str) -> ExportBundle:
     """Return the files of an answered fleet.
 
     Raises:
