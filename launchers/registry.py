@@ -28,10 +28,10 @@ _PROGRAMS: Mapping[str, _Places] = {
     "torchtitan": _Places("torchtitan.export:export", "torchtitan.read:TORCHTITAN_READER"),
     "nanotron": _Places("nanotron.export:export", "nanotron.read:NANOTRON_READER"),
     "deepspeed": _Places("deepspeed.export:export", "deepspeed.read:DEEPSPEED_READER"),
-    "axolotl": _Places("transformers.export:export_axolotl", "axolotl.read:AXOLOTL_READER"),
-    "trl": _Places("transformers.export:export_trl", "trl.read:TRL_READER"),
+    "axolotl": _Places("axolotl.export:export", "axolotl.read:AXOLOTL_READER"),
+    "trl": _Places("trl.export:export", "trl.read:TRL_READER"),
     "llama-factory-accelerate": _Places(
-        "transformers.export:export_llama_factory", "llama_factory.read:LLAMA_FACTORY_TRAINER_READER"
+        "llama_factory.export_trainer:export", "llama_factory.read:LLAMA_FACTORY_TRAINER_READER"
     ),
     "accelerate": _Places("accelerate.export:export", "accelerate.read:ACCELERATE_READER"),
     "llama-factory": _Places("llama_factory.export:export", "llama_factory.read:LLAMA_FACTORY_READER"),

@@ -12,6 +12,7 @@ import yaml
 
 from meshwright.launchers import export as common
 from meshwright.launchers.images import image_warnings, llama_factory_values
+from meshwright.launchers.llama_factory.export_trainer import FOLLOWS, NEEDS
 from meshwright.launchers.megatron_core.names import (
     SWITCHES_OF_ALL,
     Values,
@@ -31,7 +32,7 @@ from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
 from meshwright.launchers.megatron_lm.flags import gathered_tokens_are_of_equal_sequences
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
-from meshwright.launchers.transformers.export import LLAMA_FACTORY_FOLLOWS, LLAMA_FACTORY_NEEDS, OF_THE_RUN
+from meshwright.launchers.transformers.export import OF_THE_RUN
 from meshwright.profiles.errors import FieldError
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
@@ -66,9 +67,9 @@ def export(target: Target) -> ExportBundle:
         shape=True,
         start=common.StartCommand(
             program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
-            needs=LLAMA_FACTORY_NEEDS,
+            needs=NEEDS,
             packages=megatron_packages(target, megatron_facts(target)),
-            follows=LLAMA_FACTORY_FOLLOWS,
+            follows=FOLLOWS,
             environment=(USE_MCA, *environment(target, megatron_facts(target))),
             decides=(*values_of(target), *decided_flags(), "additional_configs"),
             assignments=True,
