@@ -212,6 +212,11 @@ class Problem:
     among_unlike: bool = False  # its cluster is one of the unlike node groups of a larger one
 
     @cached_property
+    def shares(self) -> dict[tuple[str, int], Problem]:
+        """Return known problems of a share of the batch on a node group, for ``meshes_of``."""
+        return {}
+
+    @cached_property
     def counts_ends(self) -> bool:
         """Return whether the search's splits count embedding and head, so that these may be alone."""
         return self.options.standalone_stages or 0 in self.options.stage_layers
@@ -345,10 +350,13 @@ def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Co
         return [(problem, config)]
     found = list[tuple[Problem, Configuration]]()
     for one in config.classes:
-        work = replace(problem.workload, global_batch_size=one.global_batch_size)
         for stage in dict.fromkeys(one.stage_groups):
-            own = on_group(replace(problem, workload=work), problem.cluster.group_named[stage.group])
-            found.append((own, alike(one, stage.tensor_parallel_size)))
+            key = (stage.group, one.global_batch_size)
+            if key not in problem.shares:
+                work = replace(problem.workload, global_batch_size=one.global_batch_size)
+                group = problem.cluster.group_named[stage.group]
+                problem.shares[key] = on_group(replace(problem, workload=work), group)
+            found.append((problem.shares[key], alike(one, stage.tensor_parallel_size)))
     return found
 
 

@@ -71,7 +71,7 @@ _STARTS = 12  # further rows: neighbours of their whole groups are tried too
 _MOST_NEIGHBOURS = 256  # of plans, priced in one search
 _MOST_SPLITS = 8  # of one line
 _SAFETY = 1.0 - 1e-9
-_TOGETHER = 32  # configurations priced between two looks at the clock
+_TOGETHER = 128  # configurations priced between two looks at the clock
 _ALONE = 4  # configurations of one stage that are priced of every option, at least
 Layout = tuple[object, ...]
 
