@@ -13,15 +13,7 @@ from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import optimizer_named
-from meshwright.profiles.requirements import (
-    GALORE,
-    OLDER_TRANSFORMERS,
-    PEFT,
-    QUANTIZED_ADAM,
-    QUANTIZED_WEIGHTS,
-    SHARDED_QUANTIZED_ADAM,
-    Requirement,
-)
+from meshwright.profiles.requirements import Requirement, packages
 
 # --------------------------------------------------------------------------------------------------
 # The configuration files of ``accelerate launch``: FSDP2 with a mesh, plain replicas, or DeepSpeed.
@@ -171,20 +163,22 @@ def optimizer(target: Target) -> str:
 def trainer_packages(target: Target) -> tuple[Requirement, ...]:
     """Return the packages for adapters, frozen weights and the optimizer of a plan."""
     workload = target.workload
+    adapts = workload.lora_rank > 0
     needed = {
-        GALORE: optimizer_named(workload.optimizer).low_rank,
-        PEFT: workload.lora_rank > 0,
-        QUANTIZED_WEIGHTS: workload.lora_rank > 0 and workload.base_precision not in WHOLE_PRECISIONS,
-        QUANTIZED_ADAM: optimizer(target) == "adamw_bnb_8bit",
-        SHARDED_QUANTIZED_ADAM: optimizer(target) == "adamw_torch_8bit",
+        "GaLore": optimizer_named(workload.optimizer).low_rank,
+        "adapters": adapts,
+        "quantized weights": adapts and workload.base_precision not in WHOLE_PRECISIONS,
+        "quantized Adam": optimizer(target) == "adamw_bnb_8bit",
+        "sharded quantized Adam": optimizer(target) == "adamw_torch_8bit",
     }
-    return tuple(one for one, is_needed in needed.items() if is_needed)
+    return tuple(packages()[name] for name, is_needed in needed.items() if is_needed)
 
 
 def tensor_packages(target: Target) -> tuple[Requirement, ...]:
     """Return the release of transformers with which accelerate prepares tensor ranks next to FSDP2."""
     config = target.config
-    return (OLDER_TRANSFORMERS,) if config.tensor_parallel_size > 1 and config.zero_stage > 0 else ()
+    splits = config.tensor_parallel_size > 1 and config.zero_stage > 0
+    return (packages()["tensor ranks next to FSDP2"],) if splits else ()
 
 
 def accelerate_launch(target: Target) -> list[str]:

@@ -33,7 +33,7 @@ from meshwright.launchers.transformers.export import (
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
-from meshwright.profiles.requirements import CUT_CROSS_ENTROPY, GALORE, RING_ATTENTION, Requirement
+from meshwright.profiles.requirements import Requirement, packages
 
 _RESUMES = {"auto_resume_from_checkpoints": True}  # a restarted run resumes
 CONFIG_FILE = "axolotl.yaml"
@@ -164,13 +164,13 @@ def export(target: Target) -> ExportBundle:
 
 
 def _packages(target: Target) -> tuple[Requirement, ...]:
-    ring = (RING_ATTENTION,) if target.config.context_parallel_size > 1 else ()
-    galore = (GALORE,) if optimizer_named(target.workload.optimizer).low_rank else ()
+    ring = (packages()["ring attention"],) if target.config.context_parallel_size > 1 else ()
+    galore = (packages()["GaLore"],) if optimizer_named(target.workload.optimizer).low_rank else ()
     return (
         *tensor_packages(target),
         *galore,
         *ring,
-        *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()),
+        *((packages()["fused loss"],) if _cuts_logits(target) else ()),
     )
 
 

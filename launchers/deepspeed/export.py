@@ -10,7 +10,7 @@ from meshwright.launchers import export as common
 from meshwright.launchers.accelerate import export as accelerate
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
-from meshwright.profiles.requirements import ASYNC_IO
+from meshwright.profiles.requirements import packages
 from meshwright.solver.cost.memory import STATE_BUFFERS, SWAPPED_GROUP, WEIGHT_BUFFERS, WEIGHTS_IN_CPU
 from meshwright.solver.cost.parameters import largest_tensor
 from meshwright.solver.cost.step_end import UPDATE_GROUPS
@@ -247,7 +247,7 @@ def export(target: Target) -> ExportBundle:
         target,
         product=PRODUCT,
         shape=True,
-        start=replace(START, packages=(ASYNC_IO,) if "@nvme" in target.config.offload else ()),
+        start=replace(START, packages=(packages()["NVMe"],) if "@nvme" in target.config.offload else ()),
         warnings=found_warnings(target),
         own=lambda head: own_files(head, target),
     )

@@ -30,7 +30,7 @@ from meshwright.launchers.transformers.export import (
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
-from meshwright.profiles.requirements import FLASH_ATTENTION, PEFT, Requirement
+from meshwright.profiles.requirements import Requirement, packages
 
 CONFIG_FILE = "llama_factory_train.yaml"
 PRODUCT = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
@@ -129,8 +129,8 @@ def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
 
 def _packages(target: Target, values: Values) -> tuple[Requirement, ...]:
     """Return the packages of transformers' trainer but peft, which it installs, and of its attention."""
-    flash = (FLASH_ATTENTION,) if values["flash_attn"] == "fa2" else ()
-    return (*(one for one in trainer_packages(target) if one != PEFT), *flash)
+    flash = (packages()["FlashAttention"],) if values["flash_attn"] == "fa2" else ()
+    return (*(one for one in trainer_packages(target) if one != packages()["adapters"]), *flash)
 
 
 def export(target: Target) -> ExportBundle:

@@ -16,7 +16,7 @@ from meshwright.launchers.flags import flags_of
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.requirements import ENGINE_FOR_JAX
+from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def start_of(target: Target) -> common.StartCommand:
         torch=False,
         before=_ENVIRONMENT,
         environment=() if is_tpu(target) else tuple(_of_gpus(target)),
-        packages=() if is_tpu(target) else (ENGINE_FOR_JAX,),
+        packages=() if is_tpu(target) else (packages()["Transformer Engine for JAX"],),
         decides=decided,
         assignments=True,
     )

@@ -45,7 +45,7 @@ from meshwright.launchers.target import Target
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
+from meshwright.profiles.requirements import Requirement, packages
 from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
@@ -140,8 +140,10 @@ def attention_backend(target: Target) -> str:
 
 def packages_of(target: Target) -> tuple[Requirement, ...]:
     """Return the packages that the plan needs; Transformer Engine runs flash attention by flash-attn."""
-    flash = (ENGINES_FLASH_ATTENTION,) if attention_backend(target) == "flash" else ()
-    return (*megatron_packages(target, facts(target)), *flash)
+    needed = megatron_packages(target, facts(target))
+    if attention_backend(target) == "flash":
+        return (*needed, packages()["Transformer Engine's FlashAttention"])
+    return needed
 
 
 def overlaps_tensor(target: Target) -> bool:

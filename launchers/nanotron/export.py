@@ -23,7 +23,7 @@ from meshwright.launchers.export import (
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.requirements import NANOTRONS_FLASH_ATTENTION
+from meshwright.profiles.requirements import packages
 
 # --------------------------------------------------------------------------------------------------
 # nanotron's YAML. Keys: huggingface/nanotron, April 2026, src/nanotron/config/*.py.
@@ -146,7 +146,7 @@ ONE_QUEUE = EnvironmentVariable(
 START = StartCommand(
     program=f'"${{NANOTRON_DIR}}/run_train.py" --config-file "${{here}}/{CONFIG_FILE}"',
     needs=(("NANOTRON_DIR", "a checkout of huggingface/nanotron"),),
-    packages=(NANOTRONS_FLASH_ATTENTION,),
+    packages=(packages()["nanotron's FlashAttention"],),
     environment=(ONE_QUEUE,),
 )
 

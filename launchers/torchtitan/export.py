@@ -23,7 +23,7 @@ from meshwright.launchers.torchtitan.export_model import (
 )
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.requirements import TORCHAO_PRODUCTS
+from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import SPLIT_BACKWARD
 
 # --------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def start(target: Target, version: str, *, both: bool) -> common.StartCommand:
     return common.StartCommand(
         program='"${program[@]}"',
         needs=NEEDS,
-        packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),
+        packages=(packages()["torchao products"],) if in_8_bits(target) else (),
         takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
         environment=(_BESIDE, *_ASKED),
         before=filled(TEXTS["programs" if both else "program"], {"VERSION": version}) + TEXTS["logged"],

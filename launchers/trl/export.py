@@ -28,7 +28,7 @@ from meshwright.launchers.transformers.export import (
     with_mesh,
 )
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
-from meshwright.profiles.requirements import FLASH_ATTENTION_OR_KERNELS, Requirement
+from meshwright.profiles.requirements import Requirement, packages
 
 CONFIG_FILE = "trl_sft.yaml"
 PRODUCT = "TRL 1.16.0 on accelerate 1.15.0"
@@ -138,5 +138,5 @@ def export(target: Target) -> ExportBundle:
 
 def _packages(target: Target, values: Values) -> tuple[Requirement, ...]:
     flash = str(values["attn_implementation"]).startswith("flash")
-    attention = (FLASH_ATTENTION_OR_KERNELS,) if flash else ()
+    attention = (packages()["FlashAttention or kernels"],) if flash else ()
     return (*trainer_packages(target), *tensor_packages(target), *attention)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.profiles import requirements
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.library import find_model
 from meshwright.profiles.mixers import MixerSpec
@@ -17,6 +16,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import (
     Requirement,
     missing_from_stock,
+    packages,
     requirements_of,
     unallowed,
 )
@@ -94,9 +94,10 @@ def test_two_reasons_for_one_release_are_one_requirement() -> None:
     sinks = replace(EXPERTS, attention_sinks=True)
     (found,) = requirements_of("megatron-lm", with_options(FACTS, LATE), sinks)
     assert (found.name, found.stock) == ("Transformer Engine 2.8", True)
-    assert found.why.split("; ") == [requirements._SINKS.why, requirements._DELAYED_ALONE.why]
-    assert found.source.split("; ") == [requirements._SINKS.source, requirements._DELAYED_ALONE.source]
-    assert found.instead == f"{requirements._SINKS.instead} and {requirements._DELAYED_ALONE.instead}"
+    both = [packages()[need] for need in ("attention sinks", "delayed weight gradients")]
+    assert found.why.split("; ") == [one.why for one in both]
+    assert found.source.split("; ") == [one.source for one in both]
+    assert found.instead == " and ".join(one.instead for one in both)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,6 @@ def test_offloading_from_inside_a_graph_needs_a_newer_transformer_engine(
     assert unallowed(allowed, "megatron-lm", facts, model, offloads=True) == ()
 
 
-EVERY = {name: one for name, one in vars(requirements).items() if isinstance(one, Requirement)}
-EVERY |= {f"recipe {name}": one for name, one in requirements._RECIPES.items()}
 STUBS = {
     "deep_ep.py": "Buffer = HybridEPBuffer = None", "flash_attn.py": "", "kernels.py": "",
     "fla/__init__.py": "", "fla/ops/__init__.py": "",
@@ -151,7 +150,7 @@ def test_every_check_holds_where_the_package_is_there_and_fails_where_it_is_not(
     for name, text in STUBS.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for package in {one.package for one in EVERY.values()}:
+    for package in {one.package for one in packages().values()}:
         release = "5.0.2" if package == "transformers" else "99.0"
         place = tmp_path / f"{package}-{release}.dist-info"
         place.mkdir()
@@ -164,7 +163,7 @@ def test_every_check_holds_where_the_package_is_there_and_fails_where_it_is_not(
     )
 
     def failed(path: Path) -> list[str]:
-        checks = json.dumps({name: one.check for name, one in EVERY.items()})
+        checks = json.dumps({name: one.check for name, one in packages().items()})
         done = subprocess.run(
             [sys.executable, "-c", tried], input=checks, env={"PYTHONPATH": str(path)},
             capture_output=True, text=True, check=True,
@@ -172,11 +171,11 @@ def test_every_check_holds_where_the_package_is_there_and_fails_where_it_is_not(
         return list(json.loads(done.stdout))
 
     assert failed(tmp_path) == []
-    assert failed(tmp_path / "nothing") == [*EVERY]
+    assert failed(tmp_path / "nothing") == [*packages()]
 
 
 def test_every_check_is_python_that_a_shell_may_quote_and_every_requirement_names_its_source() -> None:
-    for one in EVERY.values():
+    for one in packages().values():
         ast.parse(one.check)
         assert "'" not in one.check
         assert ".py" in one.source or "METADATA" in one.source
