@@ -29,8 +29,7 @@ test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WI
 ifdef WITH
 	@OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else
-	@$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile --no-loadscope-reorder
-	@$(BIN)/python -m pytest -m alone --numprocesses auto --dist loadfile $$(grep -rl --include='test_*.py' --exclude-dir=browser mark.alone tests) # what is promised in seconds, a core for each
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 endif
 
 check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter), migrations (squawk)

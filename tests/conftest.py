@@ -3,7 +3,7 @@
 Compiled modules are kept where Python keeps them, also where the environment forbids it: every command that
 a test runs would compile 300 modules anew. Commands see no terminal: pytest-xdist would tell them of one
 with 80 columns. Ctrl-C is an interrupt, also where the tests run in the background of a shell. A busy
-machine cuts no answer short: searches count CPU seconds, but for tests that are ``alone`` to see seconds.
+machine cuts no answer short: searches count CPU seconds.
 Small matrices are inverted by one thread: a second one spins where every core has a test of its own.
 Certificates are looked for where a host shows one: every client of a service on this machine would read all
 there are, which takes 20 ms. A drawn case has no deadline: a busy machine stops one for half a second.
@@ -57,22 +57,17 @@ def pytest_runtestloop() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores, of up to four: who tests servers waits for them.
-
-    Two of those whose seconds are a promise, each with a core for itself.
-    """
-    cores = os.cpu_count() or 1
-    return min(cores, 2) if config.option.markexpr == "alone" else min(cores + 1, 4)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than there are cores, at most four: who tests servers waits for them."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """What is promised in seconds is measured in them; all else waits for nobody's clock."""
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Let searches count CPU seconds; a test that wants others sets them itself."""
     from tests.processes.cpu_clock import count_cpu_seconds, count_seconds  # noqa: PLC0415 - bytecode is set
 
-    if item.get_closest_marker("alone") is None:
-        count_cpu_seconds()
+    count_cpu_seconds()
     try:
         return (yield)
     finally:

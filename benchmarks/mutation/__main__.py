@@ -116,7 +116,7 @@ def measure(where: Path, out: Path, tests: Sequence[str], processes: int) -> Non
     """Record with pytest-cov which test executes which line, and the CPU seconds of each."""
     rooms = [f"--cov={room}" for room in ("solver", "profiles", "shell", "launchers", "service")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "loadfile"]
-    command += ["-m", "not alone", *rooms, "--cov-context=test", "--cov-report="]
+    command += [*rooms, "--cov-context=test", "--cov-report="]
     command += ["-p", "benchmarks.mutation.cpu_times", f"--junitxml={out / TIMES}", *tests]
     code = subprocess.run(command, cwd=where, env=_environment(where), check=False).returncode
     if code > pytest.ExitCode.TESTS_FAILED:  # limits in seconds may fail here; those tests are not used

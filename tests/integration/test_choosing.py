@@ -103,7 +103,6 @@ def test_the_last_accepted_answer_counts_where_the_service_is_away(
             choose(with_batch(64), nodes=other, save_dir=tmp_path, url=away, limit_s=1.0)
 
 
-@pytest.mark.alone
 def test_a_service_that_never_answers_holds_up_a_start_no_longer_than_the_limit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -284,7 +284,6 @@ def test_f10_sigterm_celery_worker_gives_its_job_back_uncounted(
         assert server.finished_job(job["id"])["attempts"] == 1
 
 
-@pytest.mark.alone
 def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
     redis: RedisServer, tmp_path: Path
 ) -> None:

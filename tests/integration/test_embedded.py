@@ -121,7 +121,6 @@ def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path
         measured(21, "refused after, its start included", time.monotonic() - started_at, "s")
 
 
-@pytest.mark.alone
 def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     with serving(settings) as running:
@@ -205,7 +204,6 @@ def cpu_s_of_a_start(settings: dict[str, str]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.alone
 def test_a_server_answers_within_one_and_a_half_cpu_seconds_of_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +225,6 @@ def test_a_server_starts_without_search_readers_and_migrations(tmp_path: Path) -
     assert run.stdout.strip() == ""
 
 
-@pytest.mark.alone
 def test_a_kept_connection_is_answered_in_milliseconds(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/livez")
@@ -243,7 +240,6 @@ def has_a_plan(job: dict[str, Any]) -> bool:
     return bool(job.get("progress", {}).get("incumbent_step_time_s"))
 
 
-@pytest.mark.alone
 def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_jobs(tmp_path: Path) -> None:
     heavy: dict[str, Any] = {
         "model": {"name": "deepseek-v3"},

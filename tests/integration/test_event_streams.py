@@ -86,7 +86,6 @@ def test_events_come_as_they_happen_and_a_silent_job_shows_signs_of_life(
         assert clock.took_s < 1.0
 
 
-@pytest.mark.alone
 def test_f11_a_server_that_is_stopped_ends_its_streams_and_no_event_is_lost(
     settings: Settings, engine: JobEngine
 ) -> None:

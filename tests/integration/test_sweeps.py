@@ -85,7 +85,6 @@ def test_a_sweep_whose_workers_are_killed_goes_on_point_by_point(place: Place, u
     assert record.answer["points"][0]["reused"] is True
 
 
-@pytest.mark.alone
 def test_cancelling_a_sweep_takes_less_than_a_second(place: Place, use_cases: Jobs) -> None:
     parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16, 24, 32]))
     with working(place.settings, module=SLOW), working(place.settings, module=SLOW):

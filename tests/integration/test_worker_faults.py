@@ -49,7 +49,6 @@ def busy_slow_worker(place: Place, worker: subprocess.Popen[str]) -> None:
     until(lambda: str(place.worker_of()).endswith(f":{worker.pid}"))
 
 
-@pytest.mark.alone
 def test_f05_worker_sigkill_mid_solve_is_taken_over_within_lease_and_sweep(place: Place) -> None:
     add_tiny_job(place.database)
     with working(place.settings, module=SLOW) as victim:
@@ -113,7 +112,6 @@ def test_f07_search_over_the_memory_limit_fails_at_once_and_its_worker_goes_on(p
     assert (job.attempts, (job.problem or {})["code"]) == (1, "out_of_memory")
 
 
-@pytest.mark.alone
 def test_f08_search_over_its_time_limit_ends_within_a_second_with_plans_and_bound(place: Place) -> None:
     add_tiny_job(place.database, limit_s=1.0)
     with working(place.settings, module=SLOW):  # it knows no limit of its own
@@ -127,7 +125,6 @@ def test_f08_search_over_its_time_limit_ends_within_a_second_with_plans_and_boun
     assert len(place.plans()) == 1
 
 
-@pytest.mark.alone
 def test_f09_cancel_of_a_running_job_takes_less_than_a_second_and_frees_the_worker(place: Place) -> None:
     engine = JobEngine(place.database, lease_s=LEASE_S)
     took_s = []
@@ -144,7 +141,6 @@ def test_f09_cancel_of_a_running_job_takes_less_than_a_second_and_frees_the_work
     place.measured(9, "slowest of 5 cancels", max(took_s), "s")
 
 
-@pytest.mark.alone
 def test_f10_sigterm_gives_the_job_back_uncounted_with_what_was_found(place: Place) -> None:
     add_tiny_job(place.database)
     with working(place.settings, module=SLOW) as leaving:

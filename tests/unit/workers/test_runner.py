@@ -146,7 +146,6 @@ def test_an_answer_that_is_no_json_fails_the_job(database: Database, engine: Job
     assert job_in(database).state == "failed"
 
 
-@pytest.mark.alone
 def test_a_cancel_stops_the_search_within_a_second_and_keeps_its_plans(
     database: Database, engine: JobEngine
 ) -> None:
@@ -158,7 +157,6 @@ def test_a_cancel_stops_the_search_within_a_second_and_keeps_its_plans(
     assert (job_in(database).state, num_plans(database)) == ("cancelled", 1)
 
 
-@pytest.mark.alone
 def test_a_leaving_worker_gives_its_job_back_uncounted(database: Database, engine: JobEngine) -> None:
     add_job(database)
     started, leaving = threading.Event(), threading.Event()
@@ -241,7 +239,6 @@ def test_progress_that_is_no_json_costs_a_report_and_not_the_lease(database: Dat
     assert (job_in(database).state, job_in(database).attempts, num_plans(database)) == ("succeeded", 1, 1)
 
 
-@pytest.mark.alone
 def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +260,6 @@ def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
     assert (job_in(database).state, leaving.is_set()) == ("cancelled", True)
 
 
-@pytest.mark.alone
 def test_a_search_over_its_limit_is_told_to_stop_and_its_plans_are_kept(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

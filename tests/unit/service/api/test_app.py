@@ -42,7 +42,6 @@ def test_a_job_is_sent_again_only_when_it_changed(client: TestClient, engine: Jo
     assert client.get(here, headers={"If-None-Match": tag}).json()["state"] == "running"
 
 
-@pytest.mark.alone
 def test_a_long_poll_returns_with_the_change(client: TestClient, engine: JobEngine) -> None:
     here = f"/v1/jobs/{submit(client)}"
     tag = client.get(here).headers["ETag"]

@@ -126,7 +126,6 @@ def test_a_forged_page_token_is_no_server_error(client: TestClient, engine: JobE
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:meshwright:problem:bad_page_token")
 
 
-@pytest.mark.alone
 def test_a_server_whose_threads_all_wait_for_the_database_is_alive(
     client: TestClient, database: Database
 ) -> None:

@@ -160,7 +160,6 @@ def test_wrong_fields_of_a_key_are_named(client: TestClient, database: Database)
         assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)
 
 
-@pytest.mark.alone
 def test_a_key_that_another_process_revokes_is_refused_within_a_second(database: Database) -> None:
     record, token = Keys(database, actor="test").create(NewKey(tenant="ours"))
     access = Access(database)

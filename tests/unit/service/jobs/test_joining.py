@@ -201,7 +201,6 @@ def test_a_join_that_was_broken_off_is_done_again_and_the_first_one_writes_nothi
     assert record_in(database, parent.id).state == "succeeded"
 
 
-@pytest.mark.alone
 def test_a_join_that_takes_longer_than_a_lease_keeps_it(
     jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

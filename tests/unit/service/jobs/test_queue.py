@@ -32,14 +32,12 @@ def test_without_an_address_workers_poll() -> None:
     assert PollingQueue().health() == "polling"
 
 
-@pytest.mark.alone
 def test_a_broker_that_is_away_costs_less_than_a_second() -> None:
     queue = CeleryQueue("redis://127.0.0.1:1/0")
     assert wake_s(queue) < 1.0
     assert queue.health() == "degraded"
 
 
-@pytest.mark.alone
 def test_a_broker_that_is_mute_costs_little_more_than_a_second_and_then_nothing(mute_broker: str) -> None:
     queue = CeleryQueue(mute_broker)
     assert wake_s(queue) < 1.5

@@ -28,6 +28,7 @@ from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
+from tests.processes.cpu_clock import count_seconds
 from tests.processes.quiet_clock import quiet_seconds
 
 
@@ -108,8 +109,8 @@ def test_a_child_that_dies_while_it_waits_or_whose_search_fails_is_not_asked_aga
             assert judged(frontier, third, Watch(time_limit_s=30.0)).rows
 
 
-@pytest.mark.alone
 def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontier) -> None:
+    count_seconds()
     with Judge(SearchOptions()) as judge:
         child = judge._child
         assert child is not None
@@ -122,8 +123,8 @@ def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontie
         assert child.poll() == -signal.SIGKILL
 
 
-@pytest.mark.alone
 def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Frontier) -> None:
+    count_seconds()
     with Judge(SearchOptions()) as judge:
         assert judge._child is not None
         os.kill(judge._child.pid, signal.SIGSTOP)
