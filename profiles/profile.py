@@ -347,6 +347,15 @@ class Profile:
 
     def across(self, network: LinkSpec) -> Profile:
         """Return the profile of single GPUs on another network, with what the stack loses of its rate."""
+        if network not in self._across:  # of two groups, once for all plans that use both
+            self._across[network] = self._new_across(network)
+        return self._across[network]
+
+    @cached_property
+    def _across(self) -> dict[LinkSpec, Profile]:
+        return {}
+
+    def _new_across(self, network: LinkSpec) -> Profile:
         shares = [
             network_share(self.framework.stack, link.payload_bytes_per_s)
             for link in (self.group.inter_node, network)
