@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_accelerates, shares_beside
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import flags_of
+from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
@@ -143,11 +143,16 @@ def _sft_by_deepspeed(
 
 
 def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
-    """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
+    """Return arguments of the command that trains with the file, which override it (TRL's TrlParser).
+
+    Options of accelerate among them (``trl sft`` passes them on) are in ``_shares``.
+    """
     start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
     over = {} if start is None else trainer.values_of(start[1].words, overrides)
-    return {name: found for name, found in over.items() if name != "config"}
+    own = set() if start is None or start[1].program != "trl sft" else {"accelerate_config"}
+    own |= flags_of("accelerate").keys() - set(flag_names("trl", "transformers")) if own else set()
+    return {name: found for name, found in over.items() if name != "config" and name not in own}
 
 
 def _precision(fields: Fields) -> str:

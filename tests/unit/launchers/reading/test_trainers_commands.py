@@ -682,3 +682,12 @@ def test_what_is_not_an_option_of_accelerate_launch_is_refused() -> None:
         InvalidProblemError, match=r"fsdp_offload_parms is not an option .*fsdp_offload_params"
     ):
         read(f"{start} --fsdp_offload_parms true t.py {WORDS}\n")
+
+
+def test_options_of_accelerate_in_trls_command_next_to_its_file_are_accelerates() -> None:
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\npacking: true\ndataset_name: x\n"
+    script = "trl sft --config a.yaml --num_processes 4 --use_fsdp --gradient_accumulation_steps 2\n"
+    source = Source(name="a.yaml", text=text, files={"a.yaml": text, "run.sh": script})
+    config = read_launch_files(source).configuration
+    # they were refused as names that TRL's parser lacks; the accumulation is the trainer's
+    assert (config.zero_shard_size, config.num_microbatches) == (4, 2)
