@@ -247,7 +247,7 @@ COMMANDS = {
         "--total-tokens": Case("1e9", beside="--deadline-days 9"),
         "--allow": Case("offload", beside="--model large.json --pin tp=1 --pin pp=1"),
         "--tolerance": "0.006",
-        "--most": Case("1", beside="--tolerance 0.006"),
+        "--most": Case("1", base="problem.json --tolerance 0.006 --json"),
         "--profile": "mine.json",
         "--json": Case(base="problem.json --tolerance 0"),
     }),
@@ -279,8 +279,8 @@ COMMANDS = {
         "file": Case("shorter.json", instead="fleet.json"),
         "--running": "running.json",
         "--skip-impossible": Case(base="impossible.json --json"),
-        "--effort": Case("1e9", refused="less than or equal to 3600"),
-        "--seed": Case("--seed -1", refused="greater than or equal to 0"),
+        "--effort": Case("1e9", refused="Allowed: to 3600"),
+        "--seed": Case("--seed -1", refused="Allowed: from 0"),
         "--profile": "mine.json",
         "--out": "starts",
         "--force": Case(beside="--out taken"),
@@ -318,7 +318,7 @@ COMMANDS = {
         "--out": "other.json",
         "--tp": "1,2",
         "--micro-batch": "2",
-        "--ep": Case("2", beside="--model mixtral-8x7b"),
+        "--ep": Case("2", base="--model mixtral-8x7b --seq-length 512 --out layers.json"),
         "--lora-rank": "8",
         "--lora-target": Case("linear_qkv", beside="--lora-rank 8"),
         "--only": "gemm",
@@ -348,7 +348,7 @@ COMMANDS = {
         "--save-dir": "mine",
         "--top": "2",
         "--steps": "20",
-        "--confidence": Case("0.5", beside="--top 2"),
+        "--confidence": Case("0.5", base="FIRST --top 2 --json"),
         "--budget-gpu-minutes": "0.01",
         "--run-limit-s": "5",
         "--launcher": "megatron-lm",
@@ -669,7 +669,7 @@ class Starts:
         own = base if case.base is None else case.base
         without = own if case.instead else f"{own} {case.beside}"
         words = [case.value if one == case.instead else one for one in own.split()]
-        with_it = " ".join(words) if case.instead else f"{without} {_given(option, case.value)}"
+        with_it = " ".join(words) if case.instead else _given(without, option, case.value)
         before, after = (self.of(words, explained=case.explained) for words in (without, with_it))
         if case.refused:
             refused = after.code == BAD_INPUT and case.refused in after.errors
@@ -679,9 +679,15 @@ class Starts:
         return "changes nothing" if after.answer == before.answer else None
 
 
-def _given(option: str, value: str) -> str:
-    """Return the words that give an option its value; what begins with a dash gives it by itself."""
-    return value if value.startswith("-") or not option.startswith("-") else f"{option} {value}"
+def _given(words: str, option: str, value: str) -> str:
+    """Return the words with the option's value, in place of the one that they give it.
+
+    A value that begins with a dash gives it by itself.
+    """
+    if value.startswith("-") or not option.startswith("-"):
+        return f"{words} {value}"
+    before, _, given = f"{words} ".partition(f"{option} ")
+    return f"{before} {option} {value} {given.partition(' ')[2]}"
 
 
 def names_of(command: Any) -> list[str]:  # noqa: ANN401 - Typer keeps the type of commands to itself
