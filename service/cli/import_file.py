@@ -49,7 +49,6 @@ from meshwright.service.requests.measured_runs import (
     NEEDED,
     OF_A_PLAN,
     PLAN,
-    RunFacts,
     plan_row,
     run_row,
     shape_of_plan,
@@ -414,22 +413,22 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
         raise InvalidProblemError.of(
             "--gpu", "is required: the file does not state what it was measured on"
         )
-    facts = RunFacts(
+    row = run_row(
+        run,
+        model,
+        find_gpu(request.gpu, pointer="--gpu"),
         run_id=request.file.stem[:100],
         cluster=request.cluster or "imported",
         source=title,
-        model=model,
-        gpu=find_gpu(request.gpu, pointer="--gpu"),
         settings=settings,
     )
-    row = run_row(run, facts)
     time = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
     empty = [name for name in NEEDED if not row[name]]
     notes = [f"{shown(name)} is not in the log: give --set {name}=…" for name in empty]
     for name in _SIZES:
-        logged, own = run.configuration.get(name), getattr(facts.model, name)
+        logged, own = run.configuration.get(name), getattr(model, name)
         if logged not in (None, own):
-            unlike = f"{name} is {logged} in the log, {own} in {facts.model.name}"
+            unlike = f"{name} is {logged} in the log, {own} in {model.name}"
             notes.append(f"{unlike}: the log's counts; what it leaves out is taken from that model")
     usage = "meshwright calibrate {}"
     return Imported(

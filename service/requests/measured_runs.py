@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -37,37 +37,36 @@ _FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table ca
 _AXES = ("tensor", "pipeline", "context")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """The facts that a log does not contain."""
+def run_row(
+    run: MeasuredRun,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    *,
+    run_id: str,
+    cluster: str,
+    source: str,
+    settings: Mapping[str, object],
+) -> dict[str, str]:
+    """Return the row of a log, with facts that it does not contain; unknown cells stay empty.
 
-    run_id: str
-    cluster: str
-    source: str
-    model: ModelSpec
-    gpu: GpuSpec
-    settings: Mapping[str, object]  # parts of the configuration, over the log's
-
-
-def run_row(run: MeasuredRun, facts: RunFacts) -> dict[str, str]:
-    """Return the row of a log; unknown cells stay empty.
+    ``settings``: parts of the configuration, over the log's.
 
     Raises:
         InvalidProblemError: a setting is not a column of a run.
     """
     row: dict[str, object] = {
-        "run_id": facts.run_id,
-        "cluster": facts.cluster,
-        "source": facts.source,
-        "gpu": facts.gpu.slug,
-        "gpus_per_node": facts.gpu.gpus_per_node,
+        "run_id": run_id,
+        "cluster": cluster,
+        "source": source,
+        "gpu": gpu.slug,
+        "gpus_per_node": gpu.gpus_per_node,
         "framework": run.framework,
         "framework_family": _FAMILIES.get(run.framework, run.framework),
-        "precision": "bf16" if "bf16" in facts.gpu.peak_flops else "fp16",
-        **_model_cells(facts.model),
+        "precision": "bf16" if "bf16" in gpu.peak_flops else "fp16",
+        **_model_cells(model),
         **{name: value for name, value in run.configuration.items() if name in COLUMNS},
         **run.words,
-        **facts.settings,
+        **settings,
         **_measured_cells(run),
     }
     unknown = row.keys() - set(COLUMNS)

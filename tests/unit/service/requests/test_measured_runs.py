@@ -7,7 +7,7 @@ import pytest
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.service.requests.measured_runs import RunFacts, contradictions, run_row
+from meshwright.service.requests.measured_runs import contradictions, run_row
 from meshwright.solver.configuration import Configuration
 from tests.builders import a_model, a_plan, a_problem
 
@@ -31,10 +31,9 @@ def a_run(logged: dict[str, int], framework: str = "megatron-lm") -> MeasuredRun
 )
 def test_replicas_are_the_gpus_over_the_ranks_of_one(logged: dict[str, int], replicas: str) -> None:
     run = a_run(logged)
-    facts = RunFacts(
-        run_id="r", cluster="c", source="s", model=a_model(), gpu=find_gpu("h100-sxm-80gb"), settings={}
-    )
-    assert run_row(run, facts)["data_parallel_size"] == replicas
+    facts = {"run_id": "r", "cluster": "c", "source": "s"}
+    row = run_row(run, a_model(), find_gpu("h100-sxm-80gb"), **facts, settings={})
+    assert row["data_parallel_size"] == replicas
 
 
 def test_a_log_contradicts_the_plan_in_every_fact_that_it_states_otherwise() -> None:
