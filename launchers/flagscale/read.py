@@ -16,7 +16,7 @@ from meshwright.launchers.megatron_core.names import layout, spelled
 from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import World
+from meshwright.launchers.reading.commands import World, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
@@ -58,8 +58,18 @@ def _recognises(source: Source) -> bool:
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     experiment, training = _documents(source)
+    over = _of_command(source, overrides)
+    experiment = {
+        **experiment,
+        **{name: one for name, one in over.items() if name.startswith("experiment.")},
+    }
+    own = {name.removeprefix("train."): one for name, one in over.items() if name.startswith("train.")}
+    training = {**training, **own}
     _require_training(source, experiment)
     values, given = _arguments(training, overrides)
+    for name, one in over.items():
+        said = shown(text_of(one.value))
+        given.note(f"line {one.line} of the command: {shown(name)} is {said}, not the file's")
     _list_others(given, experiment)
     meshes = _meshes(values) if _MESHES in values else []
     hosts = _started(given, experiment, _hosts(source))
@@ -86,6 +96,31 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 
 
 FLAGSCALE_READER = Reader(name=NAME, recognises=_recognises, read=_read)
+
+
+def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+    """Return the values that a command of ``run.py`` gives Hydra, which override the files.
+
+    Raises:
+        InvalidProblemError: a word deletes a value, or selects another file.
+    """
+    found = dict[str, LocatedValue]()
+    for script, words in commands_beside(source, overrides):
+        texts = [word.text.rpartition("/")[2] for word in words]
+        at = (
+            texts.index("run.py") if "run.py" in texts and "--config-name" in "".join(texts) else len(texts)
+        )
+        for word in words[at:]:
+            name, equals, value = word.text.lstrip("+").partition("=")
+            if not equals or name.startswith(("-", "hydra.")) or name == "action":
+                continue
+            if not name.startswith(("experiment.", "train.")):
+                where = f"line {word.line} of {shown(script.name)}"
+                raise refused(f"{where}: {shown(word.text)} is not read", allowed="train.… or experiment.…")
+            known = unknown_in(value) is None
+            text = Source(name="value.yaml", text=f"value: {value}")
+            found[name] = LocatedValue(document_of(text)["value"].value if known else value, word.line)
+    return found
 
 
 def _require_training(source: Source, experiment: Document) -> None:
