@@ -66,8 +66,10 @@ def _put_in(request: Request, path: str, value: object) -> None:
 
 
 def _put_gpu(request: Request, path: str, value: object) -> None:
+    """Put one node of the GPU where no file states a cluster: how many to take is not guessed there."""
     del path
-    request["cluster"] = {"groups": value}
+    (group,) = cast("list[Request]", value)
+    request["cluster"] = {"groups": [group if "cluster" in request else {"num_nodes": 1, **group}]}
 
 
 def _put_nodes(request: Request, path: str, value: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -207,7 +208,8 @@ def test_a_catalog_cluster_or_gpu_is_meant_although_a_folder_has_its_name(
     monkeypatch.chdir(tmp_path)
     Path(folder).mkdir()
     assert read_request(cluster="dgx-h100")["cluster"] == {"name": "dgx-h100"}
-    assert read_request(gpu="h100-sxm-80gb")["cluster"] == {"groups": [{"gpu": "h100-sxm-80gb"}]}
+    one = {"num_nodes": 1, "gpu": "h100-sxm-80gb"}
+    assert read_request(gpu="h100-sxm-80gb")["cluster"] == {"groups": [one]}
 
 
 def test_a_config_with_an_infinite_limit_as_transformers_4_writes_it_is_read(tmp_path: Path) -> None:
@@ -276,6 +278,21 @@ def test_a_faulty_constraint_is_pointed_at_in_the_text_that_was_typed(text: str,
 def test_a_word_that_is_none_names_the_nearest() -> None:
     with pytest.raises(InvalidProblemError, match=r"'nope' is none of none, gpipe.*Nearest: none"):
         read_request(constraint=["pipeline_schedule == 'nope'"])
+
+
+def test_a_gpu_without_a_number_of_nodes_is_one_node_as_help_states(tmp_path: Path) -> None:
+    work: dict[str, Any] = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "global_batch_size": "8",
+        "seq_length": 4096,
+    }
+    assert parse_problem(read_request(**work)).cluster.num_gpus == 8
+    assert parse_problem(read_request(**work, num_nodes="2")).cluster.num_gpus == 16
+    own = tmp_path / "mine.yaml"
+    own.write_text("cluster: {name: dgx-a100, num_nodes: 4}")
+    with pytest.raises(InvalidProblemError, match="num_nodes: is required"):  # 4 or 1 is not guessed
+        parse_problem(read_request(own, **work))
 
 
 def test_nodes_are_a_number_a_list_or_a_range() -> None:

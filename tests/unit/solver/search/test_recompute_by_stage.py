@@ -99,6 +99,10 @@ def test_a_number_that_covers_every_chunk_is_read_as_all_layers_of_the_model() -
 ])  # fmt: skip
 def test_counts_that_chunks_do_not_have_are_refused(counts: tuple[int, ...], fault: str) -> None:
     problem = tight()
+    written = {"recompute_granularity": "full", "pipeline_parallel_size": 4,
+               "stage_layers": [4, 4, 4, 4], "stage_recompute_layers": list(counts)}  # fmt: skip
+    with pytest.raises(InvalidProblemError, match=r"must be a count for each chunk.* 4 counts, up to 4"):
+        completed(written, problem)
     config = answered(problem).plans[0].config
     wrong = replace(config, stage_recompute_layers=counts, recompute_layers=max(counts))
     faults = list(violations(problem, default_profile(problem.cluster, "none"), wrong))
