@@ -78,3 +78,36 @@ class NodeTopology:
     def island_gpus(self) -> int:
         """Return the GPUs of the smallest island: what every group of that size may count on."""
         return min(len(island) for island in self.islands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSwitch:
+    """One switch (or block) with what is directly below it."""
+
+    name: str
+    nodes: tuple[str, ...]
+    switches: tuple[str, ...]
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTree:
+    """Switches and nodes of a cluster, as its scheduler knows them."""
+
+    switches: tuple[NetworkSwitch, ...]
+    block_sizes: tuple[int, ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes below all switches."""
+        return sum(len(switch.nodes) for switch in self.switches)
+
+    def path(self, node: str) -> tuple[str, ...]:
+        """Return the names of the switches from a node's own up to the root; empty for an unknown node."""
+        by_name = {switch.name: switch for switch in self.switches}
+        at = next((switch for switch in self.switches if node in switch.nodes), None)
+        names: list[str] = []
+        while at is not None:
+            names.append(at.name)
+            at = by_name[at.parent] if at.parent else None
+        return tuple(names)

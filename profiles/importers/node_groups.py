@@ -1,4 +1,4 @@
-"""Fields of a node group that foreign files state: topologies of a node, logs of collectives."""
+"""Fields of a node group that foreign files state: topologies of a node, trees of switches, logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from meshwright.profiles.collectives.measured import (
     measured_to_mapping,
 )
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.measurements import CollectiveTable, CollectiveTables, NodeTopology
+from meshwright.profiles.measurements import (
+    CollectiveTable,
+    CollectiveTables,
+    NodeTopology,
+    SwitchTree,
+)
 from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import shown
 from meshwright.profiles.units import GB
@@ -140,6 +145,16 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
         cards = f"{len(topology.nic_bytes_per_s)} network cards"
         notes.append(f"{cards} without a rate: the GPU's usual network is kept")
     return GroupFields(fields=fields, notes=tuple(notes))
+
+
+def fields_of_switches(tree: SwitchTree) -> GroupFields:
+    """Return the number of nodes; levels of switches are not priced."""
+    levels = {len(tree.path(node)) for switch in tree.switches for node in switch.nodes}
+    leaves = sum(bool(switch.nodes) for switch in tree.switches)
+    note = (
+        f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
+    )
+    return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
 
 
 def fields_of_collectives(

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import ProfileError, UnknownNameError
-from meshwright.profiles.importers import nccl_tests, nccl_topology, nvidia_smi_topo, tracked_run
+from meshwright.profiles.importers import (
+    nccl_tests,
+    nccl_topology,
+    nvidia_smi_topo,
+    slurm_topology,
+    tracked_run,
+)
 from meshwright.profiles.importers.deepspeed_log import DEEPSPEED_LOG
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.megatron_log import MEGATRON_LOG
@@ -40,6 +46,11 @@ FORMATS: Mapping[str, ForeignFormat] = {
         looks_like=nvidia_smi_topo.looks_like,
         read=nvidia_smi_topo.read_nvidia_smi_topo,
     ),
+    "slurm-topology": ForeignFormat(
+        title="Slurm topology.conf",
+        looks_like=slurm_topology.looks_like,
+        read=slurm_topology.read_slurm_topology,
+    ),
     **{
         name: ForeignFormat(title=f"{program} training log", looks_like=one.looks_like, read=one.read)
         for name, program, one in (
@@ -51,6 +62,11 @@ FORMATS: Mapping[str, ForeignFormat] = {
     },
     "wandb-run": ForeignFormat(
         title="W&B run", looks_like=tracked_run.is_wandb_history, read=tracked_run.read_wandb_run
+    ),
+    "mlflow-run": ForeignFormat(
+        title="MLflow run",
+        looks_like=lambda _: False,  # a folder: ``detect_format``
+        read=tracked_run.read_mlflow_run,
     ),
 }
 
@@ -67,10 +83,12 @@ def detect_format(path: Path | str) -> str:
         ProfileError: the file cannot be read, or has none of the formats.
     """
     if Path(path).is_dir():
-        if any((Path(path) / name).is_file() for name in tracked_run.HISTORIES):
-            return "wandb-run"
-        message = f"expected a W&B history ({', '.join(tracked_run.HISTORIES)}) in it"
-        raise ProfileError(f"{shown(Path(path).name)}: {message}")
+        found = tracked_run.format_of_folder(Path(path))
+        if found is None:
+            histories = ", ".join(tracked_run.HISTORIES)
+            message = f"expected a W&B history ({histories}) or the folder metrics of an MLflow run in it"
+            raise ProfileError(f"{shown(Path(path).name)}: {message}")
+        return found
     file = ForeignFile.open(path)
     for name, entry in FORMATS.items():
         if entry.looks_like(file):

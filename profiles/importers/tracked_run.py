@@ -1,7 +1,10 @@
-"""Reads a training run that Weights & Biases tracked, from exported files.
+"""Reads a training run that Weights & Biases or MLflow tracked, from exported files.
 
-The run is its history with ``config.yaml`` of the run's folder, or ``config.json``, next to it. The history
-is the CSV that W&B's export API or a chart writes, or the scanned records as JSON or JSON lines.
+A W&B run is its history with ``config.yaml`` of the run's folder, or ``config.json``, next to it. The
+history is the CSV that W&B's export API or a chart writes, or the scanned records as JSON or JSON lines.
+An MLflow run is a folder of its file store: a file
+``metrics/NAME`` with lines "timestamp value step", and a file ``params/NAME`` with a text
+(mlflow/store/tracking/file_store.py).
 
 Step times are those that training programs log by these names: ``iteration-time`` (Megatron-LM,
 ``training_log`` in megatron/training/training.py), ``train_step_timing in s`` (NeMo),
@@ -34,6 +37,7 @@ HISTORIES = ("history.csv", "history.json", "history.jsonl")
 _STEPS = ("_step", "step", "Step", "iteration")  # which step a record is of; W&B's own first
 _OF_CHART = re.compile(r"^.{1,200} - (?=\S)")  # a chart's column: "RUN - METRIC"
 _MOST_NAMED = 8  # metrics that an error lists
+_MAX_STEP = 10**12
 Settings = Mapping[str, str]  # leaves of the configuration as text: True, None, 4
 
 
@@ -122,6 +126,13 @@ _PROGRAMS = (
 _TIMES = tuple(name for program in _PROGRAMS for name in program.time)
 
 
+def format_of_folder(path: Path) -> str | None:
+    """Return the format of a folder: ``mlflow-run``, ``wandb-run``, or None for another one."""
+    if (path / "metrics").is_dir() or any(path.glob("*/metrics")) or any(path.glob("*/*/metrics")):
+        return "mlflow-run"
+    return "wandb-run" if any((path / name).is_file() for name in HISTORIES) else None
+
+
 def is_wandb_history(file: ForeignFile) -> bool:
     """Return whether a file is a history with the step times of a program."""
     head = file.text.lstrip()[:1]
@@ -149,6 +160,46 @@ def read_wandb_run(path: Path | str) -> MeasuredRun:
     records = list(_records(file))
     settings = dict(_leaves(_config(config))) if config is not None else {}
     return _run(file, _by_metric(file, records), settings)
+
+
+def read_mlflow_run(path: Path | str) -> MeasuredRun:
+    """Return a run of MLflow's file store.
+
+    Args:
+        path: the run's folder, or one above it that holds this run alone.
+
+    Raises:
+        ProfileError: there is no run or more than one, a file is broken, or it lacks step times.
+    """
+    place = Path(path)
+    runs = [place] if (place / "metrics").is_dir() else sorted(
+        one.parent for pattern in ("*/metrics", "*/*/metrics") for one in place.glob(pattern)
+    )  # fmt: skip
+    if len(runs) != 1:
+        names = ", ".join(shown(one.name) for one in runs[:_MOST_NAMED])
+        message = f"holds {len(runs)} runs: name the folder of one ({names})" if runs else "holds no run"
+        raise ProfileError(f"{shown(place.name)}: {message}")
+    (run,) = runs
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    for name, file in _files_below(run / "metrics"):
+        metrics[name] = [_mlflow_value(file, *line) for line in file.lines() if line[1].strip()]
+    params = {name: file.text.strip() for name, file in _files_below(run / "params")}
+    file = ForeignFile(name=run.name, text="")
+    return _run(file, metrics, dict(_leaves(params)))
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, ForeignFile]]:
+    """Yield files with their paths below a folder; empty ones are left out, as MLflow keeps empty texts."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.stat().st_size:
+            yield path.relative_to(folder).as_posix(), ForeignFile.open(path)
+
+
+def _mlflow_value(file: ForeignFile, number: int, line: str) -> tuple[int, float]:
+    words, where = line.split(), f"line {number}"
+    if len(words) != len(("timestamp", "value", "step")):
+        raise file.fault(where, 'expected "timestamp value step"')
+    return file.whole(words[2], where, low=0, high=_MAX_STEP), _value(file, words[1], where)
 
 
 def _value(file: ForeignFile, value: object, where: str) -> float:
@@ -222,12 +273,12 @@ def _config(path: Path) -> Mapping[str, object]:
 
 
 def _leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield every leaf by its last name, as text."""
+    """Yield every leaf by its last name, as text; MLflow's names are paths already."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value)
         elif isinstance(value, str | int | float | bool) or value is None:
-            yield str(name), str(value)
+            yield re.split(r"[./]", str(name))[-1], str(value)
 
 
 def _run(

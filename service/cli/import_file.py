@@ -23,6 +23,7 @@ from meshwright.profiles.importers.huggingface import looks_like_config
 from meshwright.profiles.importers.node_groups import (
     GroupFields,
     fields_of_collectives,
+    fields_of_switches,
     fields_of_topology,
 )
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
@@ -32,6 +33,7 @@ from meshwright.profiles.measurements import (
     CollectiveTables,
     MeasuredRun,
     NodeTopology,
+    SwitchTree,
 )
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_to_mapping
@@ -91,11 +93,11 @@ def import_file(
 ) -> None:
     """Convert a file of another tool to a cluster file, a model or a row of runs.
 
-    nccl-tests log, nvidia-smi topo -m, NCCL topology XML, the figures of a GPU (peak_tflops,
-    memory_gib, hbm_gb_per_s): a cluster file, for --cluster; a log of nccl-tests with runs of every pair of
-    nodes becomes a matrix of links. Hugging Face config.json: a model file, for --model. Training logs, and
-    runs that W&B tracked: a row of runs, for calibrate; with --plan every fact of the run is the plan's,
-    and a log that contradicts it is refused.
+    nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf, the figures of a GPU
+    (peak_tflops, memory_gib, hbm_gb_per_s): a cluster file, for --cluster; a log of nccl-tests with runs of
+    every pair of nodes becomes a matrix of links. Hugging Face config.json: a model file, for --model.
+    Training logs, and runs that W&B or MLflow tracked: a row of runs, for calibrate; with --plan every fact
+    of the run is the plan's, and a log that contradicts it is refused.
     """
     named, path = _words_given(file, format_name)
     request = ImportRequest(
@@ -179,6 +181,8 @@ def _groups(document: Mapping[str, object], gpu: GpuSpec | None, group: int) -> 
 def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> GroupFields:
     if isinstance(found, NodeTopology):
         return fields_of_topology(found, gpu, source)
+    if isinstance(found, SwitchTree):
+        return fields_of_switches(found)
     if isinstance(found, CollectiveTables):
         network = link_from(before.child("inter_node")) or gpu.inter_node
         measured = measured_from(before.child("measured"))

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
-from meshwright.profiles.measurements import NodeTopology
+from meshwright.profiles.measurements import SwitchTree
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 FORMAT_OF = {
     "nccl_tests": "nccl-tests",
     "topology/nccl": "nccl-topology",
     "topology/topo_": "nvidia-smi-topo",
+    "topology/topology": "slurm-topology",
     "logs/megatron": "megatron-log",
     "logs/torchtitan": "torchtitan-log",
     "logs/deepspeed": "deepspeed-log",
@@ -30,7 +31,7 @@ def format_of(fixture: str) -> str:
 
 
 def test_every_format_has_a_fixture_and_a_name() -> None:
-    folders = {"wandb-run"}  # made by test_tracked_runs.py
+    folders = {"wandb-run", "mlflow-run"}  # made by test_tracked_runs.py
     assert {format_of(fixture) for fixture in FIXTURES} | folders == set(format_names()) == set(FORMATS)
 
 
@@ -46,13 +47,13 @@ def test_no_fixture_is_large(fixture: str) -> None:
 
 
 def test_a_format_that_nobody_knows_is_named_with_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean nvidia-smi-topo"):
-        import_profile(FILES / "topology" / "topo_h100_8.txt", "nvidia-smi-top")
+    with pytest.raises(UnknownNameError, match="Did you mean slurm-topology"):
+        import_profile(FILES / "topology" / "topology_tree.conf", "slurm-topolgy")
 
 
 def test_a_named_format_is_not_guessed() -> None:
-    path = FILES / "topology" / "topo_h100_8.txt"
-    assert isinstance(import_profile(path, "nvidia-smi-topo"), NodeTopology)
+    path = FILES / "topology" / "topology_tree.conf"
+    assert isinstance(import_profile(path, "slurm-topology"), SwitchTree)
     with pytest.raises(ProfileError, match="expected a table of nccl-tests"):
         import_profile(path, "nccl-tests")
 

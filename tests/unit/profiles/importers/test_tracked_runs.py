@@ -1,4 +1,4 @@
-"""Runs that W&B tracked: their step times, memory and configuration, and clear errors."""
+"""Runs that W&B or MLflow tracked: their step times, memory and configuration, and clear errors."""
 
 import json
 from collections.abc import Mapping
@@ -100,6 +100,40 @@ def test_a_torchtitan_run_names_its_mesh_in_a_nested_configuration(tmp_path: Pat
     assert run.configuration["data_parallel_size"] == 8
 
 
+def mlflow_run(folder: Path) -> Path:
+    run = folder / "0" / "3f9c"
+    (run / "metrics").mkdir(parents=True)
+    (run / "params").mkdir()
+    lines = [f"17000000{step:05d} {1000 * seconds} {step}" for step, seconds in enumerate(TIMES, 1)]
+    (run / "metrics" / "time_per_iteration_ms").write_text("\n".join(lines) + "\n")
+    params = {
+        "parallelism.tp": "2", "parallelism.pp": "1", "parallelism.dp": "4",
+        "tokens.micro_batch_size": "2", "tokens.batch_accumulation_per_replica": "8",
+        "tokens.sequence_length": "4096", "general.project": "",
+    }  # fmt: skip
+    for name, value in params.items():
+        (run / "params" / name).write_text(value)
+    return run
+
+
+def test_an_mlflow_run_of_nanotron_is_read_from_its_folder_or_the_one_above(tmp_path: Path) -> None:
+    run = mlflow_run(tmp_path)
+    for path in (run, run.parent, tmp_path):
+        assert detect_format(path) == "mlflow-run"
+        found = read(path)
+        assert (found.framework, found.step_time_s) == ("nanotron", 2.0)
+        # 4 replicas of 8 micro-batches of 2 sequences
+        assert found.configuration["global_batch_size"] == 4 * 8 * 2
+        assert found.configuration["num_gpus"] == 8
+
+
+def test_of_several_mlflow_runs_one_must_be_named(tmp_path: Path) -> None:
+    mlflow_run(tmp_path)
+    (tmp_path / "0" / "77aa" / "metrics").mkdir(parents=True)
+    with pytest.raises(ProfileError, match=r"holds 2 runs: name the folder of one \(3f9c, 77aa"):
+        import_profile(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -117,7 +151,7 @@ def test_a_history_without_usable_steps_is_refused_with_the_place(
         import_profile(tmp_path)
 
 
-def test_a_folder_without_a_history_is_refused_with_what_was_expected(tmp_path: Path) -> None:
+def test_a_folder_that_is_neither_is_refused_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"expected a W&B history \(history.csv"):
         detect_format(tmp_path)
 

@@ -52,6 +52,15 @@ def test_a_dump_of_nccl_gives_the_rate_of_the_network(tmp_path: Path) -> None:
     assert group.intra_node.bytes_per_s == 450e9
 
 
+def test_switches_go_into_an_existing_cluster_file_and_change_their_field_alone(tmp_path: Path) -> None:
+    path = imported(FILES / "topology" / "topo_h100_8.txt", tmp_path / "c.yaml", gpu="h100", num_nodes=4)
+    before = asked(path).cluster.groups[0]
+    imported(FILES / "topology" / "topology_tree.conf", path, into=True)
+    after = asked(path).cluster.groups[0]
+    assert (before.num_nodes, after.num_nodes) == (4, 15)
+    assert after.intra_node == before.intra_node
+
+
 def test_logs_of_nccl_tests_become_the_clusters_own_network(tmp_path: Path) -> None:
     path = imported(FILES / "topology" / "topo_h100_8.txt", tmp_path / "c.yaml", gpu="h100", num_nodes=4)
     before = asked(path).cluster.groups[0]
