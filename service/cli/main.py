@@ -18,8 +18,8 @@ from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
 from meshwright.service.cli.examples import examples_of
-from meshwright.service.cli.terminal import StrictCommand, report_usage, service_packages_for, spell_plainly
 from meshwright.service.cli.terminal import report as report_fault
+from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
 
 # name: where it is defined in service/cli, and the line that lists show
 COMMANDS = {
@@ -93,12 +93,12 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
     if isinstance(defined, typer.Typer):
         for command in defined.registered_commands:
             own = command.name or getattr(command.callback, "__name__", "")
-            command.epilog, command.cls = examples_of(f"{name} {own}"), StrictCommand
+            command.epilog = examples_of(f"{name} {own}")
         info = TyperInfo(defined, name=name, epilog=examples_of(name))
         return get_group_from_info(
             info, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
         )
-    kind = getattr(defined, "command_class", StrictCommand)
+    kind = getattr(defined, "command_class", None)
     single = CommandInfo(name=name, cls=kind, callback=defined, epilog=examples_of(name))
     built = get_command_from_info(single, pretty_exceptions_short=True, rich_markup_mode=None)
     for one in built.params:

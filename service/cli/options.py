@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from meshwright.service.cli.terminal import StrictCommand
 from meshwright.service.requests.fields import (
     CLUSTER,
     COMMON,
@@ -146,7 +146,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
-class GroupedCommand(StrictCommand):
+class GroupedCommand(TyperCommand):
     """A command with help in groups and every default: the common options, or all for ``--help-all``."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own types

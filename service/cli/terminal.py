@@ -7,17 +7,14 @@ import io
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from typer import BadParameter
-from typer.core import TyperCommand, TyperOption
 from typer.exceptions import TyperException
 
 from meshwright.profiles.documents import shown_path
@@ -162,25 +159,6 @@ def report(fault: PlannerError) -> int:
     else:
         say_error(str(fault))
     return BAD_INPUT
-
-
-class StrictCommand(TyperCommand):
-    """A command that refuses an option given twice, unless it takes several values."""
-
-    def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer keeps these types to itself
-        """Return a parser that looks at the options in their order."""
-        parser = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parsed(args: list[str]) -> Any:  # noqa: ANN401 - the same
-            found = parse(args=args)
-            given = Counter(one for one in found[2] if isinstance(one, TyperOption) and not one.multiple)
-            if repeated := next((one for one, times in given.items() if times > 1), None):
-                raise BadParameter(f"{max(repeated.opts, key=len)} is given more than once", ctx)
-            return found
-
-        parser.parse_args = parsed  # type: ignore[method-assign]
-        return parser
 
 
 def report_usage(fault: TyperException) -> int:
