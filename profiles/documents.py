@@ -1,7 +1,7 @@
 """Strict, bounded readers of JSON and YAML from outside.
 
-``_Builder`` makes plain values of what a parser reports: PyYAML over libyaml for YAML, and for JSON the
-standard library, once a count of the values shows that the text does not blow up. It stops at the
+``_Builder`` makes plain values of what a parser reports: PyYAML over libyaml for YAML, and the standard
+library for JSON, after a count of the values has shown that they fit in memory. It stops at the
 first thing that no input may hold: too many values, a level too deep, a repeated key, a number beyond 63
 bits, NUL.
 
@@ -36,9 +36,9 @@ _MERGE = "tag:yaml.org,2002:merge"
 _STR = "tag:yaml.org,2002:str"
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
-# What precedes a value, and texts, which may hold the same characters; an open text goes to the end.
+# Characters that precede a value, and strings, which may hold them too; an open string runs to the end.
 _BEFORE_VALUES = re.compile(rb'[,\[{]|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_MOST_DIGITS = 25  # read of an integer; more than any that is accepted
+_MOST_DIGITS = 25  # of an integer that are read; no accepted one has as many
 _LONGEST_NAME = 300  # characters of a dotted name that keeps its line
 
 

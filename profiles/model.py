@@ -171,7 +171,7 @@ class ModelSpec(Checked):
     display_name: str = ""
 
     def exclusions(self) -> Iterable[Exclusion]:
-        """Yield the facts that others rule out."""
+        """Yield the fields that contradict others."""
         return exclusions_of(self)
 
     @cached_property

@@ -108,28 +108,28 @@ ROTARY_SCALING_LIMITS: Limits = {
 
 
 class Exclusion(NamedTuple):
-    """A fact that others rule out."""
+    """A field that contradicts others."""
 
     name: str  # of the field, below the part
-    holds: object  # true where it is so
+    holds: object  # true if it contradicts them
     why: str
     allowed: str | None = None
     nearest: str | None = None
 
 
 class Checked:
-    """A dataclass of facts; it refuses sizes out of range, and facts that others rule out."""
+    """A dataclass that refuses sizes out of range and fields that contradict each other."""
 
     __slots__ = ()
     POINTER: ClassVar[str]
     LIMITS: ClassVar[Limits]
 
     def exclusions(self) -> Iterable[Exclusion]:
-        """Yield the facts that others rule out, once all sizes are in range."""
+        """Yield the fields that contradict others, once all sizes are in range."""
         return ()
 
     def __post_init__(self) -> None:
-        """Check the numbers, then the facts against each other; fields that are None pass.
+        """Check the numbers, then the fields against each other; None is not checked.
 
         Raises:
             InvalidProblemError: fields that are not numbers (not integers, if the limits are integers) or

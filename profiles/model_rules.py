@@ -1,6 +1,6 @@
-"""Facts of a model that rule each other out, as rows: the field, whether it is so, why, what is allowed.
+"""Fields of a model that contradict each other, as rows: the field, the condition, why, what is allowed.
 
-Each group of rows may rely on those before it, such as lists of layers that the model has.
+A group of rows may rely on the groups before it, for example on listed layers that exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the mode
 
 
 def exclusions_of(model: Model) -> Iterator[Exclusion]:
-    """Yield the facts of a model that others rule out; the parts have checked themselves."""
+    """Yield the fields of a model that contradict others; its parts have checked themselves."""
     for group in (
         _sizes, _pattern, _unlike_layers, _lists_of_layers, _local_attention, _values, _borrowed_keys,
         _chosen_keys, _mixer, _diffusion, _norms_and_biases,
@@ -185,7 +185,8 @@ def _borrowed_keys(model: Model) -> Iterable[Exclusion]:
     width = model.borrowing_ffn_hidden_size and not borrowing
     return (
         Exclusion(
-            "borrowing_layers", own < 0, "more than there are layers", f"0 to {model.num_layers - 1}"
+            "borrowing_layers", own < 0, f"{borrowing} is more than num_layers = {model.num_layers}",
+            f"0 to {model.num_layers - 1}",
         ),
         Exclusion(
             "borrowing_layers", lacking,
@@ -239,7 +240,7 @@ def _norms_and_biases(model: Model) -> Iterable[Exclusion]:
         ),
         Exclusion(
             "mlp_output_bias", model.mlp_output_bias and (model.mlp_bias or model.moe),
-            "is that of dense MLPs which have no other (mlp_bias), in a model without experts",
+            "needs a model without experts and without mlp_bias",
         ),
         Exclusion("last_attention_bias", twice, "every layer has attention_output_bias"),
         Exclusion("gate_bias", model.gate_bias and gate == "none", "needs attention_gate"),

@@ -224,7 +224,7 @@ Limits = Mapping[str, tuple[int, int] | tuple[float, float]]  # whole numbers, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRules:
-    """How dataclasses are read."""
+    """Rules for reading dataclasses from mappings."""
 
     limits: Mapping[type, Limits]  # of the numbers of each
     lists: Callable[[FieldReader, str], tuple[object, ...]]
@@ -250,10 +250,10 @@ def values_of(
     """Return the fields of a dataclass that a mapping states, read by their types.
 
     Args:
-        reader: of the mapping; a field without a default is required.
+        reader: reads the mapping; a field without a default is required.
         part: the dataclass.
         rules: how its numbers and lists are read, and those of every dataclass inside it.
-        defaults: of fields that the mapping leaves out, in place of the dataclass's own.
+        defaults: values of fields that the mapping leaves out, in place of the dataclass's own.
         given: fields that are read elsewhere.
     """
     values = {}

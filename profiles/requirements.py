@@ -4,8 +4,8 @@ A *stock installation* is the launcher with the packages that it installs itself
 2.10, the oldest release that runs everything Megatron-Core 0.19 does by default: Megatron-FSDP refuses an
 older one (``distributed/fsdp/mcore_fsdp_adapter.py:153``).
 
-``catalog/requirements.yaml`` has the packages by what of a plan needs them. What plans over Megatron-Core
-need is found here; what those of other launchers need depends on the values that their exporters write.
+``catalog/requirements.yaml`` lists the packages by the part of a plan that needs them. This module finds
+what plans over Megatron-Core need; exporters of other launchers find it by the values that they write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Requirement:
 
 @cache
 def packages() -> Mapping[str, Requirement]:
-    """Return every package of the catalog by what of a plan needs it."""
+    """Return every package of the catalog by the part of a plan that needs it."""
     text = (CATALOG / "requirements.yaml").read_text(encoding="utf-8")
     return {need: _requirement(row) for need, row in yaml.load(text, Loader=yaml.CSafeLoader).items()}
 

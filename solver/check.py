@@ -708,6 +708,8 @@ def _prediction_faults(prediction: Prediction) -> Iterator[str]:
                 )
                 for stage in prediction.stages
             },
-            "the heaviest stage is not the heaviest": prediction.peak_memory_bytes / limit != max(fills),
+            "the peak memory is not that of the fullest stage": (
+                prediction.peak_memory_bytes / limit != max(fills)
+            ),
         }
     )

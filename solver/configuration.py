@@ -615,7 +615,7 @@ class RowSource(Protocol):
     """Where the arrays of some rows are gathered from."""
 
     def gather(self, names: Iterable[str]) -> list[Any]:
-        """Return some arrays of the rows; of several by name, a dictionary."""
+        """Return the named arrays of the rows; a dictionary of arrays stays one."""
 
     def take(self, index: IntArray) -> RowSource:
         """Return the source of some of the rows, in that order."""
@@ -630,7 +630,7 @@ class _Picked:
 
     def gather(self, names: Iterable[str]) -> list[Any]:
         at, arrays = self.index, [getattr(self.table, name) for name in names]
-        one = len(at) == 1  # a part of the table takes no copy; brackets around several numbers are slow
+        one = len(at) == 1  # a slice takes no copy; indexing by an array is slow
         rows = itemgetter(slice(int(at[0]), int(at[0]) + 1)) if one else methodcaller("take", at, 0)
         return [
             {key: rows(value) for key, value in found.items()} if isinstance(found, dict) else rows(found)
@@ -641,11 +641,11 @@ class _Picked:
         return _Picked(self.table, self.index.take(index))
 
 
-_FEW = 256  # rows: each array of more takes longer to gather than to be asked for by itself
+_FEW = 256  # rows: with more, gathering an array costs more than asking for it alone
 
 
 class Gathered(Sized):
-    """Arrays by row; those of many taken rows are gathered at their first use, as most never are."""
+    """Arrays by row; with many rows, each is gathered at its first use, as most are never used."""
 
     __slots__ = ("_source",)
     __dataclass_fields__: ClassVar[dict[str, Any]]

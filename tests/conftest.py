@@ -58,7 +58,7 @@ def pytest_runtestloop() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than there are cores, at most four: who tests servers waits for them."""
+    """Return one more than the cores, at most four: tests of servers mostly wait."""
     return min((os.cpu_count() or 1) + 1, 4)
 
 

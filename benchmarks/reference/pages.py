@@ -55,7 +55,8 @@ a command ended.
 `meshwright --install-completion` makes the shell complete commands, options, and the names of models,
 clusters, GPUs and launchers; `--show-completion` prints what it would install.
 
-Of an option that takes one value, the last one given counts, so that a wrapper's options can be overridden.
+Where an option that takes one value is given several times, the last one counts, so that a wrapper's
+options can be overridden.
 
 ## The problem {#the-problem}
 

@@ -61,10 +61,10 @@ class Client:
     def __init__(
         self, url: str, key: str | None = None, *, timeout_s: float = 10.0, retry_s: float = 60.0
     ) -> None:
-        """Keep the address and the key; the first request connects.
+        """Store the address and the key; the first request connects.
 
         Raises:
-            ValueError: ``url`` is not an address, or ``key`` not a key.
+            ValueError: ``url`` is not an address, or ``key`` is not a key.
         """
         key = key and key.strip()  # of a file or a secret, whose line has an end
         if key is not None and not (key and key.isascii() and key.isprintable()):
@@ -136,10 +136,10 @@ class Client:
     ) -> Job:
         """Return the job once it has ended, in whatever state; call ``on_progress`` at every change.
 
-        The service answers a long poll as soon as the job differs from the one that was seen last.
+        The service answers a long poll as soon as the job has changed.
 
         Raises:
-            WaitTimeoutError: it has not ended within ``timeout_s``; it goes on.
+            WaitTimeoutError: the job has not ended within ``timeout_s``; it continues.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         seen, tag = None, ""
@@ -216,7 +216,7 @@ class Client:
         """Report a measured run of a plan, and return what the service learnt from it.
 
         ``measured``: ``step_time_s``, ``peak_memory_bytes`` (with ``memory_kind``, ``memory_rank``), or
-        ``out_of_memory``; a key of your own makes one run one measurement however often it is reported.
+        ``out_of_memory``. With a key of your own, a run that is reported several times counts once.
 
         Raises:
             InvalidRequestError: a field is wrong, or no machine can have measured that.

@@ -76,7 +76,7 @@ class Transport:
 
 
 def pause_before(failures: int, reply: httpx.Response | None) -> float:
-    """Return the seconds until the next try: Retry-After, or longer each time and unlike other clients'."""
+    """Return the seconds until the next try: from Retry-After, or random and longer each time."""
     said_s = None if reply is None else retry_after_s(reply.headers.get("Retry-After"))
     if said_s is not None:
         return said_s
@@ -85,7 +85,7 @@ def pause_before(failures: int, reply: httpx.Response | None) -> float:
 
 
 def retry_after_s(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3); None: neither."""
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3), or None."""
     if not text:
         return None
     if text.isascii() and text.isdecimal():

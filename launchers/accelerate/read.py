@@ -165,7 +165,7 @@ def plugin_run(fields: Fields, source: Source, overrides: Overrides, given: Fiel
 
 def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> LaunchFile:
     name = fields.word(PLUGIN_FILE)
-    precision = fields.choice("mixed_precision", "no")  # of the command: next to one of the file it stops
+    precision = fields.choice("mixed_precision", "no")  # from the command: the file may not set it
     text = source.other(name) if name else None
     if text is None:
         fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not next to the file; give it too')

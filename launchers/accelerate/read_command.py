@@ -30,7 +30,7 @@ _STARTS = {
     "fsdp_config": ("fsdp", "fsdp_"),
     "dynamo_config": ("dynamo_", "dynamo_"),
 }  # of names in sections
-# Values that DeepSpeed's own file sets: accelerate refuses them in its own, and drops the command's.
+# Values that DeepSpeed's own file sets: accelerate refuses them in its own, and ignores the command's.
 _OF_DEEPSPEEDS_FILE = (
     PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage", f"{AT}offload_optimizer_device",
     f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
@@ -38,13 +38,13 @@ _OF_DEEPSPEEDS_FILE = (
 
 
 def is_accelerates(source: Source) -> bool:
-    """Return whether a file has names of accelerate's YAML."""
+    """Return whether a file is accelerate's YAML, by its names."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
 
 
 def values_of_file(source: Source) -> dict[str, LocatedValue]:
-    """Return accelerate's file; names in its sections may lack their beginnings (launch.py:1270)."""
+    """Return the values of accelerate's file, and complete names that lack a prefix (launch.py:1270)."""
     return {_whole(name): found for name, found in document_of(source).items()}
 
 
@@ -102,7 +102,7 @@ _WITHOUT_USE = {True: f"next to {PLUGIN_FILE}", False: "without DeepSpeed"}
 def starts_beside(
     source: Source, overrides: Overrides
 ) -> Iterator[tuple[Source, Sequence[Word], Sequence[Word]]]:
-    """Yield commands of ``accelerate launch`` in scripts next to a file, parted before their programs."""
+    """Yield commands of ``accelerate launch`` in scripts next to a file, split before their programs."""
     for script, words in commands_beside(source, overrides):
         launch = accelerates_options(words)
         if launch is not None:
@@ -112,7 +112,7 @@ def starts_beside(
 
 
 def _end_of_options(words: Sequence[Word], at: int) -> int:
-    """Return the place of the program: the first word that is neither an option nor its value."""
+    """Return the index of the program: the first word that is neither an option nor its value."""
     while at < len(words) and words[at].text.startswith("-"):
         at += 1 + _takes_next(words[at])
     return at
@@ -265,7 +265,7 @@ def _said(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
 
 
 def _require_mesh_on(said: Values, own: Values, script: str) -> None:
-    """Refuse a mesh that accelerate leaves out in silence; the command's engine turns the file's off."""
+    """Refuse a mesh that accelerate silently leaves out; the command's engine turns off the file's mesh."""
     switch = "use_parallelism_config"
     if switch in said and "use_fsdp" not in said:  # whatever the file's engine is
         raise refused(f"{shown(script)}: --{switch} without --use_fsdp", allowed=f"--use_fsdp --{switch}")

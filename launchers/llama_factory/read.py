@@ -253,7 +253,7 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
             for word in words[at + 1 :]:
                 if "=" not in word.text or word.text.startswith(
                     "-"
-                ):  # OmegaConf takes each for a name, which no field has
+                ):  # OmegaConf reads each as a name that no field has
                     where = f"line {word.line} of the command: {shown(word.text)}"
                     raise refused(f"{where} is not name=value", allowed="cutoff_len=2048")
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :]]

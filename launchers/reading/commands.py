@@ -263,7 +263,7 @@ def chosen(
     """Return the command to read: the result of ``best``, or the selected one of several different runs.
 
     With ``all_train`` each command is a run, however few names it has. ``decides`` accepts the names by
-    which runs differ, if these are not all known ones.
+    which runs differ; by default, all known ones.
 
     Raises:
         InvalidProblemError: the script starts several runs, and none is selected.
@@ -620,7 +620,7 @@ def _starts_here(words: Sequence[Word]) -> bool:
 
 
 def accelerates_options(words: Sequence[Word]) -> int | None:
-    """Return the place of the first word after ``accelerate launch`` or a form of it; None without one."""
+    """Return the index of the first word after ``accelerate launch`` in any of its forms, or None."""
     texts = [word.text.rpartition("/")[2] for word in words]
     for at, (text, following) in enumerate(pairwise([*texts, ""])):
         if text in ACCELERATES[2:] or (text in ACCELERATES[:2] and following == "launch"):

@@ -141,7 +141,7 @@ def _with_written(source: Source, overrides: Overrides) -> Source:
 
 
 def _from_its_script(source: Source) -> Source:
-    """Return the script that names a document, if it is the only one: its command may replace values."""
+    """Return the only script that names a document, which may override it; else the document."""
     if source.is_script:
         return source
     starts = [one for one in source.scripts() if source.name in {word.text for word in _named(one)}]

@@ -1,4 +1,4 @@
-"""What the exporters of trainers over accelerate share: Axolotl, TRL and LLaMA-Factory."""
+"""Shared parts of the exporters for trainers over accelerate: Axolotl, TRL and LLaMA-Factory."""
 
 from __future__ import annotations
 

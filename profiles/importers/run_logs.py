@@ -63,7 +63,7 @@ class RunLog:
     segments: list[dict[int, LoggedStep]] = field(default_factory=lambda: [{}])
     configuration: dict[str, int] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
-    arguments: dict[str, str] = field(default_factory=dict)  # settings that others decide the meaning of
+    arguments: dict[str, str] = field(default_factory=dict)  # settings that others give a meaning
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     memory_ranks: set[int | None] = field(default_factory=set)
@@ -215,8 +215,8 @@ class LogFormat:
     """The log of one framework, with a line for each logged step."""
 
     framework: str
-    names_itself: str  # in lower case: what a log that ends without a step is recognised by
-    signs: tuple[tuple[re.Pattern[str], ...], ...]  # all of any of these are in a log with steps
+    names_itself: str  # in lower case: identifies a log that ends before its first step
+    signs: tuple[tuple[re.Pattern[str], ...], ...]  # a log with steps has all signs of one of these
     step: re.Pattern[str]  # its first group is the step's number
     on_step: Callable[[RunLog, LogLine, int], None]
     on_line: Callable[[RunLog, LogLine], None]

@@ -1,4 +1,4 @@
-"""``meshwright calibrate``: a cluster learnt from a file of its runs, and what to measure next."""
+"""``meshwright calibrate``: calibrate a cluster on a file of its runs, and suggest what to measure next."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def check(
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Database]:
-    """Open the database of the settings; what it fails with becomes one sentence."""
+    """Open the database of the settings; report its failure in one sentence."""
     database = Database(settings.database_url)
     try:
         yield database

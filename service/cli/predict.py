@@ -1,4 +1,4 @@
-"""``meshwright predict``: the price of one configuration, or of a plan that was found before."""
+"""``meshwright predict``: price one configuration, or a plan that was found before."""
 
 from __future__ import annotations
 

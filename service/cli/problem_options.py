@@ -66,7 +66,7 @@ def _put_in(request: Request, path: str, value: object) -> None:
 
 
 def _put_gpu(request: Request, path: str, value: object) -> None:
-    """Put one node of the GPU where no file states a cluster: how many to take is not guessed there."""
+    """Put a group of the GPU: one node, unless a file states a cluster, where the number is required."""
     del path
     (group,) = cast("list[Request]", value)
     request["cluster"] = {"groups": [group if "cluster" in request else {"num_nodes": 1, **group}]}

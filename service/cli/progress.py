@@ -45,7 +45,7 @@ class ProgressLine:
             sys.stderr.flush()
 
     def rewrite(self, text: str) -> None:
-        """Replace the line of a terminal; one that wraps could not be taken away."""
+        """Replace the terminal's line, cut to its width: a wrapped line cannot be removed."""
         if self._alive:
             room = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[2K{text[:room]}")

@@ -53,7 +53,7 @@ def report(
         found = _page(kept, answer, costs, what_if) if timeline is None else _timeline(kept, costs)
         name = kept.plan_id[:8] or "infeasible"
     elif plan_or_job is None or source is not None:
-        raise typer.BadParameter("--url goes with the id of a job or a plan there")
+        raise typer.BadParameter("--url needs the id of a job or a plan of that service")
     else:
         with service_packages_for("report --url"):
             from meshwright.service.cli.client import ServiceClient  # noqa: PLC0415 - the planner alone lacks httpx

@@ -35,7 +35,7 @@ _OF_ALL = ("plans", "problem", "pareto", "baseline", "measured", "measure_next")
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPlan:
-    """One plan of a saved answer; its parts are read when they are asked for."""
+    """One plan of a saved answer; each part is read at its first use."""
 
     document: Mapping[str, Any]  # as ``plan --json`` wrote it
     body: Mapping[str, Any]  # of the plan; empty: nothing fits
@@ -144,7 +144,7 @@ def _verdict_of(plan_id: str) -> Path:
 
 
 def chosen_plan(word: str | None, source: Path | None, rank: int) -> SavedPlan:
-    """Return the plan of an id, or the plan of a rank in an answer file.
+    """Return the plan with an id, or with a rank in an answer file.
 
     Raises:
         BadParameter: neither is given, or both.
@@ -156,7 +156,7 @@ def chosen_plan(word: str | None, source: Path | None, rank: int) -> SavedPlan:
 
 
 def plan_named(word: str, rank: int = 1) -> SavedPlan:
-    """Return the saved plan of an id, or the plan of a rank in a saved answer: its file or its folder.
+    """Return the saved plan with an id, or the plan with a rank in an answer's file or folder.
 
     Raises:
         InvalidProblemError: there is no such plan.
@@ -168,7 +168,7 @@ def plan_named(word: str, rank: int = 1) -> SavedPlan:
 
 
 def find_plan(plan_id: str) -> SavedPlan:
-    """Return the plan of an id that starts with ``plan_id``, or of a rank in the newest answer.
+    """Return the plan with an id that starts with ``plan_id``, or with a rank in the newest answer.
 
     Raises:
         InvalidProblemError: no saved plan, or several, have such an id.
@@ -192,7 +192,7 @@ def find_plan(plan_id: str) -> SavedPlan:
 
 
 def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
-    """Return the plan of a rank, or of an id that starts so, in a file that ``plan --json`` wrote.
+    """Return the plan with a rank, or with the start of an id, in a file that ``plan --json`` wrote.
 
     Raises:
         InvalidProblemError: the file is not an answer, or holds no such plan.
@@ -215,7 +215,7 @@ def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
 
 
 def _rank_in(word: str) -> int | None:
-    """Return the rank that a word states; None: it is an id."""
+    """Return the rank that a word states; None if it is an id."""
     return int(word) if word.isdecimal() and len(word) <= _LONGEST_RANK else None
 
 

@@ -175,7 +175,7 @@ def report_usage(fault: TyperException) -> int:
 
 
 def _fault_of_value(fault: TyperException) -> FieldError | None:
-    """Return what is wrong with the value of one option, with its range; None: another fault."""
+    """Return the fault of an option's value, with what is allowed; None if the fault is another."""
     option, found = getattr(fault, "param", None), getattr(fault.__cause__, "errors", None)
     if option is None or found is None:
         return None
@@ -183,6 +183,7 @@ def _fault_of_value(fault: TyperException) -> FieldError | None:
 
     known, named = option.type_descriptor, OPTIONS.get(option.name)
     error = fault_of_value(found()[0], named.path if named else "", known.choices or ())
-    limits = (("from", known.parameter_info.min), ("to", known.parameter_info.max))
+    low, high = known.parameter_info.min, known.parameter_info.max
+    limits = (("from", low), ("up to" if low is None else "to", high))
     words = " ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
     return replace(error, pointer=max(option.opts, key=len), allowed=error.allowed or words or None)

@@ -380,7 +380,7 @@ class NewChild:
 
     values: Mapping[str, object]
     request: Mapping[str, object]
-    cache_key: str = ""  # that an earlier answer to it has
+    cache_key: str = ""  # shared with an earlier answer to the same request
     known: str | None = None
 
 

@@ -142,7 +142,7 @@ def document_of(
         answer: the answer.
         problem: its problem.
         details: of the plans that are shown in full, by plan_id.
-        what_if: changed questions with their answers.
+        what_if: changed requests with their answers.
         problem_json: the canonical question.
         digest: of the problem.
         verdicts: of launchers on plans, by plan_id.

@@ -337,7 +337,7 @@ def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
 def plain_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] | None = None
 ) -> Table:
-    """Return a table without lines; columns that are not ``left`` are figures (None: all are words)."""
+    """Return a table without lines; columns outside ``left`` hold figures (None: no column does)."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
         is_words = left is None or head in left

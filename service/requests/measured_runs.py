@@ -47,9 +47,9 @@ def run_row(
     source: str,
     settings: Mapping[str, object],
 ) -> dict[str, str]:
-    """Return the row of a log, with facts that it does not contain; unknown cells stay empty.
+    """Return a log as a row, with facts that the log does not contain; unknown cells stay empty.
 
-    ``settings``: parts of the configuration, over the log's.
+    ``settings``: parts of the configuration that override the log's.
 
     Raises:
         InvalidProblemError: a setting is not a column of a run.

@@ -158,8 +158,8 @@ def fault_of_value(detail: ErrorDetails, path: str, choices: Sequence[str]) -> F
 
     Args:
         detail: What pydantic found.
-        path: Field of a request that it states; empty: of none.
-        choices: Words that it may be; empty: any.
+        path: Field of a request that it states; empty if none.
+        choices: Allowed words; empty allows any.
     """
     where = tuple(path.split(".")) if path else ("value",)
     if choices and isinstance(detail["input"], str):

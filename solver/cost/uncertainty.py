@@ -55,8 +55,8 @@ def catalog_spreads() -> dict[str, dict[str, float]]:
 def doubts() -> Mapping[str, float]:
     """Return the standard deviations, log, that add to a stack's own spread, as squares.
 
-    Those of ``SHARES`` count as much as the share does; those of constants that no run of the stack shows,
-    and of experts that none has, are ``unidentified_``.
+    Those of ``SHARES`` are weighted by the share. Constants that no run of the stack shows have one of
+    their own, named ``unidentified_…``; so have experts where no run has any.
     """
     return catalog_spreads()["uncalibrated"]
 

@@ -636,9 +636,9 @@ _SMALL_BATCH = 0.25  # of a step
 
 
 def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Warn of a batch so small that what is done once per step takes much of the first plan's step.
+    """Warn of a batch so small that work done once per step takes much of the first plan's step.
 
-    Only a plan's reasons tell a bubble from the waiting for a slower stage, which each micro-batch adds to.
+    Only a plan's reasons separate a bubble from waits for a slower stage, which grow with the batch.
     """
     if not plans or plans[0].why is None:
         return ()

@@ -107,7 +107,7 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 def _most_layers(rows: Rows, pp: int) -> IntArray:
     """Return the layers that fit on each rank in its lightest chunks, (n, pp); -1 if too few fit.
 
-    Rows have one chunk a rank, on up to pp ranks, or several on pp ranks, not as many each.
+    Rows have one chunk per rank on up to pp ranks, or several on pp ranks; rows may differ in their number.
     """
     width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
     held = held_by_rank(rows, pp, width)
@@ -145,7 +145,7 @@ def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: 
 
 
 def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
-    """Yield (pp, rows of up to so many ranks with one chunk each, or of so many with several).
+    """Yield pp with some rows: of up to pp ranks with one chunk each, or of pp ranks with several.
 
     They are few enough for the cache.
     """

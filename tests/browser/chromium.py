@@ -18,7 +18,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE_MS = 60_000  # what takes so long does not come, however busy the machine is
+PATIENCE_MS = 60_000  # what has not come by then does not come, however busy the machine is
 # What is noted of every answer above 399, and of a server that is away: no fault of a script.
 EXCUSED = ("Failed to load resource", "htmx:sendError", "htmx:afterRequest")
 

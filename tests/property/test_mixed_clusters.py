@@ -86,7 +86,7 @@ def some_row(problem: Problem, data: st.DataObject) -> tuple[MixedRows, int]:
     return rows, data.draw(st.sampled_from(able.tolist()))
 
 
-def test_a_move_leads_to_placements_alone_and_to_each_of_one_stage_more() -> None:
+def test_moves_reach_only_placements_and_every_one_with_one_more_stage() -> None:
     pair = (a_group(gpus=2, slug="one"), a_group(speed=0.5, gpus=2, slug="other"))
     rows = mixed_rows(a_mixed_problem(pair, num_layers=5))
     row = int(rows.most_stages.argmax())

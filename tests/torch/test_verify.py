@@ -268,7 +268,7 @@ def test_deepspeed_shards_what_its_stage_shards(stage: int, shards: tuple[int, i
     assert "peak_bytes" not in figures(found, 7)  # built like rank 0, which was traced
 
 
-def test_deepspeed_divides_its_pipeline_by_layers_and_computes_whole_ones_again() -> None:
+def test_deepspeed_divides_its_pipeline_by_layers_and_recomputes_whole_ones() -> None:
     config = replace(
         REPLICAS, pipeline_parallel_size=2, zero_stage=1, num_microbatches=4, pipeline_schedule="1f1b",
         stage_layers=(1, 1), recompute_granularity="full", recompute_layers=1,

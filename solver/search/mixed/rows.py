@@ -178,9 +178,9 @@ def rows_in(fleet: NodeGroups, columns: Columns, group: int, prices: Pricing = p
 def joined_by_group(
     options: Sequence[StageOption], columns: Sequence[Columns]
 ) -> Iterator[tuple[int, slice, Columns]]:
-    """Yield rows of each option, joined for options of one group: the group, the options, their columns.
+    """Yield a group, some of its options, and their joined columns: as many as are priced at once.
 
-    ``columns``: of each option, of tensor-parallel size 1. As many are joined as are priced at once.
+    ``columns``: those of each option, with tensor-parallel size 1.
     """
     begin = 0
     while begin < len(options):
@@ -531,7 +531,7 @@ def on_all(fleet: NodeGroups, columns: Columns, options: Sequence[StageOption]) 
 def rows_of_options(
     fleet: NodeGroups, options: Sequence[StageOption], columns: Sequence[Columns]
 ) -> list[Rows]:
-    """Return rows as each option prices its own; those of one group are priced together."""
+    """Return the priced rows of each option; options of one group are priced together."""
     found = list[Rows]()
     for group, some, joined in joined_by_group(options, columns):
         every, counts = rows_in(fleet, joined, group), [len(one) for one in columns[some]]

@@ -196,7 +196,7 @@ def test_json_of_plain_values_reads_as_the_standard_library_reads_it(
     "text",
     [r"\ud800", r"\udc00", r"\ud800A", r"\ud83d\n", r"\\\ud83d and more text", r"\uDBFF\ud800"],
 )
-def test_half_of_a_character_is_found(text: str) -> None:
+def test_half_of_a_surrogate_pair_is_refused(text: str) -> None:
     with pytest.raises(InvalidProblemError, match=r"a\.1: text must not hold NUL or lone surrogates"):
         read_json(f'{{"a": ["", "before {text}"]}}')
 

@@ -95,7 +95,7 @@ def started(options: str, text: str = FSDP, program: str = "train.py") -> Launch
     return read(text, f"accelerate launch --config_file a.yaml {options} {program} {BATCH}\n")
 
 
-def test_options_of_the_command_count_before_the_file() -> None:
+def test_options_of_the_command_override_the_file() -> None:
     assert started("").workload.precision == "bf16"
     for program in ("train.py", '"$TRAIN"'):  # a program that only the running shell knows
         found = started("--mixed-precision fp16 --num_processes=16", program=program)

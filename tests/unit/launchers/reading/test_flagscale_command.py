@@ -20,7 +20,7 @@ def started(words: str) -> LaunchFile:
     return read_launch_files(source, Overrides(num_gpus=1024))
 
 
-def test_values_of_the_command_count_before_the_files() -> None:
+def test_values_of_the_command_override_the_files() -> None:
     assert started("").configuration.tensor_parallel_size == 8
     found = started("++train.system.tensor_model_parallel_size=4")
     assert found.configuration.tensor_parallel_size == 4

@@ -175,7 +175,7 @@ def test_a_file_and_the_script_that_names_it_give_one_answer_in_either_order() -
     assert runs[0].configuration.recompute_granularity == "full"  # of the script's arguments
 
 
-def test_words_after_llama_factorys_file_are_name_and_value() -> None:
+def test_words_after_llama_factorys_file_must_be_name_and_value() -> None:
     text = "model_name_or_path: llama-3-8b\nstage: sft\ndo_train: true\ntemplate: llama3\nbf16: true\n"
     text += "finetuning_type: full\ncutoff_len: 2048\n"
     script = "torchrun --nproc_per_node 4 src/train.py a.yaml cutoff_len=512\n"

@@ -684,7 +684,7 @@ def test_what_is_not_an_option_of_accelerate_launch_is_refused() -> None:
         read(f"{start} --fsdp_offload_parms true t.py {WORDS}\n")
 
 
-def test_options_of_accelerate_in_trls_command_next_to_its_file_are_accelerates() -> None:
+def test_accelerates_options_in_trls_command_are_read_next_to_trls_file() -> None:
     text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\npacking: true\ndataset_name: x\n"
     script = "trl sft --config a.yaml --num_processes 4 --use_fsdp --gradient_accumulation_steps 2\n"
     source = Source(name="a.yaml", text=text, files={"a.yaml": text, "run.sh": script})

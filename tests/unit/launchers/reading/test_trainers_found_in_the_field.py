@@ -75,7 +75,7 @@ def test_options_of_accelerate_launch_say_how_ranks_share(
     assert (said, config.data_parallel_size) == (expected, 8)
 
 
-def test_hybrid_shards_are_of_accelerates_one_machine_and_megatron_inside_it_is_not_read() -> None:
+def test_hybrid_shards_span_the_one_machine_of_accelerate_and_its_megatron_engine_is_refused() -> None:
     start = "--config_file conf/a.yaml -m trl.scripts.sft"
     hybrid = SFT.replace(start, "--num_processes 8 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD t.py")
     assert read(hybrid).configuration.zero_shard_size == 8  # launch.py: num_machines is 1 by default

@@ -429,7 +429,7 @@ def a_frontier() -> MixedFrontier:
     return frontier
 
 
-def test_sets_of_groups_are_searched_once_cp_sat_was_asked_a_few_times_though_no_plan_is_near() -> None:
+def test_sets_of_groups_are_searched_after_a_few_calls_of_cp_sat_even_if_no_plan_is_near() -> None:
     frontier = a_frontier()
     assert frontier.known_s * 0.95 > frontier.bound_s
     frontier.calls = 7
