@@ -67,15 +67,19 @@ IGNORE_HELP = "Ignore this flag of the launch file."
 RUN_HELP = "Which of several runs that the launch file starts, from 1; the error lists them."
 
 
-def read_request(problem: Path | None = None, **given: object) -> Request:
-    """Return the raw request of a problem file with the options that override it; None: not given."""
+def read_request(problem: Path | None = None, *, has_files: bool = False, **given: object) -> Request:
+    """Return the raw request of a problem file with the options that override it; None: not given.
+
+    ``has_files``: launch files are read as well.
+    """
     unknown = given.keys() - OPTIONS
     if unknown:
         raise TypeError(f"no options: {', '.join(sorted(unknown))}")
     with _loading():
         from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - help loads no solver
 
-    return request_of(problem, {name: value for name, value in given.items() if value is not None})
+    stated = {name: value for name, value in given.items() if value is not None}
+    return request_of(problem, stated, has_files=has_files)
 
 
 _FOR_ONE_COMMAND = {
@@ -201,21 +205,29 @@ def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()
         for name, row in OPTIONS.items()
         if row.option and name not in left_out
     ]
-    run = with_parameters(command, [_PROBLEM, *shared], read_request)
+    run = with_parameters(command, [_PROBLEM, *shared], _request_beside)
     run.of_the_problem = frozenset(one.name for one in (_PROBLEM, *shared))  # type: ignore[attr-defined]
     return run
+
+
+def _request_beside(own: Mapping[str, object], **given: Any) -> Request:  # noqa: ANN401 - values of options
+    return read_request(**given, has_files=bool(own.get("from_args") or own.get("from_capture")))
 
 
 def with_parameters(
     command: Callable[..., None], more: Sequence[inspect.Parameter], made: Callable[..., object]
 ) -> Callable[..., None]:
-    """Give ``command`` parameters ahead of its own; its first one gets what ``made`` makes of them."""
+    """Give ``command`` parameters ahead of its own; its first one gets what ``made`` makes of them.
+
+    ``made`` also gets the command's own ones, as its first argument.
+    """
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*more, *own)]
 
     @functools.wraps(command)
     def run(**given: object) -> None:
-        command(made(**{one.name: given.pop(one.name) for one in more}), **given)
+        asked = {one.name: given.pop(one.name) for one in more}
+        command(made(given, **asked), **given)
 
     del run.__wrapped__  # Typer would look through it and see the parameters of ``command`` alone
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -33,11 +33,17 @@ from meshwright.solver.space.request_rules import constraint_of
 Request = dict[str, object]
 
 
-def request_of(problem: Path | None, given: Mapping[str, Any]) -> Request:
-    """Return the raw request of a problem file with the given options over it."""
+def request_of(problem: Path | None, given: Mapping[str, Any], *, has_files: bool = False) -> Request:
+    """Return the raw request of a problem file with the given options over it.
+
+    A GPU type alone means one node of it, unless launch files (``has_files``) state the number, or a file
+    a cluster: how many of its nodes are meant is not guessed.
+    """
     if "cluster" in given and "gpu" in given:
         raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
     request = dict(named_parts(read_problem_file(problem))) if problem else {}
+    if "gpu" in given and "cluster" not in request and not has_files:
+        given = {"num_nodes": "1", **given}
     for name, row in OPTIONS.items():
         if name in given:
             read = _READERS.get(row.path)
@@ -66,10 +72,8 @@ def _put_in(request: Request, path: str, value: object) -> None:
 
 
 def _put_gpu(request: Request, path: str, value: object) -> None:
-    """Put a group of the GPU: one node, unless a file states a cluster, where the number is required."""
     del path
-    (group,) = cast("list[Request]", value)
-    request["cluster"] = {"groups": [group if "cluster" in request else {"num_nodes": 1, **group}]}
+    request["cluster"] = {"groups": value}
 
 
 def _put_nodes(request: Request, path: str, value: object) -> None:

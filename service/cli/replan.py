@@ -77,7 +77,7 @@ _PARAMETERS = [
 ]
 
 
-def _body(**given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
+def _body(_own: object, **given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
     hours = given["repair_hours"]
     if not 0.0 < hours <= _MOST_HOURS:
         allowed = f"above 0, to {_MOST_HOURS:.0f}"

@@ -391,3 +391,16 @@ def test_a_file_that_starts_fewer_ranks_than_the_cluster_has_is_answered_with_bo
     )
     fitting = CliRunner().invoke(app, [*predict, "--gpu", "h100-sxm-80gb", "--gpus-per-node", "2"])
     assert fitting.exit_code == 0, fitting.output
+
+
+def test_a_launch_file_states_the_nodes_of_a_gpu_that_is_given_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun --nnodes=4 --nproc_per_node=8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --bf16 "
+        "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 "
+        "--micro-batch-size 1 --global-batch-size 32\n"
+    )
+    predict = ["predict", "--from-args", str(script), "--gpu", "h100", "--json"]
+    found = CliRunner().invoke(app, predict)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["config"]["data_parallel_size"] == 4 * 8
