@@ -42,6 +42,7 @@ from meshwright_client.plans import (
 from meshwright_client.transport import Transport, body_of
 
 LONG_POLL_S = 20.0
+LEAST_POLL_S = 1.0  # from one request to the next, where a proxy answers a long poll at once
 VERIFY_LOOK_S = 1.0
 PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
@@ -134,17 +135,20 @@ class Client:
         timeout_s: float | None = None,
         on_progress: OnProgress = lambda _state, _progress: None,
     ) -> Job:
-        """Return the job once it has ended, in whatever state; call ``on_progress`` at every change.
+        """Return the job once it has ended, in whatever state; call ``on_progress`` as it changes.
 
-        The service answers a long poll as soon as the job has changed.
+        The service answers a long poll as soon as the job has changed; of several changes between two
+        answers, ``on_progress`` gets the last.
 
         Raises:
             WaitTimeoutError: the job has not ended within ``timeout_s``; it continues.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        seen, tag = None, ""
+        seen: Job | None = None
+        tag = ""
         while True:
-            left_s = max(0.0, until - time.monotonic())
+            began_s, before = time.monotonic(), seen
+            left_s = max(0.0, until - began_s)
             wait_s = min(LONG_POLL_S, left_s) if seen else 0.0
             reply = self._transport.send(
                 "GET", f"/v1/jobs/{_id(job)}",
@@ -154,11 +158,14 @@ class Client:
             )  # fmt: skip
             if reply.status_code != httpx.codes.NOT_MODIFIED or seen is None:
                 seen, tag = decoded(Job, body_of(reply)), reply.headers.get("ETag", "")
+            if seen != before:
                 on_progress(seen.state, seen.progress)
             if seen.is_finished:
                 return seen
             if not left_s:
                 raise WaitTimeoutError(seen)
+            if seen == before:
+                time.sleep(max(0.0, min(began_s + LEAST_POLL_S, until) - time.monotonic()))
 
     def plans(self, job: Job | str, *, most: int | None = PAGE_SIZE) -> Answer:
         """Return the answer of a finished job with its best plans: at least ``most`` of them (None: all).

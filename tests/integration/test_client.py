@@ -207,13 +207,20 @@ def test_what_is_not_there_or_not_ready_has_errors_of_its_own(client: Client) ->
         client.plans(job)
 
 
-def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) -> None:
-    job = client.submit(TINY_PROBLEM)
-    began = time.monotonic()
-    with pytest.raises(WaitTimeoutError) as late:
-        client.wait(job, timeout_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 20.0  # how long one long poll may take
-    assert late.value.job.state == "queued"
+def test_a_job_that_does_not_end_in_time_is_told_with_its_state_and_seldom_asked_for(
+    settings: Settings, engine: JobEngine
+) -> None:
+    del engine  # the database is there before the server
+    at_once = {**settings, "max_wait_s": "0.001"}  # or a proxy that answers in the service's place
+    with serving(at_once) as server, faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
+        job = client.submit(TINY_PROBLEM)
+        began = time.monotonic()
+        with pytest.raises(WaitTimeoutError) as late:
+            client.wait(job, timeout_s=1.5)
+        assert 1.5 <= time.monotonic() - began < 20.0  # how long one long poll may take
+        assert late.value.job.state == "queued"
+        # how is it now, at once, after 1 s and at the end
+        assert len([one for one in proxy.of(job.id) if one.method == "GET"]) <= 4
 
 
 def test_a_client_reads_cpu_seconds_and_live_workers(client: Client, engine: JobEngine) -> None:
