@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.megatron_core.names import layout, spelled
 from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import World, commands_beside
+from meshwright.launchers.reading.commands import World, commands_beside, options_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.known import known_of
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.shell.values import unknown_fault, unknown_in
+from meshwright.shell.values import Word, unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration, StageGroup
 
 NAME = "flagscale"
@@ -99,27 +101,64 @@ FLAGSCALE_READER = Reader(name=NAME, recognises=_recognises, read=_read)
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
-    """Return the values that a command of ``run.py`` gives Hydra, which override the files.
+    """Return the values that the command of an experiment gives Hydra, which override the files.
 
     Raises:
-        InvalidProblemError: a word deletes a value, or selects another file.
+        InvalidProblemError: commands next to the experiment start another one, or it in different ways.
+    """
+    found, others = list[dict[str, LocatedValue]](), list[str]()
+    for script, words in commands_beside(source, overrides):
+        texts = [word.text for word in words]
+        name = dict(options_of(texts)).get("--config-name")
+        at = next((at for at, text in enumerate(texts) if text.rpartition("/")[2] == "run.py"), None)
+        if at is None or name is None or not _ENDS.isdisjoint(texts):
+            continue
+        stem = name.rpartition("/")[2].removesuffix(".yaml")
+        if unknown_in(name) is None and _is_experiment(source) and stem != PurePath(source.name).stem:
+            others.append(f"line {words[at].line} of {shown(script.name)} starts {shown(stem)}")
+        else:
+            found.append(_values(words[at + 1 :], script.name))
+    if others and not found:
+        raise refused(f"{others[0]}, not {shown(source.name)}", allowed="the file that it starts")
+    said = [{name: one.value for name, one in own.items()} for own in found]
+    if any(own != said[0] for own in said):
+        raise refused(
+            f"{shown(source.name)} is given to {len(found)} commands that differ",
+            allowed="a script with one of them",
+        )
+    return found[0] if found else {}
+
+
+_ENDS = {"action=stop", "action=query"}  # of a run that another command has started
+
+
+def _is_experiment(source: Source) -> bool:
+    return any(name.startswith("experiment.") for name in looks_like_document(source))
+
+
+def _values(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
+    """Return the values among Hydra's words.
+
+    Raises:
+        InvalidProblemError: a word deletes a value, selects another file, or is not one value.
     """
     found = dict[str, LocatedValue]()
-    for script, words in commands_beside(source, overrides):
-        texts = [word.text.rpartition("/")[2] for word in words]
-        at = (
-            texts.index("run.py") if "run.py" in texts and "--config-name" in "".join(texts) else len(texts)
-        )
-        for word in words[at:]:
-            name, equals, value = word.text.lstrip("+").partition("=")
-            if not equals or name.startswith(("-", "hydra.")) or name == "action":
-                continue
-            if not name.startswith(("experiment.", "train.")):
-                where = f"line {word.line} of {shown(script.name)}"
-                raise refused(f"{where}: {shown(word.text)} is not read", allowed="train.… or experiment.…")
-            known = unknown_in(value) is None
-            text = Source(name="value.yaml", text=f"value: {value}")
-            found[name] = LocatedValue(document_of(text)["value"].value if known else value, word.line)
+    for word in words:
+        name, equals, text = word.text.lstrip("+").partition("=")
+        is_value = equals or name.startswith("~")
+        if not is_value or name.startswith(("-", "hydra.")) or name == "action":
+            continue
+        where = f"line {word.line} of {shown(script)}: {shown(word.text)}"
+        if not name.startswith(("experiment.", "train.")):
+            raise refused(f"{where} is not read", allowed="train.… or experiment.…")
+        value = {"value": LocatedValue(text, word.line)}
+        if unknown_in(text) is None:
+            value = {}
+            with suppress(InvalidProblemError):
+                value = document_of(Source(name="value.yaml", text=f"value: {text}"))
+        if "value" not in value:
+            raise refused(f"{where} is not one value", allowed=f"{shown(name)}=VALUE")
+        found[name] = LocatedValue(value["value"].value, word.line)
     return found
 
 
