@@ -615,7 +615,7 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
                 kind == "full"
                 and not own
                 and some
-                and not 1 <= layers <= min(max(split) - 1, *filter(None, split))
+                and not 1 <= layers <= min([max(split) - 1, *filter(None, split)])
             ),
             "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0": (
                 own and (kind != "full" or layers != max(own) or not layers)
