@@ -277,10 +277,11 @@ def _value(reader: FieldReader, part: type, field: Field[Any], rules: PartRules)
         return reader.number(name, low=low, high=high)
     if kind is int:
         return reader.integer(name, low=int(low), high=int(high))
+    words = get_args(kind) if get_origin(kind) is Literal else ()
     if not reader.has(name):
-        reader.fault(name, "is required")
-    if get_origin(kind) is Literal:
-        return reader.choice(name, get_args(kind), default=get_args(kind)[0])
+        reader.fault(name, "is required", allowed=", ".join(words) or None)
+    if words:
+        return reader.choice(name, words, default=words[0])
     return reader.flag(name, default=False) if kind is bool else rules.lists(reader, name)
 
 

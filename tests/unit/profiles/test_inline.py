@@ -101,6 +101,11 @@ def test_a_faulty_shape_names_the_exact_field(changes: dict[str, object], pointe
     assert pointer in [error.pointer for error in caught.value.errors]
 
 
+def test_a_word_that_is_missing_is_named_with_the_words_that_it_may_be() -> None:
+    with pytest.raises(InvalidProblemError, match=r"rotary_scaling\.kind: is required\. Allowed: .*yarn"):
+        model_from_mapping({**SHAPE, "rotary_scaling": {"factor": 2.0}})
+
+
 def test_all_faults_of_a_shape_are_reported_at_once_with_near_names() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         model_from_mapping({**SHAPE, "num_layers": 0, "vocab_size": "x", "hidden_sise": 1})

@@ -236,7 +236,8 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
     for wrong in ({"recompute_layers": 2}, {"recompute_granularity": "selective"}):
         assert any(goes_with in one for one in check._recompute_faults(replace(counted, **wrong)))
     empty = replace(counted, stage_layers=(0, 0), stage_recompute_layers=(), recompute_layers=1)
-    assert any("must fit every chunk" in one for one in check._recompute_faults(empty))  # it ended in a TypeError
+    # it ended in a TypeError
+    assert any("must fit every chunk" in one for one in check._recompute_faults(empty))
 
 
 @pytest.mark.parametrize(
