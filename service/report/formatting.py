@@ -337,11 +337,11 @@ def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
 def plain_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] | None = None
 ) -> Table:
-    """Return a table without lines; columns outside ``left`` hold figures (None: no column does)."""
+    """Return a table without lines: ``left`` may wrap, other columns hold figures (None: no column does)."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
-        is_words = left is None or head in left
-        table.add_column(head, justify="left" if is_words else "right", no_wrap=True)
+        wraps = left is not None and head in left
+        table.add_column(head, justify="left" if left is None or wraps else "right", no_wrap=not wraps)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

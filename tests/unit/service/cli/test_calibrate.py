@@ -1,4 +1,5 @@
 import csv
+import io
 import json
 import re
 from dataclasses import replace
@@ -6,12 +7,15 @@ from math import log
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import calibrate_command
 from meshwright.service.cli.costs import profile_for
+from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.calibration.fit import TIME_PROCESS
+from meshwright.solver.calibration.measured import Compared
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 from tests.builders import a_problem
@@ -99,6 +103,16 @@ def test_every_run_is_listed_as_measured_as_predicted_and_as_predicted_now(
     calibrate(path, json_output=False)
     heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     assert heading.split() == ["run", "measured", "predicted", "off", "by", "predicted", "now", "off", "by"]
+
+
+def test_a_long_name_takes_several_lines_and_no_figure_is_cut() -> None:
+    run = Compared(
+        name="llama-3.1-70b on 16 nodes of our new cluster", measured_s=12.3, predicted_s=11.1, now_s=12.2
+    )
+    console = Console(file=io.StringIO(), width=72)
+    console.print(*compared_table([run]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(figure in text for figure in ("12.3 s", "11.1 s", "12.2 s", "predicted now")), text
 
 
 def test_runs_that_scatter_more_than_the_catalogs_are_reported_with_both_figures(
