@@ -181,9 +181,12 @@ def _fault_of_value(fault: TyperException) -> FieldError | None:
         return None
     from meshwright.service.requests.schema import fault_of_value  # noqa: PLC0415 - only for a fault
 
-    known, named = option.type_descriptor, OPTIONS.get(option.name)
+    known = option.type_descriptor
+    command = getattr(getattr(fault, "ctx", None), "command", None)  # its own options may have such names
+    shared = option.name in getattr(getattr(command, "callback", None), "of_the_problem", ())
+    named = OPTIONS.get(option.name) if shared else None
     error = fault_of_value(found()[0], named.path if named else "", known.choices or ())
     low, high = known.parameter_info.min, known.parameter_info.max
     limits = (("from", low), ("up to" if low is None else "to", high))
-    words = " ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+    words = " ".join(f"{word} {limit:.12g}" for word, limit in limits if limit is not None)
     return replace(error, pointer=max(option.opts, key=len), allowed=error.allowed or words or None)

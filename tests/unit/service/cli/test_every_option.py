@@ -279,7 +279,7 @@ COMMANDS = {
         "file": Case("shorter.json", instead="fleet.json"),
         "--running": "running.json",
         "--skip-impossible": Case(base="impossible.json --json"),
-        "--effort": Case("1e9", refused="Allowed: up to 3600"),
+        "--effort": Case("1e9", refused="Allowed: up to 3600. "),
         "--seed": Case("--seed -1", refused="Allowed: from 0"),
         "--profile": "mine.json",
         "--out": "starts",

@@ -48,6 +48,7 @@ def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: boo
             "plan --measure-next -1",
             "--measure-next: -1 is out of range. Allowed: from 0. Nearest: 0. See: ",
         ),
+        ("profile --model a --seq-length 4k --out b", "Allowed: from 1 to 16777216. See: "),  # not plan's
         ("tune x --confidence 2", "2 is out of range. Allowed: from 0.5 to 0.999. Nearest: 0.999. See: "),
         (
             "report --what-if serch",
