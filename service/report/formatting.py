@@ -337,7 +337,7 @@ def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
 def plain_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] | None = None
 ) -> Table:
-    """Return a table without lines: ``left`` may wrap, other columns hold figures (None: no column does)."""
+    """Return a table without lines: ``left`` may wrap, others hold figures (None: no column does)."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
         wraps = left is not None and head in left

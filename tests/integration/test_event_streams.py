@@ -1,7 +1,6 @@
 """Clients that follow jobs on a real server, on both databases, while things go wrong."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,12 +31,11 @@ def settings(database: Database) -> Settings:
 
 
 class Follower:
-    """A client that reads a stream on a thread of its own and remembers what it saw, and when."""
+    """A client that reads a stream on a thread of its own and remembers what it saw."""
 
     def __init__(self, url: str, *, after: int = 0) -> None:
         self.names: list[str] = []
         self.ids: list[int] = []
-        self.seen_at: list[float] = []
         self.comments = 0
         self.over = threading.Event()
         self._headers = {"Last-Event-ID": str(after)} if after else {}
@@ -54,7 +52,6 @@ class Follower:
                 name, _, value = line.partition(": ")
                 if name == "event":
                     self.names.append(value)
-                    self.seen_at.append(time.monotonic())
                 elif name == "id":
                     self.ids.append(int(value))
                 elif line == ": alive":

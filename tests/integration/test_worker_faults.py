@@ -172,9 +172,11 @@ def test_f13_worker_whose_heartbeats_do_not_get_through_for_a_lease_stops_itself
         with place.database.write() as connection:  # as slow as a database that is overloaded
             connection.execute(text("UPDATE jobs SET worker = worker"))
             began = time.monotonic()
-            until(stopped.exists)  # the write lock is held: nothing else would stop it
+            with quiet_seconds() as clock:
+                until(stopped.exists)  # the write lock is held: nothing else would stop it
             took_s = time.monotonic() - began
             assert took_s > LEASE_S / 2
+            assert clock.took_s < LEASE_S + SLACK_S + 1.0
             place.measured(13, f"stopped after, lease {LEASE_S:g} s", took_s, "s")
         worker.kill()
     job = job_in(place.database)
