@@ -12,7 +12,12 @@ from typing import Self
 
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import Overrides, Source, refused
-from meshwright.launchers.reading.commands import accelerates_options, commands_beside, program_of
+from meshwright.launchers.reading.commands import (
+    accelerates_options,
+    commands_beside,
+    program_of,
+    unknown_file,
+)
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, meant
 from meshwright.profiles.documents import shown
@@ -159,6 +164,8 @@ def shares_of(words: Sequence[Word], source: Source, usual: Source | None = None
 
 
 def _file_of(source: Source, path: str, line: int) -> Source:
+    if (unknown := unknown_file(path)) is not None:
+        raise InvalidProblemError([unknown_fault("accelerate's YAML", unknown, line)])
     text = source.other(path)
     if text is None or not path.endswith((".yaml", ".yml", ".json")):
         raise refused(

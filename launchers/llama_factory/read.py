@@ -251,11 +251,11 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
             for word in words[at + 1 :]:
-                if "=" not in word.text or word.text.startswith(
-                    "-"
-                ):  # OmegaConf reads each as a name that no field has
+                # OmegaConf reads each as a name that no field has
+                if "=" not in word.text or word.text.startswith("-"):
                     where = f"line {word.line} of the command: {shown(word.text)}"
-                    raise refused(f"{where} is not name=value", allowed="cutoff_len=2048")
+                    allowed = "name=value, such as cutoff_len=2048"
+                    raise refused(f"{where} is not name=value", allowed=allowed)
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :]]
             found |= trainer.values_of(given, overrides)
     return {

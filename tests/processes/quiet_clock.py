@@ -2,7 +2,8 @@
 
 While something is timed, a thread repeats a small piece of work and a short sleep. Whatever holds up what
 is timed (other processes, a neighbour on the same host) holds up the thread as well, so every repetition
-counts as long as the fastest one took. What takes long by itself lets the thread run on, and counts.
+counts as long as the fastest one took. What waits lets the thread run on, and counts. What computes without
+leaving the interpreter to others holds the thread up, too: its promise is in CPU seconds.
 """
 
 import hashlib

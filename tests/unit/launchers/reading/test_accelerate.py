@@ -128,6 +128,7 @@ def test_options_of_the_command_override_the_file() -> None:
         ("--parallelism_config_tp_size 2", "tp_size does nothing without --use_parallelism_config"),
         ("--use_deepspeed --gradient_accumulation_steps 8", "8, but the trainer accumulates 4"),
         ("--mixed_precision bf17", '"bf17" is unknown'),
+        ('--config_file "$ACC"', "accelerate's YAML.*ACC"),
         ("--num_machines 2", "num_machines: line 1: 2, but no main_process_ip"),
         (f"train.py {BATCH} --bf16\naccelerate launch --config_file a.yaml --num_processes 4",
          "run.sh starts 2 runs that differ: 1 .line 1.: --bf16 ; 2 .line 2.: --num-processes 4"),
