@@ -120,8 +120,6 @@ def _argument(log: RunLog, name: str, value: str, where: str) -> None:
 
 def _settle(log: RunLog) -> None:
     arguments = log.arguments
-    if "deepspeed" in log.file.text.lower():
-        log.framework = "megatron-deepspeed"
     found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
     if found or {"bf16", "fp16"} <= arguments.keys():
         log.words["precision"] = found[0] if found else "fp32"
@@ -160,6 +158,12 @@ def _line(log: RunLog, line: LogLine) -> None:
         log.started()
 
 
+def _end(log: RunLog) -> None:
+    if "deepspeed" in log.file.text.lower():
+        log.framework = "megatron-deepspeed"
+    _settle(log)
+
+
 MEGATRON_LOG = LogFormat(
     framework="megatron-lm",
     names_itself="model_parallel_size ..",
@@ -167,5 +171,5 @@ MEGATRON_LOG = LogFormat(
     step=_ITERATION,
     on_step=_step,
     on_line=_line,
-    on_end=_settle,
+    on_end=_end,
 )
