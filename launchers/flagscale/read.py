@@ -104,7 +104,7 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
     """Return the values that the command of an experiment gives Hydra, which override the files.
 
     Raises:
-        InvalidProblemError: commands next to the experiment start another one, or it in different ways.
+        InvalidProblemError: commands next to the experiment start another, or this one with other values.
     """
     found, others = list[dict[str, LocatedValue]](), list[str]()
     for script, words in commands_beside(source, overrides):
