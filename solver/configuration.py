@@ -621,6 +621,13 @@ class RowSource(Protocol):
         """Return the source of some of the rows, in that order."""
 
 
+def rows_at(index: IntArray) -> Callable[[Any], Any]:
+    """Return what takes the rows at ``index`` from an array; one row is a view, without a copy."""
+    if len(index) == 1:
+        return itemgetter(slice(int(index[0]), int(index[0]) + 1))
+    return methodcaller("take", index, 0)  # several times faster than brackets
+
+
 @dataclass(frozen=True, slots=True)
 class _Picked:
     """Rows of a table, by their numbers."""
@@ -629,12 +636,10 @@ class _Picked:
     index: IntArray
 
     def gather(self, names: Iterable[str]) -> list[Any]:
-        at, arrays = self.index, [getattr(self.table, name) for name in names]
-        one = len(at) == 1  # a slice takes no copy; indexing by an array is slow
-        rows = itemgetter(slice(int(at[0]), int(at[0]) + 1)) if one else methodcaller("take", at, 0)
+        rows = rows_at(self.index)
         return [
             {key: rows(value) for key, value in found.items()} if isinstance(found, dict) else rows(found)
-            for found in arrays
+            for found in (getattr(self.table, name) for name in names)
         ]
 
     def take(self, index: IntArray) -> _Picked:

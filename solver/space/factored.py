@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from operator import itemgetter, methodcaller
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
     hash_factors,
+    rows_at,
 )
 from meshwright.solver.schedules.schedule import PRICED_AS, fill_share
 from meshwright.solver.space.rule import OF_CHUNKS, Rule
@@ -50,10 +50,7 @@ class _Crossed:
     def gather(self, names: Iterable[str]) -> list[IntArray]:
         if len(self.outer) > _AT_ONCE:
             look()
-        outer, inner = (
-            itemgetter(slice(int(at[0]), int(at[0]) + 1)) if len(at) == 1 else methodcaller("take", at)
-            for at in (self.outer, self.inner)
-        )
+        outer, inner = rows_at(self.outer), rows_at(self.inner)
         chunks = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
         return [
             inner(chunks[name]) if name in chunks else outer(getattr(self.crossing.outer, name))
