@@ -27,12 +27,11 @@ from meshwright.launchers.deepspeed.export import OFFLOADED
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER, read_offload
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import World, commands_beside
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
+from meshwright.launchers.reading.commands import World, commands_beside, given_to_several
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -285,10 +284,7 @@ def _started(known: Known) -> tuple[Shares, Fields]:
         return Shares.of(known.source, values_of_file(known.source)), arguments(known)
     said = [{name: one.value for name, one in {**shares.values, **own}.items()} for shares, own, _ in found]
     if any(one != said[0] for one in said):
-        lines = ", ".join(str(line) for _, _, line in found[:8])
-        name = shown(known.source.name)
-        message = f"{name} is given to {len(found)} commands that differ (lines {lines})"
-        raise refused(message, allowed="a script with one of them")
+        raise given_to_several(known.source.name, [line for _, _, line in found])
     shares, own, _ = found[0]
     return shares, Fields("the command", own, programs=("transformers",))
 

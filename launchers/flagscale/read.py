@@ -18,7 +18,7 @@ from meshwright.launchers.megatron_core.names import layout, spelled
 from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.commands import World, commands_beside, options_of
+from meshwright.launchers.reading.commands import World, commands_beside, given_to_several, options_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
@@ -106,7 +106,7 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
     Raises:
         InvalidProblemError: commands next to the experiment start another, or this one with other values.
     """
-    found, others = list[dict[str, LocatedValue]](), list[str]()
+    found, lines, others = list[dict[str, LocatedValue]](), list[int](), list[str]()
     for script, words in commands_beside(source, overrides):
         texts = [word.text for word in words]
         name = dict(options_of(texts)).get("--config-name")
@@ -118,14 +118,12 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
             others.append(f"line {words[at].line} of {shown(script.name)} starts {shown(stem)}")
         else:
             found.append(_values(words[at + 1 :], script.name))
+            lines.append(words[at].line)
     if others and not found:
         raise refused(f"{others[0]}, not {shown(source.name)}", allowed="the file that it starts")
     said = [{name: one.value for name, one in own.items()} for own in found]
     if any(own != said[0] for own in said):
-        raise refused(
-            f"{shown(source.name)} is given to {len(found)} commands that differ",
-            allowed="a script with one of them",
-        )
+        raise given_to_several(source.name, lines)
     return found[0] if found else {}
 
 

@@ -310,11 +310,16 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
 
     runs = _runs(given, is_said, is_said, 0) or given[:1]
     if len(runs) > 1:
-        lines = ", ".join(str(one.words[0].line) for one in runs[:8])
-        message = f"{base[:64]} is given to {len(runs)} commands that differ (lines {lines})"
-        raise refused(message, allowed="a script with one of them")
+        raise given_to_several(base, [one.words[0].line for one in runs])
     require_training(runs[0], f"a script next to {base}")
     return runs[0]
+
+
+def given_to_several(file: str, lines: Sequence[int]) -> InvalidProblemError:
+    """Return the refusal of a file that different commands take, in these lines of their scripts."""
+    where = ", ".join(map(str, lines[:8]))
+    message = f"{shown(file)} is given to {len(lines)} commands that differ (lines {where})"
+    return refused(message, allowed="a script with one of them")
 
 
 def _runs(
