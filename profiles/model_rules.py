@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_parts import Exclusion
 
-Model: TypeAlias = Any  # a ModelSpec, whose module imports this one
+Model: TypeAlias = Any  # a ModelSpec: its module imports this one, and no imports form a circle
 _POSITIONS = ("learned_position_embeddings", "alibi_positions", "sinusoidal_positions")
 _NOT_WITH_A_PATTERN = ("sliding_window", "shared_norm", "inner_norms", "early_first_norm")
 _NOT_WITH_A_MIXER = (

@@ -1,6 +1,6 @@
 """The JSON schema (draft 2020-12) of a measured profile, for programs that read it without this product.
 
-It is written by hand: tests hold it against the reader, with which it shares nothing.
+It is written by hand, with names and limits of texts that the reader has, too; tests compare the two.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ MODELS = models()
 
 
 def seen(model: ModelSpec) -> tuple[object, ...]:
-    """What a fact may change."""
+    """Return the values that a fact may change."""
     values = model_values(model) | (latent_values(model.mla) if model.mla else {})
     values |= expert_values(model, model.moe) if model.moe else {}
     counts = (model.num_parameters(), model.mtp_parameters(), model.model_flops_per_token(4096))
@@ -79,7 +79,7 @@ def seen(model: ModelSpec) -> tuple[object, ...]:
 
 @cache
 def seen_of(at: int) -> tuple[object, ...]:
-    """What is seen of one of ``MODELS`` with all its facts, computed once for all comparisons."""
+    """Return ``seen`` of one of ``MODELS`` with all its facts, computed once for all comparisons."""
     return seen(MODELS[at])
 
 

@@ -70,17 +70,19 @@ def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launc
 
 
 def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> None:
-    # unidentified² instead of told², and nothing of a dense model
+    # unidentified² instead of identified², and nothing of a dense model
     def squares(model: ModelSpec) -> list[float]:
         problem, configuration = a_problem(model=model), a_configuration()
         columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
-        told = replace(default_profile(problem.cluster, problem.launcher), unidentified=())
-        both = (told, replace(told, unidentified=(OF_EXPERTS,)))
+        identified = replace(default_profile(problem.cluster, problem.launcher), unidentified=())
+        both = (identified, replace(identified, unidentified=(OF_EXPERTS,)))
         return [float(log_time_sigma(problem, columns, splits, known)[0]) ** 2 for known in both]
 
-    told, unidentified = squares(a_moe_model())
+    identified, unidentified = squares(a_moe_model())
     known = doubts()
-    assert unidentified - told == pytest.approx(known["unidentified_experts"] ** 2 - known["experts"] ** 2)
+    assert unidentified - identified == pytest.approx(
+        known["unidentified_experts"] ** 2 - known["experts"] ** 2
+    )
     assert known["unidentified_experts"] > known["experts"]
     dense = squares(a_model())
     assert dense[0] == dense[1]
