@@ -25,7 +25,7 @@ from meshwright.solver.configuration import (
     plain_order,
     plan_id_of,
 )
-from meshwright.solver.cost.evaluation import ROUNDED_BYTES, Evaluation, evaluate
+from meshwright.solver.cost.evaluation import ROUNDED_BYTES, evaluate
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem, lacking_gpus, meshes_of, problem_digest, usable_gpus
 from meshwright.solver.space.expressions import term_of
@@ -49,6 +49,13 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     name, schedule, zero = able.launcher, config.pipeline_schedule, config.zero_stage
     most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    cp, mode, order = config.context_parallel_size, config.context_parallel_mode, config.rank_order
+    ranks = config.data_parallel_size * cp // config.weight_shard_size
+    inner = cp if problem.model.moe is None else config.tensor_parallel_size * cp
+    whole = config.tensor_parallel_size > 1 and not config.sequence_parallel
+    special = problem.model.attention_sinks or problem.model.sliding_window is not None
+    known = order in able.rank_orders
+    plain = plain_order(config) if known else order
     yield from _broken(
         {
             f"{name} has no schedule {schedule}": schedule not in able.schedules,
@@ -60,16 +67,40 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"{name} has no stages of different size": (
                 len(set(config.stage_layers)) > 1 and not able.uneven_stages
             ),
-            f"{name} has no context parallelism": (
-                config.context_parallel_size > 1 and not able.context_parallel
-            ),
+            f"{name} has no context parallelism": cp > 1 and not able.context_parallel,
             f"{name} has no expert parallelism": (
                 config.expert_parallel_size > 1 and not able.expert_parallel
             ),
+            f"{name} shards over all data-parallel ranks or none": (
+                zero and config.zero_shard_size != ranks and not able.hybrid_sharding
+            ),
+            f"{name} has no tensor parallelism of experts": (
+                config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel
+            ),
+            f"{name} needs sequence_parallel for experts with tensor parallelism": (
+                whole and problem.model.moe is not None and able.experts_need_sequence_parallel
+            ),
+            f"{name} recomputes as many layers of every stage": (
+                config.stage_recompute_layers and not able.recompute_per_stage
+            ),
+            f"{name} has no context parallelism by {mode}": mode not in able.context_parallel_modes,
+            f"{name} passes no windows and no attention sinks round a ring": (
+                able.rings_are_plain and special and cp > 1 and mode != "all_to_all"
+            ),
         }
     )
-    yield from _state_faults(problem, config)
-    yield from _order_faults(problem, config)
+    yield from _offload_faults(problem, config)
+    if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
+        yield from _weight_shard_faults(problem, config)
+    yield from _broken(
+        {
+            f"{name} does not number ranks by {order}": not known,
+            f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
+            f"{name} needs as many replicas of experts as of attention with {order}": (
+                able.data_parallel_alike and order != RANK_ORDERS[0] and config.expert_ranks != inner
+            ),
+        }
+    )
     if problem.workload.framework_options.get("dynamic_context_parallel"):
         yield from _dynamic_faults(config)
     if problem.launcher in ("deepspeed", "none"):
@@ -77,13 +108,17 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    options, model, ranks = problem.workload.framework_options, problem.model, config.data_parallel_size
+    """Check DeepSpeed's options on shards, gradients and updates of offloaded states."""
+    work, model, ranks = problem.workload, problem.model, config.data_parallel_size
+    options, whole_states = work.framework_options, config.offload == "optimizer"
     size, shards_weights = int(options.get("secondary_shard_size", 1)), config.zero_stage == _LARGEST_STAGE
     projected = model.hidden_size * model.head_dim
     matrices = [projected * heads for heads in (model.num_attention_heads, *model.kv_head_counts)]
     matrices.append(model.hidden_size * model.ffn_hidden_size)
     uneven = any(one % ranks or one // ranks % 2 for one in matrices)
-    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0 and "optimizer" in config.offload
+    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
+    under, steps = options.get("super_offload", False), options.get("cpu_update_interval", 1)
+    plain = work.optimizer == "adamw" and not work.lora_rank and not (under and steps != 1)
     yield from _broken(
         {
             f"{ranks} ranks cannot be split into groups of {size}": (
@@ -98,27 +133,15 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
             "offloading a share of the states needs ZeRO-3 and host memory, not drives": (
                 problem.launcher == "deepspeed"
                 and shared
+                and "optimizer" in config.offload
                 and (not shards_weights or "optimizer@nvme" in config.offload)
             ),
-        }
-    )
-    yield from _hidden_update_faults(problem, config)
-
-
-def _hidden_update_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    work, offloaded = problem.workload, config.offload == "optimizer"
-    under = work.framework_options.get("super_offload", False)
-    steps = work.framework_options.get("cpu_update_interval", 1)
-    plain = work.optimizer == "adamw" and not work.lora_rank and not (under and steps != 1)
-    whole = work.framework_options.get("optimizer_offload_fraction", 1) == 1
-    yield from _broken(
-        {
             "SuperOffload needs ZeRO-3 and AdamW's states in host memory": (
-                under and not (plain and offloaded and config.zero_stage == _LARGEST_STAGE)
+                under and not (plain and whole_states and shards_weights)
             ),
             "ZenFlow needs ZeRO-2 and all of AdamW's states in host memory": (
                 steps != 1
-                and not (plain and offloaded and whole and config.zero_stage == _LARGEST_STAGE - 1)
+                and not (plain and whole_states and not shared and config.zero_stage == _LARGEST_STAGE - 1)
             ),
             f"ZenFlow cannot add up the gradients of {config.num_microbatches} micro-batches": (
                 steps != 1 and config.num_microbatches > 1
@@ -144,39 +167,6 @@ def _dynamic_faults(config: Configuration) -> Iterator[str]:
             ),
         }
     )
-
-
-def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    able, mode = launcher_capabilities(problem.launcher), config.context_parallel_mode
-    ranks = config.data_parallel_size * config.context_parallel_size // config.weight_shard_size
-    alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
-    special = problem.model.attention_sinks or problem.model.sliding_window is not None
-    exchanged = config.context_parallel_size == 1 or mode == "all_to_all"
-    yield from _broken(
-        {
-            f"{able.launcher} shards over all data-parallel ranks or none": (
-                config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding
-            ),
-            f"{able.launcher} has no tensor parallelism of experts": (
-                config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel
-            ),
-            f"{able.launcher} needs sequence_parallel for experts with tensor parallelism": (
-                alone and problem.model.moe is not None and able.experts_need_sequence_parallel
-            ),
-            f"{able.launcher} recomputes as many layers of every stage": (
-                config.stage_recompute_layers and not able.recompute_per_stage
-            ),
-            f"{able.launcher} has no context parallelism by {mode}": (
-                mode not in able.context_parallel_modes
-            ),
-            f"{able.launcher} passes no windows and no attention sinks round a ring": (
-                able.rings_are_plain and special and not exchanged
-            ),
-        }
-    )
-    yield from _offload_faults(problem, config)
-    if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
-        yield from _weight_shard_faults(problem, config)
 
 
 def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -261,26 +251,6 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         room = rooms[drive] * config.num_gpus
         if needed[drive] > room:
             yield f"{words} of {room} bytes cannot hold {needed[drive]} bytes of offloaded states"
-
-
-def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    able, order, cp = (
-        launcher_capabilities(problem.launcher),
-        config.rank_order,
-        config.context_parallel_size,
-    )
-    inner = cp if problem.model.moe is None else config.tensor_parallel_size * cp
-    known = order in able.rank_orders
-    plain = plain_order(config) if known else order
-    yield from _broken(
-        {
-            f"{able.launcher} does not number ranks by {order}": not known,
-            f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
-            f"{able.launcher} needs as many replicas of experts as of attention with {order}": (
-                able.data_parallel_alike and order != RANK_ORDERS[0] and config.expert_ranks != inner
-            ),
-        }
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -422,7 +392,10 @@ def violations_of_all(
     evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=predicts)
     digest = problem_digest(problem) if predicts else ""
     for at, one in zip(right, evaluations, strict=True):
-        found[at] += _memory_faults(one)
+        for number, stage in enumerate(one.stages):
+            used, budget = sum(stage.memory_bytes().values()), stage.on.budget_bytes
+            if used > budget + ROUNDED_BYTES:
+                found[at].append(f"stage {number} needs {used} bytes, the budget is {budget:.0f}")
         if isinstance(plan := plans[at], Plan):
             found[at] += _plan_faults(digest, plan, predicted(problem, one), one.objective_s)
     return found
@@ -430,12 +403,23 @@ def violations_of_all(
 
 def rule_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list[str]]:
     """Return the sentences on each configuration but for its memory, which takes prices."""
-    found = [list(_unpriceable(problem, one)) for one in configs]
+    found: list[list[str]] = []
     meshes = dict[int, tuple[Problem, list[tuple[int, Configuration]]]]()
-    for at, config in ((at, config) for at, config in enumerate(configs) if not found[at]):
-        found[at] += _whole_faults(problem, config)
+    for at, config in enumerate(configs):
+        # Sizes of 0 divide whatever else is asked.
+        faults = [f"{name} must be at least 1" for one in config.classes for name in _COUNTS
+                  if getattr(one, name) < 1]  # fmt: skip
+        found.append(faults)
+        if config.is_placed:
+            faults += _placement_faults(problem, config)
+        if faults:
+            continue
+        faults += _whole_faults(problem, config)
         for on, mesh in meshes_of(problem, config):
-            found[at] += _mesh_faults(on, mesh)
+            faults += _size_faults(on, mesh)
+            faults += _split_faults(on, mesh)
+            faults += launcher_faults(on, mesh)
+            faults += request_faults(on, mesh)
             meshes.setdefault(id(on), (on, []))[1].append((at, mesh))
     able = launcher_capabilities(problem.launcher)
     for on, some in meshes.values():
@@ -445,14 +429,6 @@ def rule_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list
 
 
 _COUNTS = [one.name for one in fields(Configuration) if one.name.endswith(("_size", "num_microbatches"))]
-
-
-def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check for sizes of 0, which divide whatever else is asked, and for stages without a place."""
-    for one in config.classes:
-        yield from (f"{name} must be at least 1" for name in _COUNTS if getattr(one, name) < 1)
-    if config.is_placed:
-        yield from _placement_faults(problem, config)
 
 
 def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -474,26 +450,28 @@ def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     )
 
 
-def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    yield from _tensor_faults(problem, config)
-    yield from _sequence_faults(problem, config)
-    yield from _expert_faults(problem, config)
-    yield from _split_faults(problem, config)
-    yield from _step_faults(config)
-    yield from launcher_faults(problem, config)
-    yield from request_faults(problem, config)
-
-
-def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    model, tp = problem.model, config.tensor_parallel_size
-    earlier = model.layer_embedding_size or model.borrowing_layers
-    if config.pipeline_parallel_size > 1 and (earlier or (model.indexer and model.indexer.reusing_layers)):
-        yield "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys"
-    every = model.attentions()
+def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check what the parallel sizes divide: heads, widths, tokens, experts, ranks and shards."""
+    model, tp, cp = problem.model, config.tensor_parallel_size, config.context_parallel_size
+    seq, base = problem.workload.seq_length, problem.workload.base_precision
+    reused = model.indexer is not None and model.indexer.reusing_layers
+    every, name = model.attentions(), f"tensor_parallel_size = {tp}"
     tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
-    base, name = problem.workload.base_precision, f"tensor_parallel_size = {tp}"
+    mode = config.context_parallel_mode
+    exchange, ring, _ = mode.partition("+")  # such as all_to_all_2+ring
+    among = int(exchange.rpartition("_")[2]) if ring else cp if mode == "all_to_all" else 1
+    heads = (*model.head_counts, *model.kv_head_counts)
+    ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, model.moe
+    experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
+    zero, shards, every_ranks = config.zero_stage, config.zero_shard_size, config.data_parallel_size * cp
+    ranks = every_ranks // config.weight_shard_size
+    experts_held = every_ranks * tp // (config.expert_ranks * config.expert_weight_shard_size)
     yield from _broken(
         {
+            "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys": (
+                config.pipeline_parallel_size > 1
+                and (model.layer_embedding_size or model.borrowing_layers or reused)
+            ),
             f"{name} does not divide the heads and the MLP width": any(
                 one.num_attention_heads % tp or one.ffn_hidden_size % tp for one in every
             ),
@@ -501,7 +479,7 @@ def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 tower and (tower.num_attention_heads % tp or tower.ffn_hidden_size % tp)
             ),
             f"{name} does not divide the width of the shared experts": (
-                model.moe and model.moe.shared_ffn_hidden_size % tp
+                moe and moe.shared_ffn_hidden_size % tp
             ),
             **{
                 f"{name} does not go with {count} key/value heads": count % tp and tp % count
@@ -510,85 +488,55 @@ def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"{name} does not divide the GPUs of an island": any(
                 group.island_gpus % tp for group in problem.cluster.groups
             ),
-            f"a {base} model is split by tp = {tp} or ZeRO-{config.zero_stage}": (
-                base not in ("bf16", "fp32") and (tp > 1 or config.zero_stage >= _LARGEST_STAGE)
+            f"a {base} model is split by tp = {tp} or ZeRO-{zero}": (
+                base not in ("bf16", "fp32") and (tp > 1 or zero >= _LARGEST_STAGE)
             ),
             "sequence_parallel goes with tensor_parallel_size > 1": config.sequence_parallel and tp == 1,
-        }
-    )
-
-
-def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    model, seq = problem.model, problem.workload.seq_length
-    tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    heads, among = (*model.head_counts, *model.kv_head_counts), _exchanging(config)
-    mode = config.context_parallel_mode
-    yield from _broken(
-        {
             f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}": (
                 mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads))
             ),
-            f"{mode} leaves no ring of cp = {cp}": cp % among or (cp == among and "+" in mode),
+            f"{mode} leaves no ring of cp = {cp}": cp % among or (cp == among and ring),
             f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}": (
                 seq % (tp * cp) or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
             ),
-        }
-    )
-
-
-def _exchanging(config: Configuration) -> int:
-    exchange, both, _ring = config.context_parallel_mode.partition("+")
-    if both:
-        return int(exchange.rpartition("_")[2])
-    return config.context_parallel_size if exchange == "all_to_all" else 1
-
-
-def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
-    ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-    experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
-    yield from _broken(
-        {
-            f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage": (
-                experts % ep or ranks % (ep * etp)
-            ),
+            f"expert_parallel_size = {ep} does not divide {experts} experts and {every_ranks * tp} ranks "
+            "of a stage": experts % ep or every_ranks * tp % (ep * etp),
             f"expert_tensor_parallel_size = {etp} does not divide tp and the width {width} of an expert": (
-                width % etp or config.tensor_parallel_size % etp
+                width % etp or tp % etp
+            ),
+            "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
+            "zero_stage > 0 needs data-parallel ranks": zero and ranks == 1,
+            "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,
+            "zero_shard_size = 1 shards nothing": zero and shards == 1,
+            f"zero_shard_size = {shards} does not divide the ranks that share weights": (
+                zero and (ranks % shards or experts_held % max(ranks // shards, 1))
             ),
         }
     )
 
 
 def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check the layers of each chunk, the schedule that runs the chunks, and what they recompute."""
     pp, vpp, split = config.pipeline_parallel_size, config.virtual_pipeline_size, config.stage_layers
     if len(split) != pp * vpp:
         yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
         return
     layers, alone = problem.model.num_layers, launcher_capabilities(problem.launcher).alone(problem.model)
+    name, kind, own = config.pipeline_schedule, config.recompute_granularity, config.stage_recompute_layers
+    chunked = name in ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
+    shaped_as_v = name in ("zb_v", "dualpipe_v")
+    splits_backward = name.startswith("zb_") or name in ("interleaved_zb", "dualpipe_v")
+    again = config.recompute_layers
     yield from _broken(
         {
             f"stage_layers holds {sum(split)} layers, the model has {layers}": sum(split) != layers,
             "stage_layers has a chunk without a layer": not holds_layers(split, alone),
             "virtual_pipeline_size > 1 needs pipeline stages": vpp > 1 and pp == 1,
-        }
-    )
-    yield from _schedule_faults(config)
-    yield from _recompute_faults(config)
-
-
-def _schedule_faults(config: Configuration) -> Iterator[str]:
-    name, pp, vpp = config.pipeline_schedule, config.pipeline_parallel_size, config.virtual_pipeline_size
-    chunked = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
-    if (name == "none") != (pp == 1):
-        yield f"pipeline_schedule {name} does not go with {pp} stages"
-    elif name in ("zb_v", "dualpipe_v"):
-        if vpp != _ENDS_OF_A_V:
-            yield f"{name} has two chunks on every stage"
-    elif pp > 1 and (name in chunked) != (vpp > 1):
-        yield f"pipeline_schedule {name} does not go with virtual_pipeline_size = {vpp}"
-    split = name.startswith("zb_") or name in ("interleaved_zb", "dualpipe_v")
-    yield from _broken(
-        {
+            f"pipeline_schedule {name} does not go with {pp} stages": (name == "none") != (pp == 1),
+            f"{name} has two chunks on every stage": pp > 1 and shaped_as_v and vpp != _ENDS_OF_A_V,
+            f"pipeline_schedule {name} does not go with virtual_pipeline_size = {vpp}": (
+                pp > 1 and name != "none" and not shaped_as_v and chunked != (vpp > 1)
+            ),
             "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave": (
                 name in ("interleaved_1f1b", "interleaved_zb") and config.num_microbatches % pp
             ),
@@ -596,29 +544,20 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
                 name == "dualpipe_v" and config.num_microbatches < 2 * pp
             ),
             f"{name} splits the backward pass: whole layers are not recomputed": (
-                split and config.recompute_granularity == "full"
+                splits_backward and kind == "full"
             ),
-        }
-    )
-
-
-def _recompute_faults(config: Configuration) -> Iterator[str]:
-    layers, split, own = config.recompute_layers, config.stage_layers, config.stage_recompute_layers
-    kind, some = config.recompute_granularity, layers != sum(split)
-    yield from _broken(
-        {
             "recompute_granularity is unknown": kind not in RECOMPUTE,
             "recompute_layers must be 0 unless whole layers are recomputed": (
-                kind in RECOMPUTE and kind != "full" and layers
+                kind in RECOMPUTE and kind != "full" and again
             ),
             "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's": (
                 kind == "full"
                 and not own
-                and some
-                and not 1 <= layers <= min([max(split) - 1, *filter(None, split)])
+                and again != sum(split)
+                and not 1 <= again <= min([max(split) - 1, *filter(None, split)])
             ),
             "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0": (
-                own and (kind != "full" or layers != max(own) or not layers)
+                own and (kind != "full" or again != max(own) or not again)
             ),
             "stage_recompute_layers must name a count for each chunk, of its layers at most": (
                 own
@@ -628,34 +567,6 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
             ),
         }
     )
-
-
-def _step_faults(config: Configuration) -> Iterator[str]:
-    every, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
-    ranks, experts = (
-        every // config.weight_shard_size,
-        config.expert_ranks * config.expert_weight_shard_size,
-    )
-    zero, shards = config.zero_stage, config.zero_shard_size
-    replicas = max(ranks // shards, 1)
-    yield from _broken(
-        {
-            "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
-            "zero_stage > 0 needs data-parallel ranks": zero and ranks == 1,
-            "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,
-            "zero_shard_size = 1 shards nothing": zero and shards == 1,
-            f"zero_shard_size = {shards} does not divide the ranks that share weights": (
-                zero and (ranks % shards or every * tensor // experts % replicas)
-            ),
-        }
-    )
-
-
-def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
-    for number, stage in enumerate(evaluation.stages):
-        used, budget = sum(stage.memory_bytes().values()), stage.on.budget_bytes
-        if used > budget + ROUNDED_BYTES:
-            yield f"stage {number} needs {used} bytes, the budget is {budget:.0f}"
 
 
 def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
@@ -668,7 +579,30 @@ def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) 
     )
     yield from _differences("objective_s", plan.objective_s, seconds)
     yield from _differences("prediction", plan.prediction, expected)
-    yield from _prediction_faults(plan.prediction)
+    step_s, limit = plan.prediction.step_time_s, plan.prediction.memory_limit_bytes
+    stages = plan.prediction.stages
+    yield from _broken(
+        {
+            "the interval does not hold the step time": (
+                not plan.prediction.step_time_low_s <= step_s <= plan.prediction.step_time_high_s
+            ),
+            "times and rates must be positive": step_s <= 0.0
+            or plan.prediction.tokens_per_s_per_gpu <= 0.0,
+            "time_breakdown_s does not sum to the step time": (
+                not math.isclose(sum(plan.prediction.time_breakdown_s.values()), step_s, rel_tol=1e-6)
+            ),
+            **{
+                f"memory of stage {stage.stage} does not sum to its peak": (
+                    sum(stage.memory_bytes.values()) != stage.peak_memory_bytes
+                )
+                for stage in stages
+            },
+            "the peak memory is not that of the fullest stage": (
+                plan.prediction.peak_memory_bytes / limit
+                != max(stage.peak_memory_bytes / (stage.memory_limit_bytes or limit) for stage in stages)
+            ),
+        }
+    )
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:
@@ -688,28 +622,3 @@ def _differences(name: str, found: object, expected: object) -> Iterator[str]:
             yield f"{name} is {found}, should be {expected}"
     elif found != expected:
         yield f"{name} should be another"
-
-
-def _prediction_faults(prediction: Prediction) -> Iterator[str]:
-    step_s, limit = prediction.step_time_s, prediction.memory_limit_bytes
-    fills = [stage.peak_memory_bytes / (stage.memory_limit_bytes or limit) for stage in prediction.stages]
-    yield from _broken(
-        {
-            "the interval does not hold the step time": (
-                not prediction.step_time_low_s <= step_s <= prediction.step_time_high_s
-            ),
-            "times and rates must be positive": step_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0,
-            "time_breakdown_s does not sum to the step time": (
-                not math.isclose(sum(prediction.time_breakdown_s.values()), step_s, rel_tol=1e-6)
-            ),
-            **{
-                f"memory of stage {stage.stage} does not sum to its peak": (
-                    sum(stage.memory_bytes.values()) != stage.peak_memory_bytes
-                )
-                for stage in prediction.stages
-            },
-            "the peak memory is not that of the fullest stage": (
-                prediction.peak_memory_bytes / limit != max(fills)
-            ),
-        }
-    )

@@ -7,7 +7,7 @@ form of the plan it starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
 
@@ -113,9 +113,9 @@ def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, 
         yield from _traded(c, name, size * 2)
         if size % 2 == 0:
             yield from _traded(c, name, size // 2)
-    for vpp in sorted({1, c.virtual_pipeline_size * 2, *_near(c.virtual_pipeline_size)}):
-        if c.pipeline_parallel_size > 1:
-            yield _set(c, "virtual_pipeline_size", vpp)
+    vpp = c.virtual_pipeline_size
+    for chunks in sorted({1, vpp - 1, vpp + 1, vpp * 2} - {0}) if c.pipeline_parallel_size > 1 else ():
+        yield _set(c, "virtual_pipeline_size", chunks)
     if problem.model.moe is not None:
         yield from _doubled_and_halved(c, "expert_parallel_size")
     if WEIGHT_SHARDS in problem.options.allow or c.weight_shard_size * c.expert_weight_shard_size > 1:
@@ -124,8 +124,9 @@ def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, 
             yield from _doubled_and_halved(c, "expert_weight_shard_size")
     most = max(c.stage_layers)
     now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
-    for layers in (layers for layers in sorted(_near(now)) if layers < most):
-        yield f"recompute {layers} of each chunk", _recomputing(c, layers)
+    for layers in (now - 1, now + 1):
+        if 0 < layers < most:
+            yield f"recompute {layers} of each chunk", _recomputing(c, layers)
     if c.tensor_parallel_size % 2 == 0:
         yield from _recomputing_too(c, _traded(c, _MESH[0], c.tensor_parallel_size // 2))
 
@@ -137,10 +138,6 @@ def _recomputing_too(
     if c.recompute_granularity != "full":
         for words, changed in changes:
             yield f"{words}, recompute every layer", _recomputing(changed, sum(c.stage_layers))
-
-
-def _near(size: int) -> list[int]:
-    return [value for value in (size - 1, size + 1) if value > 0]
 
 
 def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
@@ -185,11 +182,8 @@ class Alternative:
     short_bytes: float  # memory beyond the budget on its heaviest stage; 0 where it fits
     heaviest_stage: int
     largest_term: str  # of that stage's memory
-    place: str = ""  # of that stage, where GPUs differ: `` on l40s``
-    is_feasible: bool = field(init=False)  # it is legal and fits
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_feasible", not self.broken and not self.short_bytes)
+    place: str  # of that stage, where GPUs differ: `` on l40s``
+    is_feasible: bool  # it is legal and fits
 
 
 def alternatives_of(
@@ -214,18 +208,19 @@ def _alternative(judge: RuleJudge, move: Move, now: _Fallen, start: _Fallen) -> 
     found, fall = now
     short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(found.short_bytes()))
     heaviest = found.stages[-stage]
-    terms = heaviest.memory_bytes()
+    terms, broken = heaviest.memory_bytes(), judge.broken(found)
     return Alternative(
         move=move,
         step_s=found.objective_s * judge.batch / found.config.global_batch_size,
         start_s=start[0].objective_s,
         waterfall_s=fall,
         start_waterfall_s=start[1],
-        broken=judge.broken(found),
+        broken=broken,
         short_bytes=max(short, 0.0),
         heaviest_stage=-stage,
         largest_term=max(terms, key=lambda name: terms[name]),
         place=f" on {heaviest.on.profile.group.gpu.slug}" if heaviest.on.name else "",
+        is_feasible=not broken and short <= 0.0,
     )
 
 

@@ -62,23 +62,6 @@ def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Pl
     return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
 
 
-def _apart_from_the_cluster(problem: Problem, together: FloatArray, scales: FloatArray) -> FloatArray:
-    """Scale a covariance to the plans' own spreads, with their cluster's error in common.
-
-    All plans of a problem err by the same factor there: it takes its part of each plan's spread, and leaves
-    their order alone. Plans on unlike node groups have no such factor: each group errs on its own.
-
-    Args:
-        problem: the problem of the plans.
-        together: covariance of the plans' errors, in any unit, (n, n).
-        scales: factor of each plan's spread in that unit, (n,).
-    """
-    variances = np.diag(together) * scales**2
-    common = min(between(problem) ** 2, _MOST_IN_COMMON * float(variances.min()))
-    apart = scales * np.sqrt(1.0 - common / variances)
-    return np.asarray(together * np.outer(apart, apart) + common)
-
-
 def _of_group(placed: Sequence[Evaluation], group: int) -> FloatArray:
     """Return the covariance that one group's errors give every pair of plans, (n, n)."""
     shares = _shares(placed, group)
@@ -174,8 +157,13 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     candidates = _candidates(problem, profile, plans)
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
-    sigmas = np.array([log_sigma(plan) for plan in plans])
-    return _apart_from_the_cluster(problem, together, sigmas / spread)
+    scales = np.array([log_sigma(plan) for plan in plans]) / spread
+    # All plans of a problem err by the same factor on their cluster: it takes its part of each plan's
+    # spread, and leaves their order alone. Plans on unlike node groups have no such factor.
+    variances = np.diag(together) * scales**2
+    common = min(between(problem) ** 2, _MOST_IN_COMMON * float(variances.min()))
+    apart = scales * np.sqrt(1.0 - common / variances)
+    return np.asarray(together * np.outer(apart, apart) + common)
 
 
 def _candidates(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> RunCandidates:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
@@ -30,7 +31,6 @@ from meshwright.solver.problem import Problem
 
 _WIDE_HEAD = 128  # attention kernels reach their best rate from this head size on
 _RECOMPUTATION = ("recompute_granularity", "recompute_layers")
-_LIGHT_STATES = "adamw-8bit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,11 @@ class ChangeToTry:
     problem: Problem
     configuration: Configuration
     name: str = ""
+
+    @classmethod
+    def of(cls, problem: Problem, judged: Alternative) -> ChangeToTry:
+        """Return the change that a judged move makes."""
+        return cls(words=judged.move.words, problem=problem, configuration=judged.move.configuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +82,21 @@ class _AdviceStart:
             with_options(self.facts, options)
         except InvalidProblemError:
             return []
-        return [self._worked(f"{words} ({name})", f"{name}={value}", framework_options=options)]
+        return self.worked(f"{words} ({name})", f"{name}={value}", framework_options=options)
 
-    def worked(self, words: str, name: str, value: str) -> list[ChangeToTry]:
-        """Change precision or optimizer; empty if it is so already."""
-        same = getattr(self.problem.workload, name) == value
-        return [] if same else [self._worked(words, f"{name}={value}", **{name: value})]
+    def worked(self, words: str, name: str, **values: object) -> list[ChangeToTry]:
+        """Change parts of the workload; empty if they are so already."""
+        workload = replace(self.problem.workload, **values)  # type: ignore[arg-type]
+        if workload == self.problem.workload:
+            return []
+        problem = replace(self.problem, workload=workload)
+        return [ChangeToTry(words=words, problem=problem, configuration=self.configuration, name=name)]
 
     def set(self, words: str, **values: object) -> list[ChangeToTry]:
         """Change parts of the configuration; empty if they are so already."""
         changed = replace(self.configuration, **values)  # type: ignore[arg-type]
         same = changed == self.configuration
         return [] if same else [ChangeToTry(words=words, problem=self.problem, configuration=changed)]
-
-    def _worked(self, words: str, name: str, **values: object) -> ChangeToTry:
-        workload = replace(self.problem.workload, **values)  # type: ignore[arg-type]
-        problem = replace(self.problem, workload=workload)
-        return ChangeToTry(words=words, problem=problem, configuration=self.configuration, name=name)
 
 
 def ways_of(
@@ -114,7 +117,7 @@ def _gemm(start: _AdviceStart) -> list[ChangeToTry]:
     return [
         *start.moved("a smaller tp", "tensor_parallel_size", -1),
         *start.moved("a larger micro-batch", "micro_batch_size", 1),
-        *(start.worked("fp8", "precision", "fp8") if eighth else ()),
+        *(start.worked("fp8", "precision=fp8", precision="fp8") if eighth else ()),
     ]
 
 
@@ -187,12 +190,11 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
     ],
     "optimizer": lambda start: [
         *start.moved("a higher ZeRO stage", "zero_stage", 1),
-        *start.worked("states in 8 bits", "optimizer", _LIGHT_STATES),
+        *start.worked("states in 8 bits", "optimizer=adamw-8bit", optimizer="adamw-8bit"),
     ],
     "fixed": lambda start: start.option("CUDA graphs", "cuda_graph", "layer"),
 }
 
-Outcome = tuple[float, dict[str, float]]  # the step and its waterfall
 _LOSSES = 3
 _MOST_LIMITS = 4
 _LOWERED = 0.1  # of a term: what a change must take off it
@@ -214,11 +216,12 @@ def reasons_of(
     falls = waterfalls(problem, evaluate(problem, profile, configurations), steps_s)
     others = alternatives_of(problem, profile, configurations)
     starts = [
-        _ExplainedConfiguration(problem, facts, one, float(step), fall, tuple(some))
+        _explained(problem, facts, one, (float(step), fall), some)
         for one, step, fall, some in zip(configurations, steps_s, falls, others, strict=True)
     ]
-    advised = [way for start in starts for way in start.advised()]
-    tried = _Tried.of(profile, advised, [way for start in starts for way in start.hindered()])
+    advised = [way for start in starts for ways in start.ways.values() for way in chain(*ways)]
+    hindered = [way for start in starts for some in start.stopped.values() for _, way in some]
+    tried = _outcomes(profile, advised, hindered)
     return [
         Why(waterfall_s=start.fall_s, losses=tuple(_losses(start, tried)), limits=_limits(start, tried))
         for start in starts
@@ -226,90 +229,84 @@ def reasons_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _ExplainedConfiguration:
-    problem: Problem
-    facts: FrameworkFacts
-    configuration: Configuration
+class _Explained:
+    """A step with the changes that are tried against its largest losses and its limits."""
+
     step_s: float
     fall_s: dict[str, float]
-    others: Sequence[Alternative]
+    ways: Mapping[
+        str, tuple[list[ChangeToTry], list[ChangeToTry]]
+    ]  # by loss: advice, and moves that lower it
+    stopped: Mapping[
+        str, list[tuple[str, ChangeToTry]]
+    ]  # by limit: the fastest changes that it alone stops
 
-    def terms(self) -> list[str]:
-        lost = {name: value for name, value in self.fall_s.items() if name not in NO_LOSS and value > 0.0}
-        return sorted(lost, key=lambda name: -lost[name])[:_LOSSES]
 
-    def advice(self, term: str) -> list[ChangeToTry]:
-        return ways_of(term, self.problem, self.facts, self.configuration, self.others)
-
-    def lowering(self, term: str) -> list[Alternative]:
-        """Return legal changes that lower the term noticeably, and cost the step least."""
-        able = [
+def _explained(
+    problem: Problem,
+    facts: FrameworkFacts,
+    configuration: Configuration,
+    step: tuple[float, dict[str, float]],
+    others: Sequence[Alternative],
+) -> _Explained:
+    step_s, fall_s = step
+    fastest, falling = (
+        sorted(others, key=lambda one: one.step_s),
+        sorted(fall_s, key=lambda name: -fall_s[name]),
+    )
+    losses = [name for name in falling if name not in NO_LOSS and fall_s[name] > 0.0]
+    ways = dict[str, tuple[list[ChangeToTry], list[ChangeToTry]]]()
+    for term in losses[:_LOSSES]:
+        lowering = [
             one
-            for one in self.others
+            for one in fastest
             if one.is_feasible
             and one.start_waterfall_s[term] - one.waterfall_s[term] > _LOWERED * one.start_waterfall_s[term]
         ]
-        return sorted(able, key=lambda one: one.step_s)[:_TRIED]
-
-    def stopped(self) -> dict[str, list[Alternative]]:
-        """Return the fastest changes that one limit alone stops, by the limit."""
-        found = dict[str, list[Alternative]]()
-        for one in sorted(self.others, key=lambda one: one.step_s):
-            name = _stopped_by(one)
-            if name is not None and one.step_s < one.start_s:
-                found.setdefault(name.partition(":")[0], []).append(one)
-        return {key: some[:_TRIED] for key, some in found.items()}
-
-    def advised(self) -> Iterator[ChangeToTry]:
-        for term in self.terms():
-            yield from self.advice(term)
-            yield from map(self.way, self.lowering(term))
-
-    def hindered(self) -> Iterator[ChangeToTry]:
-        for some in self.stopped().values():
-            yield from map(self.way, some)
-
-    def way(self, one: Alternative) -> ChangeToTry:
-        return ChangeToTry(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
+        advice = ways_of(term, problem, facts, configuration, others)
+        ways[term] = (advice, [ChangeToTry.of(problem, one) for one in lowering[:_TRIED]])
+    stopped = dict[str, list[tuple[str, ChangeToTry]]]()
+    for one in fastest:
+        name = _stopped_by(one)
+        if name is not None and one.step_s < one.start_s:
+            some = stopped.setdefault(name.partition(":")[0], [])
+            if len(some) < _TRIED:
+                some.append((name, ChangeToTry.of(problem, one)))
+    return _Explained(step_s, fall_s, ways, stopped)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
-    """Results of all simulated ways, for the whole global batch."""
+class _Outcome:
+    """One simulated change."""
 
-    outcomes: Mapping[tuple[str, Configuration], Outcome]
-    right: frozenset[tuple[str, Configuration]]  # of those to be advised: past the independent check
+    step_s: float  # for the whole global batch
+    fall_s: dict[str, float]
+    is_right: bool  # it was to be advised, and the independent check finds nothing wrong
 
-    @classmethod
-    def of(
-        cls, profile: Profile, advised: Sequence[ChangeToTry], hindered: Iterable[ChangeToTry]
-    ) -> _Tried:
-        problems = dict[str, Problem]()
-        wanted = dict[str, dict[Configuration, None]]()
-        checked = {(way.name, way.configuration) for way in advised}
-        for way in (*advised, *hindered):
-            problems[way.name] = way.problem
-            wanted.setdefault(way.name, {})[way.configuration] = None
-        found, right = dict[tuple[str, Configuration], Outcome](), set[tuple[str, Configuration]]()
-        for name, some in wanted.items():
-            problem, batch = problems[name], problems[name].workload.global_batch_size
-            evaluated = evaluate(problem, profile, list(some), with_spread=True)
-            steps = [predicted(problem, one).step_time_s for one in evaluated]
-            for one, step, fall in zip(some, steps, waterfalls(problem, evaluated, steps), strict=True):
-                found[name, one] = (step * batch / one.global_batch_size, fall)
-            asked = [one for one in some if (name, one) in checked]
-            faults = violations_of_all(problem, profile, asked)
-            right |= {(name, one) for one, wrong in zip(asked, faults, strict=True) if not wrong}
-        return cls(found, frozenset(right))
 
-    def is_right(self, way: ChangeToTry) -> bool:
-        return (way.name, way.configuration) in self.right
+_Outcomes = Mapping[tuple[str, Configuration], _Outcome]  # by ``ChangeToTry.name`` and its configuration
 
-    def step_s(self, way: ChangeToTry) -> float:
-        return self.outcomes[way.name, way.configuration][0]
 
-    def saved_s(self, way: ChangeToTry, start: _ExplainedConfiguration, term: str) -> float:
-        return start.fall_s[term] - self.outcomes[way.name, way.configuration][1][term]
+def _outcomes(
+    profile: Profile, advised: Sequence[ChangeToTry], hindered: Sequence[ChangeToTry]
+) -> _Outcomes:
+    problems, wanted = dict[str, Problem](), dict[str, dict[Configuration, None]]()
+    checked = {(way.name, way.configuration) for way in advised}
+    for way in (*advised, *hindered):
+        problems[way.name] = way.problem
+        wanted.setdefault(way.name, {})[way.configuration] = None
+    found = dict[tuple[str, Configuration], _Outcome]()
+    for name, some in wanted.items():
+        problem, batch = problems[name], problems[name].workload.global_batch_size
+        evaluated = evaluate(problem, profile, list(some), with_spread=True)
+        steps = [predicted(problem, one).step_time_s for one in evaluated]
+        falls = waterfalls(problem, evaluated, steps)
+        asked = [one for one in some if (name, one) in checked]
+        faults = violations_of_all(problem, profile, asked)
+        right = {one for one, wrong in zip(asked, faults, strict=True) if not wrong}
+        for one, step, fall in zip(some, steps, falls, strict=True):
+            found[name, one] = _Outcome(step * batch / one.global_batch_size, fall, one in right)
+    return found
 
 
 def with_reasons(
@@ -338,34 +335,39 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _losses(start: _ExplainedConfiguration, tried: _Tried) -> Iterator[Loss]:
-    for term in start.terms():
+def _losses(start: _Explained, tried: _Outcomes) -> Iterator[Loss]:
+    for term, ways in start.ways.items():
         seconds = start.fall_s[term]
-        ways = filter(tried.is_right, start.advice(term))
-        words = [way.words for way in ways if tried.saved_s(way, start, term) > 0.0]
+        advice, moves = ([(way, tried[way.name, way.configuration]) for way in some] for some in ways)
+        words = [way.words for way, now in advice if now.is_right and seconds - now.fall_s[term] > 0.0]
         loss = Loss(
             term=term,
             seconds=seconds,
             share=seconds / sum(start.fall_s.values()),
             lowered_by=", ".join(dict.fromkeys(words)),
         )
-        moves = filter(tried.is_right, map(start.way, start.lowering(term)))
-        able = [way for way in moves if tried.saved_s(way, start, term) > _LOWERED * seconds]
-        best = min(able, key=tried.step_s, default=None)
-        if best is not None:
-            change_s = tried.step_s(best) - start.step_s
-            saved_s = tried.saved_s(best, start, term)
-            loss = replace(loss, change=best.words, saves_s=saved_s, step_change_s=change_s)
+        lower = [
+            (way, now)
+            for way, now in moves
+            if now.is_right and seconds - now.fall_s[term] > _LOWERED * seconds
+        ]
+        if lower:
+            way, now = min(lower, key=lambda one: one[1].step_s)
+            change_s, saved_s = now.step_s - start.step_s, seconds - now.fall_s[term]
+            loss = replace(loss, change=way.words, saves_s=saved_s, step_change_s=change_s)
         yield loss
 
 
-def _limits(start: _ExplainedConfiguration, tried: _Tried) -> tuple[Limit, ...]:
+def _limits(start: _Explained, tried: _Outcomes) -> tuple[Limit, ...]:
+    """Return the limits that one change alone would lift, and what it would gain, largest gain first."""
     binding = []
-    for some in start.stopped().values():
-        one = min(some, key=lambda one: tried.step_s(start.way(one)))
-        gain_s = start.step_s - tried.step_s(start.way(one))
+    for some in start.stopped.values():
+        gains = [
+            (start.step_s - tried[way.name, way.configuration].step_s, name, way) for name, way in some
+        ]
+        gain_s, name, way = max(gains, key=lambda gain: gain[0])
         if gain_s >= _NOTICEABLE * start.step_s:
-            binding.append(Limit(name=_stopped_by(one) or "", change=one.move.words, gain_s=gain_s))
+            binding.append(Limit(name=name, change=way.words, gain_s=gain_s))
     return tuple(sorted(binding, key=lambda limit: -limit.gain_s)[:_MOST_LIMITS])
 
 
@@ -385,23 +387,18 @@ WORTH_SAYING = 0.02  # of what is minimised: a smaller gain is not reported
 _FIRST = 3  # plans with layouts that are tried
 
 
-def first_layouts(plans: Sequence[Plan]) -> list[Configuration]:
-    """Return the first plans' layouts with as many GPUs and sequences a step as the very first."""
-    alike = (plans[0].config.num_gpus, plans[0].config.global_batch_size)
-    some = (plan.config for plan in plans[:_FIRST])
-    return [one for one in some if (one.num_gpus, one.global_batch_size) == alike]
-
-
 def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
     """Report that the first plans are faster with an end of the model on a stage of its own.
 
     ``opened`` is the problem in which it may; tried are even splits of what is left, so that a search of
     them finds at least as good a plan. Empty: nothing noticeable is found.
     """
-    first = plans[0]
+    first, layouts = plans[0], [plan.config for plan in plans[:_FIRST]]
+    alike = (first.config.num_gpus, first.config.global_batch_size)
     tried = [
         replace(one, stage_layers=split)
-        for one in first_layouts(plans)
+        for one in layouts
+        if (one.num_gpus, one.global_batch_size) == alike
         if not one.stage_recompute_layers and one.recompute_layers in (0, sum(one.stage_layers))
         for split in splits_with_ends_alone(opened, one)
     ]

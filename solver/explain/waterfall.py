@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from meshwright.solver.problem import Problem, real_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """Seconds of products and attention by part: of a micro-batch, (n, P); of a token at peak, (P,)."""
+    """Seconds of products and attention by part, (n, P): of a micro-batch, and of a token at peak."""
 
     gemm_s: FloatArray
     attention_s: FloatArray
@@ -56,8 +57,8 @@ class _Work:
         return cls(
             gemm_s=gemm,
             attention_s=attention,
-            ideal_gemm_s=ideal_gemm,
-            ideal_attention_s=ideal_attention,
+            ideal_gemm_s=np.broadcast_to(ideal_gemm, gemm.shape),
+            ideal_attention_s=np.broadcast_to(ideal_attention, gemm.shape),
         )
 
 
@@ -143,13 +144,7 @@ def waterfalls(
     table = StageTable([one.classes[one.slowest] for one in evaluations])
     exchange_s = np.array([one.exchange_s for one in evaluations])
     steps = np.array([one.objective_s for one in evaluations] if steps_s is None else steps_s)
-    works = dict[int, _Work]()
-
-    def work(on: PricedPipelines) -> _Work:
-        if id(on) not in works:
-            works[id(on)] = _Work.of(on)
-        return works[id(on)]
-
+    work = cache(_Work.of)
     terms = _inside(table, work)
     ideal_s = _ideal_of_all(evaluations, work)
     terms["imbalance"] += terms.pop("own_ideal") - ideal_s
@@ -190,8 +185,8 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     at_peak = [
         np.add.reduceat(tokens * table.of_parts(of), table.starts) / table.num_stages
         for of in (
-            lambda on: _of_each_row(on, work(on).ideal_gemm_s),
-            lambda on: _of_each_row(on, work(on).ideal_attention_s),
+            lambda on: work(on).ideal_gemm_s,
+            lambda on: work(on).ideal_attention_s,
         )
     ]
     transfer_s = table.of_rows(lambda on: on.prices.transfer_s) + table.hop_s
@@ -212,10 +207,6 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     }
 
 
-def _of_each_row(on: PricedPipelines, by_part: FloatArray) -> FloatArray:
-    return np.broadcast_to(by_part, (len(on.columns), len(by_part)))
-
-
 def _rest_kept_s(on: PricedPipelines) -> FloatArray:
     """Return the passes' remainder if no activations moved to the host and back, (n, P)."""
     c = on.columns
@@ -233,11 +224,13 @@ def _ideal_of_all(
     layout = LayerLayout.of(evaluations[0].stages[0].on.problem.model)
     whole = np.concatenate([layout.cumulative[-1], [1.0, 1.0]])  # parts of the model
 
-    def sequence_s(on: PricedPipelines) -> FloatArray:
-        token_s = float((work(on).ideal_gemm_s + work(on).ideal_attention_s) @ whole)
-        return token_s * real_tokens(on.problem, on.columns)
-
-    each = np.add.reduceat(table.stage_gpus / table.of_rows(sequence_s), table.starts)
+    sequence_s = table.of_rows(
+        lambda on: (
+            float((work(on).ideal_gemm_s + work(on).ideal_attention_s)[0] @ whole)
+            * real_tokens(on.problem, on.columns)
+        )
+    )
+    each = np.add.reduceat(table.stage_gpus / sequence_s, table.starts)
     counts = np.array([len(one.classes) for one in evaluations])
     sequences_per_s = np.add.reduceat(each, np.cumsum(counts) - counts)
     return np.asarray([one.config.global_batch_size for one in evaluations] / sequences_per_s)

@@ -232,12 +232,17 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
         recompute_granularity="full",
     )  # fmt: skip
     goes_with = "stage_recompute_layers goes with full recomputation"
-    assert list(check._recompute_faults(counted)) == []
+
+    def said(config: Configuration) -> list[str]:
+        (sentences,) = check.rule_faults(a_problem(), [config])
+        return [one for one in sentences if "recompute_layers" in one]
+
+    assert said(counted) == []
     for wrong in ({"recompute_layers": 2}, {"recompute_granularity": "selective"}):
-        assert any(goes_with in one for one in check._recompute_faults(replace(counted, **wrong)))
+        assert any(goes_with in one for one in said(replace(counted, **wrong)))
     empty = replace(counted, stage_layers=(0, 0), stage_recompute_layers=(), recompute_layers=1)
     # it ended in a TypeError
-    assert any("must fit every chunk" in one for one in check._recompute_faults(empty))
+    assert any("must fit every chunk" in one for one in said(empty))
 
 
 @pytest.mark.parametrize(
