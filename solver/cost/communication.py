@@ -34,7 +34,6 @@ from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
     TENSOR_COPY_S,
-    across_replicas_s,
     all_reduced_s,
     exposed_s,
 )
@@ -119,7 +118,7 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     heads (Transformer Engine 2.9, ``AttnFuncWithCPAndKVP2P``; Fang and Zhao 2024, USP, arXiv:2405.07719).
     """
     if not ctx.model.mixes_tokens:
-        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+        return ctx.nothing
     mixer = ctx.model.own_mixer
     own = (passed_states(ctx, mixer) if mixer else _ring(ctx, attention)) + _head_exchange(ctx)
     return own + context_parallel(ctx.paired, attention) if ctx.paired else own
@@ -174,7 +173,7 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     """
     moe = ctx.model.moe
     if moe is None:
-        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+        return ctx.nothing
     facts, constants = ctx.facts, ctx.constants
     visits = ctx.moe_tokens * dispatched_copies(ctx, moe) * ctx.expert_load
     sent = visits * ctx.model.expert_width * _ACTIVATION_BYTES
@@ -260,7 +259,9 @@ def weight_gathers(
         passes: seconds of the part.
         matrices: number of a layer's dense ones, 0 if all are routed; None: an end of the model.
     """
-    found = _zero_gathers(ctx, weights, trained, passes, again=matrices is not None)
+    found, sharding = ctx.nothing, ctx.sharding
+    if any(rows.any() for rows in (*sharding.gathers_in_passes, sharding.reduces_every_pass)):
+        found = _zero_gathers(ctx, weights, trained, passes, again=matrices is not None)
     if not _shares_weights(ctx):
         return found
     return found + _shard_gathers(ctx, weights, trained, passes, matrices)
@@ -276,15 +277,13 @@ def _zero_gathers(
     and gathers them as any others). Hidden under the passes (recomputation belongs to the backward one) but
     for a least share, as in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
-    if not ctx.sharding.moves_weights_in_passes:
-        nothing = np.zeros_like(ctx.t)
-        return PassSeconds(forward=nothing, backward=nothing)
     first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
     if again and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
         later = np.where(ctx.full & ~_are_let_go(weights), replayed, later)
-    reduce = np.where(
-        ctx.sharding.reduces_every_pass, _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0
-    )
+    reduce = _reduced_s(ctx, trained)
+    if ctx.offloads_gradients.any():
+        reduce = reduce + _kept_s(ctx, trained)
+    reduce = np.where(ctx.sharding.reduces_every_pass, reduce, 0.0)
     hidden = ~ctx.sharding.waits_for_reductions
     forward, backward = ctx.sharding.gathers_in_passes
     needed = again | ctx.sharding.in_torch_pipeline
@@ -319,10 +318,13 @@ def _gathered_s(
         element_bytes = min(element_bytes, 1.0)
         cast = (weights.dense + weights.routed) * (_CAST_BACK_BYTES / ctx.hbm_bytes_per_s)
         cast = np.where(ctx.shard_group.size > 1, cast, 0.0)
-    whole = _fetched_s(ctx, weights, _sharded_s(ctx, weights, element_bytes) + cast)
+    whole = _sharded_s(ctx, weights, element_bytes) + cast
+    if ctx.offloads_weights.any():
+        whole = _fetched_s(ctx, weights, whole)
     if not ctx.has_secondary_shards.any():
         return whole, whole, whole
-    near = _sharded_s(ctx, weights, element_bytes, ctx.secondary_group) + cast
+    size = np.minimum(ctx.shard_group.size, ctx.facts.secondary_shard_size)
+    near = _sharded_s(ctx, weights, element_bytes, replace(ctx.shard_group, size=size)) + cast
     later = np.where(ctx.has_secondary_shards, _fetched_s(ctx, weights, near), whole)
     if not ctx.facts.secondary_in_forward:
         return whole, later, whole + (later - whole) / _parts(ctx)
@@ -389,8 +391,6 @@ def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray
     arXiv:2104.07857, section 6.2).
     """
     away = ctx.offloads_weights
-    if not away.any():
-        return gather
     sent = ctx.facts.weight_bytes * _shard(ctx, weights)
     found = gather + sent / ctx.host.link_bytes_per_s
     read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
@@ -403,16 +403,13 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
     Or there once, where the CPU reads both and writes their sum from the second micro-batch on; autograd
     waits for either (torch 2.13, ``_fsdp_collectives.py foreach_reduce``).
     """
-    away = ctx.offloads_gradients
-    if not away.any():
-        return np.zeros_like(ctx.t)
     kept = ctx.facts.gradient_bytes * _shard(ctx, trained)
     if ctx.facts.adds_gradients_on_host:
         later = 1.0 - 1.0 / np.maximum(ctx.columns.num_microbatches, 1)
         seconds = kept / ctx.host.link_bytes_per_s + later * 3.0 * kept / ctx.host.memory_bytes_per_s
     else:
         seconds = 2.0 * kept / ctx.host.link_bytes_per_s
-    return np.where(away, seconds, 0.0)
+    return np.where(ctx.offloads_gradients, seconds, 0.0)
 
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
@@ -421,7 +418,7 @@ def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
         _exchanged_s(ctx, trained) if ctx.facts.quantized_reductions else _sharded_s(ctx, trained, sent)
     )
     if ctx.facts.replicas_reduced_every_pass:
-        scattered = scattered + across_replicas_s(ctx, trained, sent)
+        scattered = scattered + all_reduced_s(ctx, trained, sent, shards=True)
     whole = ctx.sharding.all_reduces
     return np.where(whole, all_reduced_s(ctx, trained, sent), scattered) if whole.any() else scattered
 
@@ -528,7 +525,7 @@ def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
     """
     filled = ctx.workload.filled
     if filled is None or not ctx.packs:
-        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+        return ctx.nothing
     share = _waiting(ctx, _work_of(filled, ctx.model), ctx.micro_batch)
     return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
 

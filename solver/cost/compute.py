@@ -63,8 +63,11 @@ def flash_s(ctx: Context) -> FloatArray:
     the sequence; a sliding window takes its part of a whole sequence's time.
     """
     table, arguments = flash_lookup(ctx)
-    level, shape = ctx.constants.attention, (ctx.micro_batch, ctx.t, ctx.c)
-    seconds = _seconds(ctx, (table, arguments), level=level, shape=shape)
+    first, of_row = _distinct((ctx.micro_batch, ctx.t, ctx.c))  # those of a kind have equal arguments
+    slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
+    flops = ctx.gpu.peak_bf16_flops * ctx.constants.attention
+    roof = replace(table.roof, flops=flops, bytes_per_s=ctx.gpu.hbm_bytes_per_s)
+    seconds = table.roof_s(*arguments, roof=roof) * slowdown
     attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
     if table.grid.axes[-1].count == 1:
         attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
@@ -82,16 +85,6 @@ def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
     """Return the tokens of each expert on the busiest rank, and the experts of a rank."""
     local = np.maximum(moe.num_experts / ctx.e, 1.0)
     return ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load / local, local
-
-
-def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatArray, ...]) -> FloatArray:
-    """Return the seconds of each row; rows with an equal ``shape`` have equal arguments."""
-    table, arguments = lookup
-    first, of_row = _distinct(shape)
-    slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
-    flops = ctx.gpu.peak_bf16_flops * level
-    roof = replace(table.roof, flops=flops, bytes_per_s=ctx.gpu.hbm_bytes_per_s)
-    return np.asarray(table.roof_s(*arguments, roof=roof) * slowdown)
 
 
 def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
@@ -221,23 +214,16 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
         return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
     if moe.shared_ffn_hidden_size:
         gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
+    if latent := moe.latent_size:  # projections to the experts' latent and back: whole on every tensor rank
+        # (Megatron-Core 0.19 ``moe_layer.py``: ``fc1_latent_proj``, ``parallel_mode="duplicated"``)
+        gemms += [Gemm(m=ctx.tokens * ctx.row_share, n=n, k=k) for n, k in ((latent, h), (h, latent))]
     rows, local = routed_rows(ctx, moe)
     width, read = moe.ffn_hidden_size / ctx.et, model.expert_width
     return [
         *gemms,
-        *_latent_gemms(ctx, moe),
         Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=read, count=local, grouped=True),
         Gemm(m=rows, n=read, k=width, count=local, grouped=True),
     ]
-
-
-def _latent_gemms(ctx: Context, moe: MoeSpec) -> list[Gemm]:
-    """Return the projections to the experts' latent and back: whole on every tensor rank.
-
-    (Megatron-Core 0.19 ``moe_layer.py``: ``fc1_latent_proj``, ``parallel_mode="duplicated"``.)
-    """
-    h, latent, rows = ctx.model.hidden_size, moe.latent_size, ctx.tokens * ctx.row_share
-    return [Gemm(m=rows, n=latent, k=h), Gemm(m=rows, n=h, k=latent)] if latent else []
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
@@ -324,25 +310,20 @@ def core_attention(ctx: Context) -> PassSeconds:
     scan takes as long whatever the documents are.
     """
     if not ctx.model.mixes_tokens:
-        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+        return ctx.nothing
     if mixer := ctx.model.own_mixer:
         return scan(ctx, mixer)
-    attention = _attention_of_documents(ctx)
-    if ctx.crossing:
-        return attention + core_attention(ctx.crossing)
-    return attention + core_attention(ctx.paired) if ctx.paired else attention
-
-
-def _attention_of_documents(ctx: Context) -> PassSeconds:
-    filled = ctx.workload.filled
+    filled, further = ctx.workload.filled, ctx.crossing or ctx.paired
     if filled is None or not ctx.packs:
-        return _core_attention(ctx)
-    total = np.zeros_like(ctx.t)
-    for length, share in filled.documents:
-        each = ctx.micro_batch * (ctx.seq_length / length)
-        own = _core_attention(replace(ctx, micro_batch=each, seq_length=length))
-        total = total + filled.real_share * share * own.forward
-    return PassSeconds(forward=total, backward=total * ctx.operators.attention_backward)
+        attention = _core_attention(ctx)
+    else:
+        total = np.zeros_like(ctx.t)
+        for length, share in filled.documents:
+            each = ctx.micro_batch * (ctx.seq_length / length)
+            own = _core_attention(replace(ctx, micro_batch=each, seq_length=length))
+            total = total + filled.real_share * share * own.forward
+        attention = PassSeconds(forward=total, backward=total * ctx.operators.attention_backward)
+    return attention + core_attention(further) if further else attention
 
 
 def _core_attention(ctx: Context) -> PassSeconds:
@@ -499,8 +480,6 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
     Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``; ``mlp_up`` (an MLP
     but its last product) and ``attn_proj`` (attention's output projection) as XLA replays them (MaxText).
     """
-    if not ctx.selective.any():
-        return np.zeros_like(ctx.t)
     norms = _NORM_BYTES * ctx.model.num_blocks
     of_module: dict[str, Callable[[], FloatArray | float]] = {
         "core_attn": lambda: 0.0 if ctx.model.mixes else attention.forward,

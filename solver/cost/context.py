@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import product
 from math import comb
 from operator import add
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import TRAINED_MODULES
-from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
@@ -151,12 +151,7 @@ WITHOUT_ACTIVATIONS = np.array(  # the same word with activations on the GPU
 
 def is_offloaded(offload: IntArray, *parts: str) -> BoolArray:
     """Mark rows that keep one of these off the GPU: optimizer, activations, parameters, or some @nvme."""
-    return _with_any(parts)[offload]
-
-
-@cache
-def _with_any(parts: tuple[str, ...]) -> BoolArray:
-    return np.array([not word.isdisjoint(parts) for word in _PARTS])
+    return np.array([not word.isdisjoint(parts) for word in _PARTS])[offload]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +286,11 @@ class Context:
         return {}
 
     @property
+    def nothing(self) -> PassSeconds:
+        """Return the seconds of no work."""
+        return PassSeconds(forward=np.zeros_like(self.t), backward=np.zeros_like(self.t))
+
+    @property
     def of_prediction(self) -> Context:
         """Return the context of the layers that predict further tokens."""
         layers, never = self.of(self.model.mtp_shape), np.zeros_like(self.full)
@@ -313,12 +313,6 @@ class Context:
         size = self.facts.secondary_shard_size
         sharded = self.columns.zero_stage == SHARD_WEIGHTS
         return np.asarray((size > 1.0) & sharded & (self.shard_group.size > size))
-
-    @cached_property
-    def secondary_group(self) -> Group:
-        """Return the ranks that share a second set of shards."""
-        size = np.minimum(self.shard_group.size, self.facts.secondary_shard_size)
-        return replace(self.shard_group, size=size)
 
     def _replicas(self, group: Group) -> Replicas:
         """Return the ranks of ``group`` in as many shard sets as dense weights have."""
@@ -649,13 +643,6 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     return changed, own
 
 
-def _at_limit(gpu: GpuSpec, limit_w: float) -> GpuSpec:
-    clock = clock_share(gpu, limit_w)
-    if clock == 1.0:
-        return gpu
-    return replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
-
-
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """Return everything that the formulas read.
 
@@ -668,12 +655,14 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     facts = with_options(profile.framework, workload.framework_options)
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
-        precision = "bf16"
     if not optimizer.fp32_copy:  # DistributedDataParallel reduces what the weights' dtype makes them
         facts = replace(facts, replicated_gradient_dtype="bf16")
-    precision = precision or linear_precision(problem, facts, profile.group.gpu)
+    in_32_bits = workload.precision == "fp32"
+    precision = "bf16" if in_32_bits else linear_precision(problem, facts, profile.group.gpu)
     low_precision = precision in ("fp8", "fp4")
-    gpu = _at_limit(profile.group.gpu, facts.power_limit_w)
+    gpu = profile.group.gpu
+    clock = clock_share(gpu, facts.power_limit_w)
+    gpu = replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
     tensor, context, expert, data, stages = profile.fabrics
     able = launcher_capabilities(problem.launcher)
     # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
@@ -682,19 +671,16 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     )
     short = facts.keeps_remainders and own_dtypes and workload.precision == "bf16" and not low_precision
     remainder_bytes = 2.0 if short else 0.0
-    t, c, e, et, d, p = (
-        getattr(columns, f"{axis}_parallel_size").astype(np.float64)
-        for axis in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
-    )
-    g, ge = (
-        getattr(columns, name).astype(np.float64)
-        for name in ("weight_shard_size", "expert_weight_shard_size")
-    )
-    b = columns.micro_batch_size.astype(np.float64)
+    axes = (
+        "tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "data_parallel",
+        "pipeline_parallel", "weight_shard", "expert_weight_shard", "micro_batch",
+    )  # fmt: skip
+    t, c, e, et, d, p, g, ge, b = (getattr(columns, f"{axis}_size").astype(np.float64) for axis in axes)
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
     shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d / g)
     expert_data = np.maximum(t * c * d / (e * et * ge), 1.0)
     place = placement_of(columns)
+    shared_out = able.shares_out_images & (workload.images_per_sample * b >= t * c)  # images, by all ranks
     ranks = columns.exchanging.astype(np.float64)
     exchange = ring = Group(c, place.context_stride, context, place.blocks)  # of one of them each row is
     if (columns.context_parallel_mode > ALL_TO_ALL).any():
@@ -729,7 +715,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
         t=t, c=c, e=e, et=et, d=d, p=p, g=g, ge=ge,
         tower_t=np.ones_like(t) if able.whole_towers else t,
-        image_ranks=_image_ranks(able, workload, (t, c, b)),
+        image_ranks=np.where(shared_out, t * c, 1.0) if able.whole_towers else c,
         micro_batch=b,
         tokens=b * workload.seq_length / c,
         row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
@@ -748,17 +734,6 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         weight_group=Group(g, t, data, place.blocks),
         expert_weight_group=Group(ge, e * et, data, place.blocks),
     )  # fmt: skip
-
-
-def _image_ranks(
-    able: Capabilities, workload: Workload, sizes: tuple[FloatArray, FloatArray, FloatArray]
-) -> FloatArray:
-    """Return the ranks that share out the images of a micro-batch, (n,): sizes are t, c, micro-batch."""
-    t, c, b = sizes
-    if not able.whole_towers:
-        return c
-    enough = able.shares_out_images & (workload.images_per_sample * b >= t * c)
-    return np.where(enough, t * c, 1.0)
 
 
 _DUALPIPE_V = SCHEDULES.index("dualpipe_v")

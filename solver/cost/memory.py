@@ -75,6 +75,11 @@ def _low_precision_bytes(ctx: Context) -> float:
     return 1.0 if ctx.low_precision and ctx.facts.low_precision_weights and one_copy else 2.0
 
 
+def _shard_bytes(ctx: Context, read: float) -> float:
+    """Return the bytes of one weight that ZeRO-3 gathers: as GEMMs read it if shards are held in 8 bits."""
+    return read if ctx.sharding.gathered_bytes < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
+
+
 def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
     """Return the bytes of one element of a linear layer's input that is kept for its weight gradient.
 
@@ -91,10 +96,6 @@ def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
 def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
     """Return the bytes that an MLP keeps of one element of its width: the activation's input and output."""
     return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER, routed=routed)
-
-
-def _quantised_output_bytes(ctx: Context) -> float:
-    return 1.0 if ctx.low_precision and not ctx.frozen else 0.0
 
 
 def _norm_output_bytes(ctx: Context) -> float:
@@ -162,11 +163,6 @@ def _without_copy(
         reduced_gradients=gradients,
         optimizer=trained * moments / sharing * (1.0 - ctx.share_offloaded),
     )
-
-
-def _shard_bytes(ctx: Context, read: float) -> float:
-    """Return the bytes of one weight that ZeRO-3 gathers: as GEMMs read it if shards are held in 8 bits."""
-    return read if ctx.sharding.gathered_bytes < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
 
 
 def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: bool) -> FloatArray:
@@ -239,8 +235,11 @@ def _attention_bytes(ctx: Context) -> FloatArray:
         latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     outputs = heads * model.num_attentions * model.v_head_dim
-    kept: FloatArray = tokens * 2.0 * (qkv + outputs) + _index_bytes(ctx)
-    quantised = _quantised_output_bytes(ctx) * model.v_head_dim
+    kept: FloatArray = tokens * 2.0 * (qkv + outputs)
+    if indexer := model.chooser:  # queries, key, weights in 2 bytes, chosen tokens' numbers in 4
+        widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads
+        kept = kept + tokens * (2.0 * widths + 4.0 * min(indexer.top_k, ctx.seq_length))
+    quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.facts.flash:
         return flash
@@ -249,15 +248,6 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     scores = tokens * heads * ctx.seq_length * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
-
-
-def _index_bytes(ctx: Context) -> FloatArray | float:
-    """Return an indexer's kept bytes: queries, key, weights in 2 bytes, chosen tokens' numbers in 4."""
-    indexer = ctx.model.chooser
-    if indexer is None:
-        return 0.0
-    widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads
-    return ctx.tokens * (2.0 * widths + 4.0 * min(indexer.top_k, ctx.seq_length))
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -271,25 +261,22 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     return shared + _expert_bytes(ctx, moe.ffn_hidden_size)
 
 
-def _expert_bytes(ctx: Context, width: int) -> FloatArray:
-    return _routed_tokens(ctx) * (_routed_copies(ctx) + _mlp_width_bytes(ctx, routed=True) * width)
-
-
 def _routed_tokens(ctx: Context) -> FloatArray:
     """Return the tokens that a rank's experts get, each once for every expert that it goes to."""
     moe = ctx.model.moe
     return np.asarray(ctx.moe_tokens * (moe.top_k if moe else 0) * ctx.expert_load)
 
 
-def _routed_copies(ctx: Context) -> float:
-    """Return the bytes that one routed token leaves: the permuted input, and the output before combining.
+def _expert_bytes(ctx: Context, width: int) -> FloatArray:
+    """Return what routed tokens leave: permuted input, inside of experts, output before combining.
 
     DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again. What
     arrives in 8 bits is kept so by products of 8 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.3).
     """
     arrives = 1.0 if ctx.facts.low_precision_dispatch and ctx.low_precision else 2.0
     read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
-    return ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
+    copies = ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
+    return _routed_tokens(ctx) * (copies + _mlp_width_bytes(ctx, routed=True) * width)
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -346,7 +333,8 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
         widths = 2.0 * model.head_dim + model.v_head_dim
         return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
     if module == "attn_proj" and model.mixes_tokens:  # the output that it reads, and what is added
-        read = (2.0 + _quantised_output_bytes(ctx)) * model.num_attention_heads / t * model.v_head_dim
+        each = 3.0 if ctx.low_precision and not ctx.frozen else 2.0  # as attention and products read it
+        read = each * model.num_attention_heads / t * model.v_head_dim
         return ctx.tokens * (read + 2.0 * model.hidden_size * ctx.row_share)
     if module == "layernorm":
         return ctx.tokens * model.hidden_size * _norm_output_bytes(ctx) * ctx.row_share
@@ -563,17 +551,6 @@ def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds
     )
 
 
-def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
-    """Return one micro-batch's activations by part; multi-token-prediction layers belong to the head."""
-    layers = [layer_activation_bytes(ctx.of(one), one.kind) for one in layout.kinds]
-    masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)
-    if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
-        masks = masks + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
-    masks = masks + tower_bytes(ctx)
-    extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
-    return [*layers, masks, extra]
-
-
 def one_hot_bytes(ctx: Context) -> FloatArray:
     """Return the one-hot rows of a micro-batch's tokens, of which a rank has those of its table."""
     return _ONE_HOT_BYTES * ctx.tokens * ctx.model.vocab_size / ctx.t
@@ -623,7 +600,13 @@ def memory_prices(
     if ctx.optimizer.by_layer:  # a head's gradient comes first, while all activations are held
         for name in ("gradients_bytes", "reduced_gradients_bytes"):
             held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
-    activations = _activation_parts(ctx, layout)
+    # of one micro-batch, by part: layer kinds, embedding, and the head with its prediction layers
+    first = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
+    if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
+        first = first + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
+    extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
+    layers = [layer_activation_bytes(ctx.of(each), each.kind) for each in layout.kinds]
+    activations = [*layers, first + tower_bytes(ctx), extra]
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
     sent, here = largest, one
@@ -703,6 +686,10 @@ def outside_bytes(ctx: Context) -> Outside:
     weights = part_weights(here, layout.kinds)
     memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
     layers = np.ceil(layout.num_layers / ctx.p)
+    checkpoint, whole = (
+        memory[name][:, :-2].max(axis=1) for name in ("checkpoint_bytes", "activation_bytes")
+    )
+    kept = np.where(ctx.columns.recompute_layers == ALL_LAYERS, checkpoint, whole)  # of a layer
     states = _fullest(memory["optimizer_bytes"], layers, ctx)
     shard = _fullest(memory["weights_bytes"], layers, ctx)
     elements = states / facts.optimizer_bytes
@@ -719,7 +706,7 @@ def outside_bytes(ctx: Context) -> Outside:
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
     return Outside(
         states=ctx.share_offloaded * updated + held,
-        activations=np.where(ctx.offloads_activations, layers * _kept_of_layer(ctx, memory), 0.0),
+        activations=np.where(ctx.offloads_activations, layers * kept, 0.0),
         in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
@@ -729,13 +716,6 @@ def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
     """Sum a part price (n, P) over the fullest rank."""
     ends = np.where(ctx.p > 1, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
     return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
-
-
-def _kept_of_layer(ctx: Context, memory: dict[str, FloatArray]) -> FloatArray:
-    checkpoint, whole = (
-        memory[name][:, :-2].max(axis=1) for name in ("checkpoint_bytes", "activation_bytes")
-    )
-    return np.asarray(np.where(ctx.columns.recompute_layers == ALL_LAYERS, checkpoint, whole))
 
 
 def held_first(c: Columns) -> FloatArray:

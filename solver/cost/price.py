@@ -85,7 +85,6 @@ from meshwright.solver.cost.residuals import with_residuals
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
-    Tail,
     accumulation,
     copies_s,
     exposed_s,
@@ -122,19 +121,13 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     split = ctx.splits_backward
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
-    if ctx.varies:
-        return OfLengths.of(ctx).whole([_split_s(one, kinds) for _, one in ctx.at_lengths])
-    return _split_s(ctx, kinds)
-
-
-def _split_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
-    split = ctx.splits_backward
-    output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
-    parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
-    head = gemm_seconds(ctx, [output], "bf16")
-    halves = [0.5 * part.backward for part in parts]
-    columns = [*halves, np.zeros_like(ctx.t), 0.5 * head.backward]
-    return np.where(split[:, None], np.stack(columns, axis=1), 0.0)
+    each = list[FloatArray]()
+    for _, one in ctx.at_lengths:
+        output = Gemm(m=one.tokens, n=one.model.vocab_size / one.t, k=one.model.hidden_size)
+        halves = [0.5 * linear_seconds(one.of(shape), shape.kind).backward for shape in kinds]
+        columns = [*halves, np.zeros_like(one.t), 0.5 * gemm_seconds(one, [output], "bf16").backward]
+        each.append(np.where(split[:, None], np.stack(columns, axis=1), 0.0))
+    return OfLengths.of(ctx).whole(each) if ctx.varies else each[0]
 
 
 UNEQUAL_LENGTHS = "unequal_lengths"  # a cause of passes, where the request states lengths
@@ -156,16 +149,6 @@ class PartPrice:
     causes: dict[str, FloatArray]  # of forward + backward; sums to their sum
 
 
-def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
-    """Count a layer's tensor-parallel blocks: attention and the MLP or the shared experts.
-
-    Routed experts gather over their own tensor parallelism (``expert_parallel``), not over this one.
-    """
-    moe = ctx.model.moe
-    routed = kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size
-    return float(ctx.model.num_blocks - int(routed))
-
-
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     look()
     attention = core_attention(ctx)
@@ -177,11 +160,16 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
     pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
     compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))
-    tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
+    # blocks: attention, the MLP or the shared experts; routed ones have a tensor parallelism of their own
+    moe = ctx.model.moe
+    routed_alone = kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size
+    tensor = tensor_parallel(ctx, float(ctx.model.num_blocks - int(routed_alone)))
     rings = context_parallel(ctx, attention)
-    experts = _expert_exchange(ctx) if kind == "moe" else _nothing(ctx)
+    experts = _expert_exchange(ctx) if kind == "moe" else ctx.nothing
     uneven = unequal_attention(ctx, attention)
-    again = replayed_s(ctx, kind, attention + uneven, experts)
+    again = np.zeros_like(ctx.t)
+    if ctx.selective.any():
+        again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     launching = _launching(ctx, kind, layer_floor_s(ctx, kind))
@@ -202,11 +190,13 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.workload.lengths is not None:
         causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
-    replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
-    again_s = replayed_gathers(ctx, weights, replay, matrices=matrices)
+    replay = np.zeros_like(ctx.t)
+    if ctx.full.any():
+        replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        replay = replay + replayed_gathers(ctx, weights, replay, matrices=matrices)
     return PartPrice(
         passes=whole,
-        replay=np.where(ctx.full, replay + again_s, 0.0),
+        replay=np.where(ctx.full, replay, 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
 
@@ -220,7 +210,7 @@ def _unreplayed_s(
     gathers and reductions under sequence parallelism; of one block the only one, or half.
     """
     unread = unread_products(ctx, kind)
-    if not (unread and ctx.full.any()):
+    if not unread:
         return 0.0
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
     last = np.where(ctx.sequence_parallel, 0.5, 1.0) / ctx.model.num_blocks
@@ -270,11 +260,6 @@ def _launching(ctx: Context, part: Part, floor_s: FloatArray | float) -> Launchi
 
 def _causes(ctx: Context) -> tuple[str, ...]:
     return CAUSES if ctx.workload.lengths is None else (*CAUSES, UNEQUAL_LENGTHS)
-
-
-def _nothing(ctx: Context) -> PassSeconds:
-    zero = np.zeros_like(ctx.t)
-    return PassSeconds(forward=zero, backward=zero)
 
 
 def _end_price(
@@ -362,8 +347,12 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     look_up = PassSeconds(forward=4.0 * moved, backward=10.0 * (EMBEDDING in ctx.trained_modules) * moved)
     if ctx.facts.embedding_products:
         look_up = _one_hot_seconds(ctx)
-    model, gemms = ctx.model, list[Gemm]()
-    look_up = look_up + PassSeconds(forward=_encoders_s(ctx), backward=np.zeros_like(moved))
+    model, gemms, diffusion = ctx.model, list[Gemm](), ctx.model.diffusion
+    if diffusion and diffusion.encoder_products:  # text encoders: as long as one product of as many FLOPs
+        tokens, k = _ENCODED
+        product = Gemm(m=ctx.micro_batch * tokens, n=diffusion.encoder_products / (tokens * k), k=k)
+        encoded = gemm_seconds(ctx, [product], "bf16", trained=False).forward
+        look_up = replace(look_up, forward=look_up.forward + encoded)
     if width := model.projection_parameters / model.hidden_size:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
     if width := model.num_layers * model.layer_embedding_size:
@@ -371,16 +360,6 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
         share = width / model.embedding_width  # of the look-up: as many rows, so much longer
         look_up = look_up + PassSeconds(forward=share * look_up.forward, backward=share * look_up.backward)
     return look_up + gemm_seconds(ctx, gemms, "bf16", trained=not ctx.frozen) if gemms else look_up
-
-
-def _encoders_s(ctx: Context) -> FloatArray:
-    """Return the forward seconds of text encoders, as long as one product of as many FLOPs."""
-    diffusion = ctx.model.diffusion
-    if diffusion is None or not diffusion.encoder_products:
-        return np.zeros_like(ctx.t)
-    tokens, width = _ENCODED
-    product = Gemm(m=ctx.micro_batch * tokens, n=diffusion.encoder_products / (tokens * width), k=width)
-    return gemm_seconds(ctx, [product], "bf16", trained=False).forward
 
 
 def _one_hot_seconds(ctx: Context) -> PassSeconds:
@@ -421,11 +400,11 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
 
     each = list[list[PartPrice]]()
     for _, one in ctx.at_lengths:
-        project, layer = _nothing(one), _layer_price(one.of_prediction, one.model.mtp_shape.kind)
+        project, layer = one.nothing, _layer_price(one.of_prediction, one.model.mtp_shape.kind)
         for _ in range(depth):
             project = project + _projection_seconds(one)
         each.append(
-            [_end_price(one, project, _nothing(one), own=own, layers=[layer] * depth, part="prediction")]
+            [_end_price(one, project, one.nothing, own=own, layers=[layer] * depth, part="prediction")]
         )
     (part,) = _on_the_mean(ctx, each)
     weights = own + prediction_weights(ctx)
@@ -464,33 +443,28 @@ def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
     """
     if not ctx.varies:
         return each[0]
-    of_lengths = OfLengths.of(ctx)
-    return [_mean_of(of_lengths, same) for same in zip(*each, strict=True)]
-
-
-def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
-    forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
-    waited = of_lengths.waited(forward) + of_lengths.waited(backward)
-    causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
-    return PartPrice(
-        passes=PassSeconds(forward=of_lengths.whole(forward), backward=of_lengths.whole(backward)),
-        replay=of_lengths.whole([one.replay for one in same]),
-        causes={**causes, UNEQUAL_LENGTHS: waited},
-    )
+    of_lengths, found = OfLengths.of(ctx), list[PartPrice]()
+    for same in zip(*each, strict=True):
+        forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
+        causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
+        causes[UNEQUAL_LENGTHS] = of_lengths.waited(forward) + of_lengths.waited(backward)
+        passes = PassSeconds(forward=of_lengths.whole(forward), backward=of_lengths.whole(backward))
+        replay = of_lengths.whole([one.replay for one in same])
+        found.append(PartPrice(passes=passes, replay=replay, causes=causes))
+    return found
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    each = [_parts_of(one, layout) for _, one in ctx.at_lengths]
-    return _drained(ctx, _on_the_mean(ctx, each))
-
-
-def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    compute, tensor, table = embedding_seconds(ctx), vocabulary_parallel(ctx), embedding_weights(ctx)
-    first = _end_price(ctx, compute, tensor, own=table, layers=_tower_prices(ctx), part="embedding")
-    layers = {one: _layer_price(ctx.of(one), one.kind) for one in layout.kinds}
-    further, own = ctx.model.mtp_shape, ctx.of_prediction  # of layers that predict further tokens
-    known = layers.get(further) if own is ctx.of(further) else None
-    return [*layers.values(), first, _head_price(ctx, known or _layer_price(own, further.kind))]
+    each = list[list[PartPrice]]()
+    for _, at in ctx.at_lengths:
+        compute, tensor, table = embedding_seconds(at), vocabulary_parallel(at), embedding_weights(at)
+        first = _end_price(at, compute, tensor, own=table, layers=_tower_prices(at), part="embedding")
+        layers = {one: _layer_price(at.of(one), one.kind) for one in layout.kinds}
+        further, own = at.model.mtp_shape, at.of_prediction  # of layers that predict further tokens
+        known = layers.get(further) if own is at.of(further) else None
+        each.append([*layers.values(), first, _head_price(at, known or _layer_price(own, further.kind))])
+    parts = _on_the_mean(ctx, each)
+    return _drained(ctx, parts) if ctx.facts.pipeline_batch else parts
 
 
 def _tower_prices(ctx: Context) -> list[PartPrice]:
@@ -517,15 +491,6 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
     ]
 
 
-def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:
-    look()
-    counts = [*layout.cumulative[-1].tolist(), 1, 1]
-    passes, tensors = [part.passes for part in parts], weight_tensors(ctx, layout.kinds)
-    tail = tail_of(ctx, trained, passes, tensors, counts)
-    tail.data_parallel[-2:] += copies_s(ctx)
-    return tail
-
-
 def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     """Return the step over the step without a slowest of many nodes, shape (n,); 1 on one node."""
     nodes = np.maximum(columns.num_gpus / profile.group.gpus_per_node, 1.0)
@@ -547,8 +512,6 @@ def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
     whole step would: over its m micro-batches that is (n - 1) (p - 1) / (v m) of each pass.
     """
     c = ctx.columns
-    if not ctx.facts.pipeline_batch:
-        return parts
     again = np.maximum(c.num_microbatches / ctx.facts.pipeline_batch, 1.0) - 1.0
     longer = 1.0 + again * (ctx.p - 1.0) / (c.virtual_pipeline_size * c.num_microbatches)
     return [
@@ -709,7 +672,11 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     parts = _part_prices(ctx, layout)
     weights = part_weights(ctx, layout.kinds)
     trained = trained_parts(ctx, layout.kinds, weights)
-    tail = _tails(ctx, layout, trained, parts)
+    look()
+    counts = [*layout.cumulative[-1].tolist(), 1, 1]
+    passes, tensors = [part.passes for part in parts], weight_tensors(ctx, layout.kinds)
+    tail = tail_of(ctx, trained, passes, tensors, counts)
+    tail.data_parallel[-2:] += copies_s(ctx)
     look()
     prices = RowPrices(
         **_pass_prices(parts),

@@ -16,14 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.profiles.frameworks import FrameworkFacts
-from meshwright.solver.configuration import (
-    SCHEDULES,
-    BoolArray,
-    Columns,
-    FloatArray,
-    IntArray,
-    is_one_of,
-)
+from meshwright.solver.configuration import SCHEDULES, BoolArray, Columns, FloatArray, is_one_of
 
 SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
 SHARD_WEIGHTS = 3
@@ -120,49 +113,31 @@ class Sharding:
 
         ZeRO-3 gathers in both. Under torch's runtime weights stay after a backward pass until the next
         forward pass drops them, so ``m`` forward and ``m`` backward passes gather ``m + 1`` times; the one
-        in addition is ``gathers_once``'s. ZeRO-2 gathers ``_gathers_of_chunks`` times there.
+        in addition is ``gathers_once``'s. With ZeRO-2 it keeps a chunk while that is among the next: up to
+        three a rank for the whole step. Of more, v, one is fetched and one dropped with nearly every change
+        of chunk: ``2 v - 3`` fetches where all micro-batches run a chunk together, and
+        ``2 g (v - 3) + 7`` (5 with weight gradients apart) in g > 1 groups of micro-batches.
         """
-        stage, m = self.columns.zero_stage, np.maximum(self.columns.num_microbatches, 1)
-        torch = self.in_torch_pipeline
+        c, torch = self.columns, self.in_torch_pipeline
+        stage, m, v = c.zero_stage, np.maximum(c.num_microbatches, 1), c.virtual_pipeline_size * 1.0
+        groups = np.maximum(c.num_microbatches // c.pipeline_parallel_size, 1)  # pass all chunks in turn
+        more = np.where(c.pipeline_schedule == _WEIGHTS_APART, 5.0, 7.0)
+        apart = 2.0 * groups * (v - _ACTIVE_CHUNKS) + more
+        fetches = np.where(self._pass_together, 2.0 * v - 3.0, apart)
         sharded = stage == SHARD_WEIGHTS
-        again = np.where(sharded, 1.0, (self._gathers_of_chunks - 1.0) / m)
-        first = _ALL_FORWARD_FIRST[self.columns.pipeline_schedule] | ~sharded
+        again = np.where(sharded, 1.0, (np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0) - 1.0) / m)
+        first = _ALL_FORWARD_FIRST[c.pipeline_schedule] | ~sharded
         dropped = (stage == SHARD_GRADIENTS) & self.facts.reshards_after_backward
         forward = np.where(torch, again * first, np.where(sharded | dropped, 1.0, 0.0))
         backward = np.where(torch, again * ~first, np.where(sharded, 1.0, 0.0))
         return forward, backward
 
     @cached_property
-    def moves_weights_in_passes(self) -> bool:
-        """Return whether some row gathers weights or reduces gradients in passes, as ZeRO-3 does."""
-        forward, backward = self.gathers_in_passes
-        return bool(forward.any() or backward.any() or self.reduces_every_pass.any())
-
-    @cached_property
-    def _gathers_of_chunks(self) -> FloatArray:
-        """Count a step's gathers of a chunk that torch's runtime keeps while it is among the next.
-
-        Up to three chunks a rank stay for the whole step. Of more, v, one is fetched and one dropped with
-        nearly every change of chunk: ``2 v - 3`` fetches where all micro-batches run a chunk together, and
-        ``2 g (v - 3) + 7`` (5 with weight gradients apart) in g > 1 groups of micro-batches.
-        """
-        v = self.columns.virtual_pipeline_size.astype(np.float64)
-        more = np.where(self.columns.pipeline_schedule == _WEIGHTS_APART, 5.0, 7.0)
-        apart = 2.0 * self._groups * (v - _ACTIVE_CHUNKS) + more
-        fetches = np.where(self._pass_together, 2.0 * v - 3.0, apart)
-        return np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0)
-
-    @cached_property
-    def _groups(self) -> IntArray:
-        """Count groups of micro-batches that go through all chunks of a rank in turn, shape (n,)."""
-        return np.asarray(
-            np.maximum(self.columns.num_microbatches // self.columns.pipeline_parallel_size, 1)
-        )
-
-    @cached_property
     def _pass_together(self) -> BoolArray:
         """Mark rows with micro-batches that all finish a chunk before any begins the rank's next one."""
-        return np.asarray((self._groups == 1) | (self.columns.pipeline_schedule == _BREADTH_FIRST))
+        c = self.columns
+        one_group = c.num_microbatches < 2 * c.pipeline_parallel_size
+        return np.asarray(one_group | (c.pipeline_schedule == _BREADTH_FIRST))
 
     @cached_property
     def turns(self) -> dict[str, FloatArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,16 +55,12 @@ class Tail:
     optimizer: FloatArray
 
 
-def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
-    """Return an all-gather (or reduce-scatter) of a part's bytes, which travel with other parts' bytes."""
-    together = _together(payload_bytes, ctx)
-    return all_gather_s(payload_bytes * together, group) / together
-
-
-def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
-    """Return an all-reduce of one part's bytes, which travel with those of other parts."""
-    together = _together(payload_bytes, ctx)
-    return all_reduce_s(payload_bytes * together, group) / together
+def _shared_s(
+    collective: Callable[[FloatArray, Group], FloatArray], payload: FloatArray, group: Group, ctx: Context
+) -> FloatArray:
+    """Return a part's share of a collective in which its bytes travel with those of other parts."""
+    together = _together(payload, ctx)
+    return collective(payload * together, group) / together
 
 
 def _together(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
@@ -86,8 +82,6 @@ def _last_bucket(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
 
     The last layer's own exchange is part of what is seen of every collective (``OVERLAP_SLOWDOWN``).
     """
-    if ctx.facts.keeps_buckets or not ctx.buckets.any():
-        return np.zeros_like(payload_bytes)
     more = np.maximum(_together(payload_bytes, ctx) - 1.0, 0.0)
     return np.where(ctx.buckets, more / ctx.layers_of_rank, 0.0)
 
@@ -105,37 +99,32 @@ def _exchange_s(
     """
     inner, every = replicas.shard_set, ctx.sharding.reduces_every_pass
     payload = weights * ctx.sharding.gradient_bytes_sent
-    scatter = np.where(every, 0.0, _gather_s(payload, inner, ctx))
+    scatter = np.where(every, 0.0, _shared_s(all_gather_s, payload, inner, ctx))
     done = every & ctx.facts.replicas_reduced_every_pass
-    across = np.where(done, 0.0, _across_s(ctx, payload, replicas))
-    whole = np.where(every, 0.0, _reduce_s(payload, replicas.group, ctx))
+    shards = payload / replicas.sharing
+    across = np.where(done, 0.0, _shared_s(all_reduce_s, shards, replicas.across, ctx))
+    whole = np.where(every, 0.0, _shared_s(all_reduce_s, payload, replicas.group, ctx))
     gradients = np.where(ctx.sharding.all_reduces, whole, scatter + across)
-    parameters = np.where(ctx.sharding.gathers_once, _gather_s(sent_bytes, inner, ctx), 0.0)
+    gathered = _shared_s(all_gather_s, sent_bytes, inner, ctx)
+    parameters = np.where(ctx.sharding.gathers_once, gathered, 0.0)
     trained = weights.any(axis=1, keepdims=True)
     return np.where(trained, gradients, 0.0), np.where(trained, parameters, 0.0)
 
 
-def _across_s(ctx: Context, payload: FloatArray, replicas: Replicas) -> FloatArray:
-    return _reduce_s(payload / replicas.sharing, replicas.across, ctx)
+def all_reduced_s(
+    ctx: Context, weights: Weights, element_bytes: FloatArray, *, shards: bool = False
+) -> FloatArray:
+    """Return an all-reduce of one part over all ranks that replicate it, shape (n,).
 
-
-def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
-    """Return an all-reduce of a part's shards over the replicas of its shard sets, shape (n,)."""
+    ``shards``: of its shards alone, over the replicas of its shard sets.
+    """
     seconds = np.zeros_like(ctx.t)
-    if weights.dense.any():
-        seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.dense_replicas)
-    if weights.routed.any():
-        seconds = seconds + _across_s(ctx, weights.routed * element_bytes, ctx.expert_replicas)
-    return seconds
-
-
-def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
-    """Return an all-reduce of one part over all ranks that replicate it, shape (n,)."""
-    seconds = np.zeros_like(ctx.t)
-    if weights.dense.any():
-        seconds = seconds + _reduce_s(weights.dense * element_bytes, ctx.data_group, ctx)
-    if weights.routed.any():
-        seconds = seconds + _reduce_s(weights.routed * element_bytes, ctx.expert_data_group, ctx)
+    for own, replicas in ((weights.dense, ctx.dense_replicas), (weights.routed, ctx.expert_replicas)):
+        if own.any():
+            payload, group = own * element_bytes, replicas.group
+            if shards:
+                payload, group = payload / replicas.sharing, replicas.across
+            seconds = seconds + _shared_s(all_reduce_s, payload, group, ctx)
     return seconds
 
 
@@ -184,13 +173,14 @@ def tail_of(
         gradients, parameters = gradients + experts[0], parameters + experts[1]
     exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)
-    last = _last_bucket(sent * ctx.sharding.gradient_bytes_sent, ctx)
-    hidden = hidden + last * (exchange - hidden)
+    if ctx.buckets.any() and not ctx.facts.keeps_buckets:
+        hidden = hidden + _last_bucket(sent * ctx.sharding.gradient_bytes_sent, ctx) * (exchange - hidden)
     apart = np.where(ctx.sharding.in_torch_pipeline, gradients + fetched, exchange)
-    exchange = np.where(ctx.sharding.hides_reductions, hidden, apart) + _copied_back_s(
-        ctx, weights, tensors
-    )
-    exchange = exchange + _left_whole_s(ctx, weights)
+    exchange = np.where(ctx.sharding.hides_reductions, hidden, apart)
+    if ctx.facts.gathers_tensors:
+        exchange = exchange + _copied_back_s(ctx, weights, tensors)
+    if (ctx.g > 1).any():
+        exchange = exchange + _left_whole_s(ctx, weights)
     dense = weights.dense / ctx.dense_replicas.sharing
     routed = weights.routed / ctx.expert_replicas.sharing
     updated = dense + routed
@@ -198,62 +188,57 @@ def tail_of(
     if ctx.facts.main_gradient:
         whole = ctx.sharding.adds_whole_gradients
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
-    seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
-    seconds = seconds + _projected_s(ctx, dense)
+    seconds = moved / ctx.hbm_bytes_per_s
+    if ctx.optimizer.newton_schulz:
+        seconds = seconds + _orthogonal_s(ctx, dense, routed)
+    if ctx.optimizer.low_rank:
+        seconds = seconds + _projected_s(ctx, dense)
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
     # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
     share = ctx.share_offloaded
-    seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under, counts))
+    if share.any():
+        seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under, counts))
     if ctx.facts.cpu_update_interval > 1.0:
         seconds = seconds + _selected_s(ctx, weights)
     return Tail(data_parallel=exchange, optimizer=seconds)
 
 
-def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray | float:
+def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray:
     """Return seconds that ranks which share matrices add up gradients of what each has whole, (P, n).
 
     One all-reduce of the rank's, under nothing (Megatron-LM d98e8a64 ``core/distributed/
     finalize_model_grads.py _allreduce_replicated_grads_over_gtp_remat_group``).
     """
-    if not (ctx.g > 1).any():
-        return 0.0
-    layers = np.maximum(ctx.model.num_layers / ctx.p, 1.0)
-    sent = weights.whole * ctx.facts.gradient_bytes
+    layers, sent = ctx.layers_of_rank, weights.whole * ctx.facts.gradient_bytes
     return np.where(ctx.g > 1, all_reduce_s(sent * layers, ctx.weight_group) / layers, 0.0)
 
 
-def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> FloatArray | float:
+def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> FloatArray:
     """Return seconds that weights gathered by lists of tensors take on top of the collective."""
-    if not ctx.facts.gathers_tensors:
-        return 0.0
     ranks = ctx.dense_replicas.sharing
     launches = np.array(tensors)[:, None] * ranks * TENSOR_COPY_S * ctx.operators.host
     moved = (weights.dense + weights.routed) * _TENSOR_COPY_BYTES / ctx.hbm_bytes_per_s
     return np.where((ctx.columns.zero_stage == 1) & (ranks > 1), np.maximum(launches, moved), 0.0)
 
 
-def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray | float:
-    """Price Newton-Schulz iterations of Muon on the updated weights; 0 for other optimizers.
+def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray:
+    """Price Newton-Schulz iterations of Muon on the updated weights.
 
     Five iterations of ``4 m^2 n + 2 m^3`` FLOPs for an m by n matrix, m <= n (Jordan et al. 2024, "Muon":
     at most ``6 m`` FLOPs for one weight and iteration), in bf16 and shared like the states.
     """
-    if not ctx.optimizer.newton_schulz:
-        return 0.0
     model, moe = ctx.model, ctx.model.moe
     narrow = min(model.hidden_size, moe.ffn_hidden_size) if moe is not None else 0
     flops = 5.0 * 6.0 * (dense * model.hidden_size + routed * narrow)
     return flops / ctx.gemm_flops("bf16")
 
 
-def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray | float:
-    """Price projections of gradients to a low rank and back, and their decompositions; 0 without them.
+def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray:
+    """Price projections of gradients to a low rank and back, and their decompositions.
 
     Products are in the gradients' dtype, fp32 without tensor cores (torch's default of
     ``allow_tf32``). Steps between decompositions share the time of one.
     """
-    if not ctx.optimizer.low_rank:
-        return 0.0
     work = ctx.workload
     each = low_rank(ctx.model, ctx.optimizer, work.optimizer_rank)
     rate = ctx.gemm_flops("fp32" if ctx.optimizer.fp32_copy else "bf16")
