@@ -22,6 +22,8 @@ from meshwright.profiles.optimizers import OPTIMIZERS
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
 BUILT_MODELS = CATALOG / "frameworks" / "built_models.yaml"
 
+Limit = bool  # a fact that takes something away from a launcher: "any" lacks only what all of them lack
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -41,14 +43,16 @@ class Capabilities:
     training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
-    places_pattern_layers: bool = False  # a model's ``layer_pattern`` states its stages, each with a layer
+    places_pattern_layers: Limit = False  # a model's ``layer_pattern`` states its stages, each with a layer
     standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
     stage_recompute_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such counts
-    places_stages: bool = False  # on unlike node groups, each with its tensor-parallel size
+    places_stages: Limit = False  # on unlike node groups, each with its tensor-parallel size
     placed_constraints: tuple[str, ...] = ()  # as ``constraints``, of stages on unlike node groups
-    placed_ends_alike: bool = False  # first and last stage split tied embeddings or prediction layers alike
-    unlike_replicas: bool = False  # and data-parallel replicas of unlike sizes
+    placed_ends_alike: Limit = (
+        False  # first and last stage split tied embeddings or prediction layers alike
+    )
+    unlike_replicas: Limit = False  # and data-parallel replicas of unlike sizes
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     weight_shards: bool = False  # matrices shared by data-parallel ranks, each gathered for its products
     weight_shard_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such shards
@@ -56,16 +60,16 @@ class Capabilities:
     weight_shards_without: tuple[str, ...] = ()
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
-    offloads_modules: bool = False  # ``offload_modules`` names the modules that offload activations
+    offloads_modules: Limit = False  # ``offload_modules`` names the modules that offload activations
     tensor_note: str = ""  # requirements of tensor parallelism beyond the launcher
     galore_note: str = ""  # why it runs no optimizer that projects gradients
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned
-    experts_need_sequence_parallel: bool = False  # with tensor parallelism
+    experts_need_sequence_parallel: Limit = False  # with tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
     rank_orders: tuple[str, ...] = (
         "tp-cp-dp-pp",
     )  # mesh axes, fastest first; the launcher's own comes first
-    data_parallel_alike: bool = False  # in another order experts have as many replicas as attention
+    data_parallel_alike: Limit = False  # in another order experts have as many replicas as attention
     bf16_gradients_are_optimizers: bool = False  # kept as its precision-aware optimizer keeps them
     precisions: tuple[str, ...] = ("bf16", "fp16")
     optimizers: tuple[str, ...] = ()  # empty: not limited by the launcher
@@ -78,12 +82,12 @@ class Capabilities:
     adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
-    heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
-    halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
+    heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
+    halves_on_ranks: Limit = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
-    rings_are_plain: bool = False  # no attention sinks or sliding windows with them
-    biased_experts_whole: bool = False  # no tensor ranks split experts that have biases
-    balances_stages: bool = (
+    rings_are_plain: Limit = False  # no attention sinks or sliding windows with them
+    biased_experts_whole: Limit = False  # no tensor ranks split experts that have biases
+    balances_stages: Limit = (
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
@@ -184,11 +188,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
     return tuple(name for name in launcher_names() if name != "none") if launcher == "any" else (launcher,)
 
 
-# What takes something away from a launcher: "any" lacks only what all of them lack.
-_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "rings_are_plain", "places_pattern_layers", "offloads_modules",
-             "biased_experts_whole", "places_stages", "placed_ends_alike",
-             "unlike_replicas")  # fmt: skip
+# Words that take something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
@@ -198,7 +198,7 @@ _OF_ONE = ("model_families",)  # no matter of all of them together
 
 def _union(parts: list[Capabilities]) -> Capabilities:
     values: dict[str, Any] = {}
-    for name in (field.name for field in fields(Capabilities)):
+    for name, kind in ((field.name, field.type) for field in fields(Capabilities)):
         found = [getattr(part, name) for part in parts]
         if name in _OF_ONE:
             continue
@@ -207,7 +207,7 @@ def _union(parts: list[Capabilities]) -> Capabilities:
         elif isinstance(found[0], tuple):
             values[name] = tuple(dict.fromkeys(value for part in found for value in part))
         elif isinstance(found[0], bool):
-            values[name] = all(found) if name in _LIMITING else any(found)
+            values[name] = all(found) if kind == "Limit" else any(found)
         elif isinstance(found[0], int):
             values[name] = max(found)
     for name in ("optimizers", "adapter_optimizers", "recipes"):

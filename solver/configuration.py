@@ -333,6 +333,10 @@ class Configuration:
         """Return the GPUs used: tp * pp * cp * dp, of all stages and classes."""
         return sum(self.stage_gpus)
 
+    def claimed(self, num_gpus: int) -> int:
+        """Return the GPUs out of ``num_gpus`` that it claims: a mesh those in use, stages idle ones too."""
+        return num_gpus if self.is_placed else self.num_gpus
+
     @cached_property
     def global_batch_size(self) -> int:
         """Return the sequences per optimizer step."""

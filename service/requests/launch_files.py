@@ -184,13 +184,13 @@ def _overridden(found: LaunchFile, overrides: Overrides) -> tuple[dict[str, obje
         f"{name} {old} of the files is replaced by {overrides.values[name]}"[:200]
         for name, old in changed.items()
     ]
-    gpus = found.configuration.num_gpus
-    idle = found.configuration.is_placed  # GPUs of a node group may be left out
-    if overrides.num_gpus is not None and overrides.num_gpus != gpus and not idle:
-        notes.append(
-            f"the files run on {gpus} GPUs; {overrides.num_gpus} are given: more or fewer replicas"
-        )
-        changed["num_gpus"] = gpus
+    if overrides.num_gpus is not None:
+        gpus = found.configuration.claimed(overrides.num_gpus)
+        if overrides.num_gpus != gpus:
+            notes.append(
+                f"the files run on {gpus} GPUs; {overrides.num_gpus} are given: more or fewer replicas"
+            )
+            changed["num_gpus"] = gpus
     follow: tuple[str, ...] = _FOLLOW if changed else ()
     if any(name in changed for name in _OF_REPLICAS):
         follow += ("zero_shard_size",)

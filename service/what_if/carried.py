@@ -92,8 +92,7 @@ def _priced(changed: WhatIfQuestion, candidates: Sequence[CarriedConfiguration])
 
 def scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
     """Return the plan with as many replicas as the GPUs hold and micro-batches as the batch needs."""
-    before = asked.cluster if config.is_placed else config  # a mesh may take GPUs that it left idle
-    gpus = Fraction(changed.cluster.num_gpus, before.num_gpus)
+    gpus = Fraction(changed.cluster.num_gpus, config.claimed(asked.cluster.num_gpus))
     batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
     classes = [_scaled_class(one, gpus, batch) for one in config.classes]
     whole = [one for one in classes if one is not None]

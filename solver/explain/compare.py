@@ -316,7 +316,7 @@ def _path(
     if first == second:
         return []
     there = ComparedConfiguration(problem=problem, configuration=second)
-    if first.is_placed != second.is_placed or first.replicas or second.replicas:
+    if first.replicas or second.replicas or _groups(first) is not _groups(second):
         return [replace(there, change=_whole(second))]
     differences = differences_of(first, second)
     if not differences:
