@@ -394,8 +394,11 @@ def common_environment(target: Target, *, torch: bool = True) -> Iterator[Enviro
             is_expression=True,
         )
     if target.workload.framework_options.get("launch_blocking"):
-        reason = "The plan was priced with a CPU that waits for every kernel."
-        yield EnvironmentVariable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
+        yield EnvironmentVariable(
+            name="CUDA_LAUNCH_BLOCKING",
+            value="1",
+            reason="The plan was priced with a CPU that waits for every kernel.",
+        )
 
 
 def environment_lines(variables: Sequence[EnvironmentVariable]) -> str:
@@ -569,8 +572,9 @@ def _reasons(target: Target) -> list[str]:
     why = target.plan.why
     if why is None:
         return [f"It ranks {target.plan.rank} in its answer under the cost model."]
-    said = (time_sentence(why), limit_sentence(why))
-    return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
+    return [
+        f"- {printable(text.replace(NO_BREAK, ' '))}" for text in (time_sentence(why), limit_sentence(why))
+    ]
 
 
 def _packages(start: StartCommand) -> Iterator[str]:
@@ -633,6 +637,5 @@ def _open_points(warnings: Sequence[str]) -> Iterator[str]:
 
 def _judged(launcher: str) -> str:
     """Return the versions of the launcher that have read such files, with the day."""
-    found = judged_versions(launcher)
-    words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in found]
+    words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in judged_versions(launcher)]
     return "; ".join(words) or "none"

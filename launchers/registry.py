@@ -65,8 +65,9 @@ def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launch
     """
     name = wanted or problem.launcher
     if name == "none":
-        allowed = ", ".join(launcher_names())
-        raise InvalidProblemError.of(pointer, "the problem names no launcher; name one", allowed=allowed)
+        raise InvalidProblemError.of(
+            pointer, "the problem names no launcher; name one", allowed=", ".join(launcher_names())
+        )
     return name
 
 
@@ -101,12 +102,14 @@ def _release(launcher: str, version: str | None) -> str:
     """
     if version is None:
         return ""
-    module = import_module(named(_LAUNCHERS[launcher]).__module__)
-    known = getattr(module, "VERSIONS", ())
+    known = getattr(import_module(named(_LAUNCHERS[launcher]).__module__), "VERSIONS", ())
     release = ".".join(version.split(".")[:2])
     if release not in known:
         judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))
         message = f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files"
-        allowed = ", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}"
-        raise InvalidProblemError.of("/launcher_version", message, allowed=allowed)
+        raise InvalidProblemError.of(
+            "/launcher_version",
+            message,
+            allowed=", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}",
+        )
     return release

@@ -55,8 +55,7 @@ def near_multiples(value: int, unit: int) -> str:
 
 def _neighbours(value: int, legal: Sequence[int]) -> str:
     below = [n for n in legal if n <= value][-1:]
-    above = [n for n in legal if n > value][:1]
-    return " or ".join(str(n) for n in below + above)
+    return " or ".join(str(n) for n in below + [n for n in legal if n > value][:1])
 
 
 def refuse(rules: Iterable[Rule], target: Target) -> None:

@@ -178,8 +178,11 @@ def _gpus(asked: _Scheduled) -> dict[str, Any]:
         "nvidia.com/gpu" if architecture in _NVIDIA else "amd.com/gpu" if architecture in _AMD else None
     )
     if vendor is None:
-        message = f"{asked.target.gpu.display_name} has no known Kubernetes resource"
-        raise _refused(asked.where, message, allowed="GPUs of NVIDIA and AMD")
+        raise _refused(
+            asked.where,
+            f"{asked.target.gpu.display_name} has no known Kubernetes resource",
+            allowed="GPUs of NVIDIA and AMD",
+        )
     return {"limits": {vendor: asked.target.gpus_per_node}}
 
 
@@ -216,8 +219,9 @@ def _pytorch_job(asked: _Scheduled) -> tuple[str, str, str]:
         InvalidProblemError: no image is given, which the kind requires.
     """
     if asked.image is None:
-        message = "is needed for a PyTorchJob"
-        raise InvalidProblemError.of(f"{asked.where}image", message, allowed="IMAGE:TAG")
+        raise InvalidProblemError.of(
+            f"{asked.where}image", "is needed for a PyTorchJob", allowed="IMAGE:TAG"
+        )
     container = {
         "name": "pytorch",  # the operator looks for this name
         "image": asked.image,
@@ -228,10 +232,9 @@ def _pytorch_job(asked: _Scheduled) -> tuple[str, str, str]:
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}
     pod = {"spec": {"containers": [container], "volumes": [shm]}}
-    counts = {"Master": 1, "Worker": asked.target.num_nodes - 1}
     replicas = {
         kind: {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
-        for kind, count in counts.items()
+        for kind, count in {"Master": 1, "Worker": asked.target.num_nodes - 1}.items()
         if count
     }
     job = {
@@ -260,8 +263,11 @@ def _sky_task(asked: _Scheduled) -> tuple[str, str, str]:
     """
     gpu = asked.target.gpu
     if gpu.slug not in _SKY_NAMES:
-        message = f"SkyPilot's name of {gpu.display_name} is not known"
-        raise _refused(asked.where, message, allowed=", ".join(sorted(_SKY_NAMES)))
+        raise _refused(
+            asked.where,
+            f"SkyPilot's name of {gpu.display_name} is not known",
+            allowed=", ".join(sorted(_SKY_NAMES)),
+        )
     resources: dict[str, Any] = {"accelerators": {_SKY_NAMES[gpu.slug]: asked.target.gpus_per_node}}
     if asked.image is not None:
         resources["image_id"] = f"docker:{asked.image}"
@@ -303,8 +309,7 @@ class _BlockDumper(yaml.SafeDumper):
 
 
 def _text(dumper: _BlockDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
 _BlockDumper.add_representer(str, _text)

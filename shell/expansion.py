@@ -331,10 +331,9 @@ def _substituted(found: Substitution, given: str, *, extended: bool) -> str | No
             return None
         if several and new and pattern.search(""):
             return None  # Python finds an empty match after another one, sed does not
-        lines = given.split("\n")
         return "\n".join(
             pattern.sub(lambda one: _filled(new, one), line, count=0 if "g" in found[4] else 1)
-            for line in lines
+            for line in given.split("\n")
         )
     except (re.error, IndexError):
         return None

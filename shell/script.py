@@ -441,8 +441,7 @@ class _Shell(Commands):
         while (token := self._peek()) is not None and not self._is("]]"):
             sign = words[-1].text if words else ""
             if sign in ("=", "==", "!=", "=~") and not self._dead:
-                text = self._pattern(re.escape if sign == "=~" else literal)
-                words.append(Word(text, token.line))
+                words.append(Word(self._pattern(re.escape if sign == "=~" else literal), token.line))
             elif token.kind == "word" and not self._dead:
                 words.append(Word(self.joined(token), token.line))
             elif token.kind == "operator" and token.raw != "\n":

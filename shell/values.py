@@ -181,8 +181,7 @@ class Variables:
     def merge(self, branches: Sequence[Values], line: int) -> None:
         """Merge the variables after branches when only a running shell knows which one ran."""
         names = dict.fromkeys(name for one in branches for name in one)
-        merged = {name: _merged(name, [one.get(name) for one in branches], line) for name in names}
-        self.restore(merged)
+        self.restore({name: _merged(name, [one.get(name) for one in branches], line) for name in names})
 
     def joined(self, token: Token) -> str:
         """Return a word without splitting it."""

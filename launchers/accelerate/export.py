@@ -235,8 +235,7 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
     workload = target.workload
     if not workload.lora_rank:
         return
-    every = names_every(workload.lora_targets)
-    targets = "'all-linear'" if every else str(list(workload.lora_targets))
+    targets = "'all-linear'" if names_every(workload.lora_targets) else str(list(workload.lora_targets))
     whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
     yield (
         f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "

@@ -247,8 +247,7 @@ def _deepspeed_configuration(
     fields.stop()
     zero = zero if world > 1 else 0
     count = known.number("num_microbatches", None, count)
-    mesh = (1, 1, world, 1)
-    return meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
+    return meshed((1, 1, world, 1), (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
@@ -355,8 +354,11 @@ def _unread(fields: Fields) -> tuple[str, ...]:
     found = fields.unread()
     for name in found:
         if name.startswith(MESH) and name.endswith("_size"):
-            why = "is not a size of accelerate's mesh, which would not notice"
-            fields.fault(name, why, allowed="dp_replicate, dp_shard, cp, sp, tp")
+            fields.fault(
+                name,
+                "is not a size of accelerate's mesh, which would not notice",
+                allowed="dp_replicate, dp_shard, cp, sp, tp",
+            )
     fields.stop()
     return found
 
@@ -435,8 +437,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
             )
         return 1, 1, 1, world
     if replicas is None and shard is None:
-        whole = divided(world, tp * cp, field="num_processes", what="tp × cp")
-        return tp, cp, whole, 1
+        return tp, cp, divided(world, tp * cp, field="num_processes", what="tp × cp"), 1
     shard, replicas = shard or 1, replicas or 1
     if tp > 1 and replicas > 1 and shard == 1:
         why = "tensor ranks next to replicas that share nothing: accelerate refuses them"
@@ -470,11 +471,13 @@ def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
         return None
     machines = fields.optional("num_machines") or known.world.num_nodes
     if machines is None:
-        why = "a node's GPUs shard, nodes replicate: how many there are is not said"
-        fields.fault(_STRATEGY, why, allowed="num_machines, or --num_machines of the command")
+        fields.fault(
+            _STRATEGY,
+            "a node's GPUs shard, nodes replicate: how many there are is not said",
+            allowed="num_machines, or --num_machines of the command",
+        )
         fields.stop()
-    each = divided(world, machines or 1, field="num_processes", what="num_machines")
-    return each, machines or 1
+    return divided(world, machines or 1, field="num_processes", what="num_machines"), machines or 1
 
 
 def _offload(fields: Fields, zero: int) -> str:

@@ -137,8 +137,10 @@ def _require_own_sharding(words: Sequence[Word], script: Source) -> None:
     for name, one in own.items():
         if name not in _OF_THE_START and name in rows and rows[name].role == "priced":
             where = f"line {one.line} of {shown(script.name)}"
-            message = f"{where}: {name} of accelerate launch next to Axolotl's file is not read"
-            raise refused(message, allowed="the sharding in Axolotl's file, by fsdp_config or deepspeed")
+            raise refused(
+                f"{where}: {name} of accelerate launch next to Axolotl's file is not read",
+                allowed="the sharding in Axolotl's file, by fsdp_config or deepspeed",
+            )
 
 
 def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str, Any]) -> LaunchFile:
@@ -193,8 +195,11 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
         fields.note("weights of 4 or 8 bits under Axolotl are priced as on accelerate's replicas")
         if _is_cut(fields):
-            message = "weights of 4 or 8 bits cut over ranks are not priced"
-            fields.fault(_QUANTISED[kind], message, allowed="without FSDP")
+            fields.fault(
+                _QUANTISED[kind],
+                "weights of 4 or 8 bits cut over ranks are not priced",
+                allowed="without FSDP",
+            )
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields):
@@ -294,8 +299,11 @@ def _plugins(fields: Fields) -> str:
     listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
     other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
     if other is not None:
-        message = f"{shown(other)} may train otherwise than is priced"
-        fields.fault("plugins", message, allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins")
+        fields.fault(
+            "plugins",
+            f"{shown(other)} may train otherwise than is priced",
+            allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins",
+        )
     return " ".join(listed)
 
 
@@ -360,10 +368,11 @@ def _take_replicas(fields: Fields) -> None:
     elif named or any(flags):
         fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
     else:
-        message = (
-            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced"
+        fields.fault(
+            "fsdp_config",
+            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced",
+            allowed="fsdp_version: 2 and an fsdp_config",
         )
-        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
 
 
 def _take_fsdp1(fields: Fields) -> None:
@@ -418,8 +427,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     others = _version(fields) == 1 or fields.flag(_OFFLOADS)
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
         return "accelerate"
-    replicas = whole and not _is_cut(fields) and "optimizer_rank" not in tuned
-    return "trl" if replicas else "axolotl"
+    return "trl" if whole and not _is_cut(fields) and "optimizer_rank" not in tuned else "axolotl"
 
 
 def _without_fsdps_own(name: str) -> str:

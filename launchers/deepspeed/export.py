@@ -98,11 +98,10 @@ def _experts(target: Target) -> Iterator[tuple[str, str, object]]:
 
 
 def _recompute(target: Target) -> Iterator[tuple[str, str, object]]:
-    every = target.config.recompute_granularity == "full"
     yield (
         "Whether every transformer layer is recomputed (model.gradient_checkpointing_enable()).",
         "RECOMPUTE_EVERY_LAYER",
-        every,
+        target.config.recompute_granularity == "full",
     )
 
 
@@ -157,8 +156,7 @@ def json_file(head: str, target: Target) -> str:
 
 
 def _zero(target: Target) -> dict[str, object]:
-    config = target.config
-    stage = config.zero_stage
+    stage = target.config.zero_stage
     values: dict[str, object] = {"stage": stage}
     if stage:
         values |= {

@@ -164,8 +164,9 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
         path = places[part][1]
         for _, message, others in (one for one in faults if one[0]):
             allowed = "false" if switches[part] in _OLDER_OFFLOADS else others
-            nearest = allowed.split(",", maxsplit=1)[0]
-            fields.fault(switches[part], message, allowed=allowed, nearest=nearest)
+            fields.fault(
+                switches[part], message, allowed=allowed, nearest=allowed.split(",", maxsplit=1)[0]
+            )
         if devices[part] == "nvme" and fields.raw(path) is None:
             fields.fault(path, f"is missing next to device nvme: DeepSpeed keeps {part} in files there")
     words = [part + "@nvme" * (device == "nvme") for part, device in devices.items() if device != "none"]
@@ -216,8 +217,11 @@ def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> Options:
     found: Options = {}
     if size > 1:
         if ranks % min(size, ranks):  # utils/groups.py _create_zero_param_parallel_group
-            nearest = max(one for one in range(1, size) if ranks % one == 0)
-            fields.fault(_NEAR, f"{size} does not divide {ranks} ranks", nearest=str(nearest))
+            fields.fault(
+                _NEAR,
+                f"{size} does not divide {ranks} ranks",
+                nearest=str(max(one for one in range(1, size) if ranks % one == 0)),
+            )
         found["secondary_shard_size"] = float(size)
     if weights:
         found["quantized_gathers"] = True
@@ -266,8 +270,9 @@ def _hidden_update(fields: Fields, model: ModelSpec, configuration: Configuratio
     if asked and configuration.zero_stage != _SHARDED_WEIGHTS:
         fields.fault(_SUPER, "DeepSpeed reads it only under stage 3", allowed="false", nearest="false")
     elif asked and configuration.offload != "optimizer":
-        what = "is priced with the optimizer alone in host memory"
-        fields.fault(_SUPER, what, allowed="false", nearest="false")
+        fields.fault(
+            _SUPER, "is priced with the optimizer alone in host memory", allowed="false", nearest="false"
+        )
     elif asked:
         automatic = fields.raw("gradient_clipping") == "auto"  # max_grad_norm of the trainer, 1.0
         clipped = automatic or fields.number("gradient_clipping", 0.0) > 0.0
@@ -347,8 +352,7 @@ def _configuration(
             nearest="1",
         )
         fields.stop()
-    model_gpus = code.pipeline * code.tensor
-    dp, micro, count = _batch(fields, known, model_gpus, code.world)
+    dp, micro, count = _batch(fields, known, code.pipeline * code.tensor, code.world)
     split = first_larger(model.num_layers, code.pipeline, field="pipeline_parallel_size")
     if len(set(split)) > 1:
         fields.note("partition_method type:… is assumed: the first stages hold one layer more")

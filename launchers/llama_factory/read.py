@@ -97,7 +97,6 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     adapters = _adapters(fields)
     settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
     word = Word(named, fields.place("model_name_or_path")[1]) if named else None
-    usual = _OVER[core.DISPATCHER]
     run = completed(
         "llama-factory",
         given,
@@ -105,7 +104,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         known.world,
         adapters=adapters,
         named=word,
-        dispatcher=usual,
+        dispatcher=_OVER[core.DISPATCHER],
     )
     return with_images(run, known, settings)
 
@@ -254,8 +253,9 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
                 # OmegaConf reads each as a name that no field has
                 if "=" not in word.text or word.text.startswith("-"):
                     where = f"line {word.line} of the command: {shown(word.text)}"
-                    allowed = "name=value, such as cutoff_len=2048"
-                    raise refused(f"{where} is not name=value", allowed=allowed)
+                    raise refused(
+                        f"{where} is not name=value", allowed="name=value, such as cutoff_len=2048"
+                    )
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :]]
             found |= trainer.values_of(given, overrides)
     return {
@@ -282,8 +282,9 @@ _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudn
 
 
 def _kernel(fields: Fields) -> Options:
-    found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    return ranks.kernel_option(found, "llama-factory-accelerate")
+    return ranks.kernel_option(
+        _KERNELS.get(fields.word("flash_attn", "auto").lower(), ""), "llama-factory-accelerate"
+    )
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
@@ -292,8 +293,7 @@ def _take_batch(given: Given, fields: Fields, known: Known) -> None:
     model_gpus = 1
     for name in _DEGREES:
         model_gpus *= fields.integer(name)
-    world = known.num_gpus()
-    replicas = max((world or model_gpus) // model_gpus, 1)
+    replicas = max((known.num_gpus() or model_gpus) // model_gpus, 1)
     if not given.has("micro-batch-size"):
         given.note(f"per_device_train_batch_size is {micro}: TrainingArguments' default")
         given.take("--micro-batch-size", Value((str(micro),), 0), called="per_device_train_batch_size")
@@ -321,8 +321,7 @@ def _take_defaults(given: Given) -> None:
 
 
 def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
-    kind = fields.word("finetuning_type", "full")
-    if kind != "lora":
+    if fields.word("finetuning_type", "full") != "lora":
         return 0, ATTENTION_TARGETS
     refuse_uncounted(fields)
     return fields.integer("lora_rank", 8), FUSED_TARGETS

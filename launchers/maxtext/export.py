@@ -106,8 +106,7 @@ def tensors_have_names(target: Target) -> Iterator[FieldError]:
     if target.config.recompute_granularity != "selective":
         return
     replayed = target.facts.recomputed
-    known = (*KEPT_BY, ALWAYS_REPLAYED)
-    if ALWAYS_REPLAYED not in replayed or {*replayed} - {*known}:
+    if ALWAYS_REPLAYED not in replayed or {*replayed} - {*KEPT_BY, ALWAYS_REPLAYED}:
         yield fault(
             "recompute_granularity",
             f"MaxText replays norms, and others by the names of tensors, not {'+'.join(replayed)}",
@@ -217,8 +216,9 @@ def kernels_have_names(target: Target) -> Iterator[FieldError]:
     """Require an attention kernel and gradients that MaxText has a word for."""
     facts = target.facts
     if facts.attention_kernel not in _ATTENTION and not is_tpu(target):
-        words = ", ".join(_ATTENTION)
-        yield fault("attention_kernel", f"MaxText has no {facts.attention_kernel}", allowed=words)
+        yield fault(
+            "attention_kernel", f"MaxText has no {facts.attention_kernel}", allowed=", ".join(_ATTENTION)
+        )
     if facts.gradient_dtype not in _GRADIENTS:
         yield fault("gradient_dtype", f"no {facts.gradient_dtype} here", allowed=", ".join(_GRADIENTS))
 
@@ -274,8 +274,7 @@ def _of_gpus(target: Target) -> Iterator[common.EnvironmentVariable]:
 
 def export(target: Target) -> ExportBundle:
     """Return the configuration and the scripts that start it."""
-    own = (tensors_have_names, kernels_have_names, tpus_gather_sequences)
-    refuse_first(target, "maxtext", own=own)
+    refuse_first(target, "maxtext", own=(tensors_have_names, kernels_have_names, tpus_gather_sequences))
     return common.bundled(
         target,
         product=PRODUCT,

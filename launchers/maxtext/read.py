@@ -57,8 +57,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         fields.note_commands(over)
     model = _model(fields, known, over)
     fields.expect("max_target_length")
-    mesh = _mesh(fields, known)
-    configuration = _configuration(fields, mesh, model)
+    configuration = _configuration(fields, _mesh(fields, known), model)
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
         seq_length=fields.integer("max_target_length"),
@@ -109,8 +108,7 @@ def _value(text: str) -> object:
             return kind(text)
         except ValueError:
             continue
-    words = {"true": True, "false": False, "null": None}
-    return words.get(text.lower(), text)
+    return {"true": True, "false": False, "null": None}.get(text.lower(), text)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -325,8 +323,7 @@ def _kept(fields: Fields) -> tuple[str, ...]:
         fields.note("remat_policy none replays every layer under scan_layers, as full does")
     if policy != "custom":
         return _KEPT[policy]
-    away = [name for name, place in places.items() if place == "offload"]
-    for name in away:
+    for name in (name for name, place in places.items() if place == "offload"):
         fields.fault(name, "tensors in host memory are not priced under MaxText", allowed="remat, device")
     held = [name for name, place in places.items() if place == "device"]
     return tuple(one for name in held for one in _FUSED.get(name, (name,)))
@@ -428,9 +425,10 @@ def _by_name(fields: Fields, named: str) -> ModelSpec:
     try:
         return find_model(_NAMED.sub(r"llama-\1", named).removesuffix("-Instruct"))
     except InvalidProblemError as error:
-        message = f"{shown(named)} is not in the catalog"
         fields.fault(
-            "model_name", message, allowed="--model with a catalog name or the model's config.json"
+            "model_name",
+            f"{shown(named)} is not in the catalog",
+            allowed="--model with a catalog name or the model's config.json",
         )
         fields.stop()
         raise error from None
@@ -441,8 +439,9 @@ def _shape(fields: Fields) -> dict[str, object]:
     sizes = {ours: fields.integer(name) for name, ours in _SIZES.items()}
     block = fields.choice("decoder_block")
     if (gated := fields.raw("mlp_activations")) not in (None, ["silu", "linear"]):
-        message = f"{shown(str(gated))[:64]} is not priced"
-        fields.fault("mlp_activations", message, allowed='["silu", "linear"]')
+        fields.fault(
+            "mlp_activations", f"{shown(str(gated))[:64]} is not priced", allowed='["silu", "linear"]'
+        )
     if fields.flag("attention_bias") and block != "qwen2":
         fields.note(f"attention_bias does nothing in decoder_block {block}")
     experts = fields.integer("num_experts")

@@ -278,8 +278,10 @@ def _exchange(target: Target) -> Values:
     """Return every switch of experts, also where a recipe may differ."""
     if target.model.moe is None:
         return {}
-    usual = dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False)
-    return {**usual, **exchange_values(target, bridge_facts(target))}
+    return {
+        **dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False),
+        **exchange_values(target, bridge_facts(target)),
+    }
 
 
 def _recompute(target: Target) -> Values:

@@ -128,8 +128,7 @@ def _is_written_over(key: str, values: ConfigValues) -> bool:
 def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
     """Return the values of a recipe's name, an override in braces, or single keys; None: unknown name."""
     if text.startswith("{"):
-        inner = _NESTED.sub("", text[1:].removesuffix("}"))
-        pairs = (one.partition(":") for one in inner.split(","))
+        pairs = (one.partition(":") for one in _NESTED.sub("", text[1:].removesuffix("}")).split(","))
         return {key.strip(): value.strip() for key, _, value in pairs} | dict(parts)
     if "_target_" in parts:
         return dict(parts)
@@ -280,8 +279,11 @@ def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, l
         if name in _ADAPTER_OPTIONS and (value or following).lower() in _ADAPTERS:
             adapters = f"{name} {value or following}"
     if adapters:
-        message = f"line {word.line}: {adapters} trains adapters, which are not priced"
-        raise InvalidProblemError.of("--recipe", message, allowed="a recipe for pretraining or sft")
+        raise InvalidProblemError.of(
+            "--recipe",
+            f"line {word.line}: {adapters} trains adapters, which are not priced",
+            allowed="a recipe for pretraining or sft",
+        )
     return found, [(key, text_of(value), word.line) for key, value in found.values.items()]
 
 
@@ -294,8 +296,11 @@ def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: R
     said = {key for key, _, _ in own}
     for key, text, line in values:
         if text == _COMPUTED and key not in said and recipe is not None:
-            message = f"line {line}: {recipe.name} computes it, and the command does not state it"
-            raise InvalidProblemError.of(key, message, allowed=f"{key}=… in the command")
+            raise InvalidProblemError.of(
+                key,
+                f"line {line}: {recipe.name} computes it, and the command does not state it",
+                allowed=f"{key}=… in the command",
+            )
 
 
 _FILE = "--config-file"  # with values between the recipe's and the command's
@@ -334,8 +339,11 @@ def _refuse_adapters(given: Given, values: ConfigValues) -> None:
     """Record a fault for overrides that train adapters in place of the model's own weights."""
     for key, (text, line) in values.items():
         if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
-            message = f"line {line}: trains adapters, which are not priced under Megatron-Bridge"
-            given.refuse(key[:64], message, allowed="null, which trains all weights")
+            given.refuse(
+                key[:64],
+                f"line {line}: trains adapters, which are not priced under Megatron-Bridge",
+                allowed="null, which trains all weights",
+            )
             return
 
 
@@ -366,8 +374,7 @@ def _recognises(source: Source) -> bool:
         return named or best(commands, _is_override)[1] >= _LEAST_NAMES
     if source.suffix not in (".yaml", ".yml"):
         return False
-    found = sum(_is_override(f"{name}=") for name in looks_like_document(source))
-    return found >= _LEAST_NAMES
+    return sum(_is_override(f"{name}=") for name in looks_like_document(source)) >= _LEAST_NAMES
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
@@ -469,8 +476,11 @@ def _refuse_deleted(given: Given, values: dict[str, tuple[str, int]]) -> None:
     for key in [key for key in values if key.startswith("~")]:
         line, plain = values.pop(key)[1], key[1:64]
         if not flag_names("megatron-bridge").is_free(plain):
-            message = f"line {line}: does nothing: Hydra drops the key, and the recipe's value stays"
-            given.refuse(key[:64], message, allowed=f"{plain}=VALUE, or leave it out")
+            given.refuse(
+                key[:64],
+                f"line {line}: does nothing: Hydra drops the key, and the recipe's value stays",
+                allowed=f"{plain}=VALUE, or leave it out",
+            )
 
 
 def _is_strange(key: str) -> bool:
@@ -504,8 +514,7 @@ def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 def _model(given: Given, known: Known, recipe: Recipe | None) -> ModelSpec | None:
     """Return the supplied model, or the recipe's; None if the overrides state the shape."""
-    names = ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
-    if all(given.has(name) for name in names):
+    if all(given.has(name) for name in ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")):
         return known.overrides.model
     if recipe is not None and recipe.hub_id in ("", _COMPUTED) and known.overrides.model is None:
         raise InvalidProblemError.of(

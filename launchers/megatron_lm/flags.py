@@ -253,8 +253,9 @@ def _split(target: Target) -> list[MegatronFlag]:
     if target.model.layer_pattern:
         flags.append(flag("hybrid-layer-pattern", staged_pattern(target)))
     elif not is_even(config.stage_layers):
-        text = layout(config.stage_layers, target.model.num_mtp_layers)
-        flags.append(flag("pipeline-model-parallel-layout", text))
+        flags.append(
+            flag("pipeline-model-parallel-layout", layout(config.stage_layers, target.model.num_mtp_layers))
+        )
     elif config.virtual_pipeline_size > 1:
         flags.append(flag("num-virtual-stages-per-pipeline-rank", config.virtual_pipeline_size))
     if config.virtual_pipeline_size > 1:

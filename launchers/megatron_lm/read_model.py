@@ -128,8 +128,11 @@ def pattern_of(given: Given) -> str:
     letters = main.replace("|", "")
     wrong = next((letter for letter in letters if letter not in _SYMBOLS), None)
     if wrong is not None or (text and not letters):
-        what = f"has {wrong!r}, which is not a layer that is planned" if wrong else "names no layer"
-        given.fault(PATTERN, what, allowed="M (Mamba 2), * (attention), - (MLP), E (experts), |")
+        given.fault(
+            PATTERN,
+            f"has {wrong!r}, which is not a layer that is planned" if wrong else "names no layer",
+            allowed="M (Mamba 2), * (attention), - (MLP), E (experts), |",
+        )
     stated = given.optional("num-layers")
     if letters and stated not in (None, len(letters)):
         given.note(f"--num-layers {stated} does nothing: --{PATTERN} has {len(letters)} layers")

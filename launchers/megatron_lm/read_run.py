@@ -81,9 +81,11 @@ def _virtual(given: Given, whole: int, pp: int) -> int:
     else:
         chunks = max(given.integer(direct, 1), 1)
     if chunks > 1 and pp == 1:
-        name = layers if given.has(layers) else direct
-        allowed = "--pipeline-model-parallel-size 2 and more"
-        given.fault(name, f"makes {chunks} chunks of one stage, which Megatron-LM refuses", allowed=allowed)
+        given.fault(
+            layers if given.has(layers) else direct,
+            f"makes {chunks} chunks of one stage, which Megatron-LM refuses",
+            allowed="--pipeline-model-parallel-size 2 and more",
+        )
     return chunks
 
 
@@ -139,10 +141,11 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     elif sum(split) != num_layers:
         given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
     elif _misplaced(stages):
-        why = (
-            "has multi-token prediction neither next to the loss nor alone in the stage before: not priced"
+        given.fault(
+            name,
+            "has multi-token prediction neither next to the loss nor alone in the stage before: not priced",
+            allowed="…m|L with no layer next to m or L, or …mL",
         )
-        given.fault(name, why, allowed="…m|L with no layer next to m or L, or …mL")
     elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):
         given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
     else:
@@ -285,8 +288,11 @@ def global_batch(given: Given) -> int:
         return given.integer("global-batch-size", 1)
     steps = batch_steps(given)
     if not steps:
-        allowed = f"0:256 1B:512, up to {_MAX_STEPS} of them"
-        given.fault(_SCHEDULE, "is not a list of tokens and batches that begins at 0", allowed=allowed)
+        given.fault(
+            _SCHEDULE,
+            "is not a list of tokens and batches that begins at 0",
+            allowed=f"0:256 1B:512, up to {_MAX_STEPS} of them",
+        )
         return 1
     last = steps[-1][1]
     if steps[:-1]:
@@ -432,8 +438,7 @@ def _graph(given: Given, _: FrameworkFacts) -> str:
         return "none"
     if WHOLE_STEP in (impl, *scope):
         return WHOLE_STEP
-    parts = [name for name in OPTION_PARTS["cuda_graph"][0] if name in scope]
-    return "+".join(parts) or WHOLE_LAYER
+    return "+".join([name for name in OPTION_PARTS["cuda_graph"][0] if name in scope]) or WHOLE_LAYER
 
 
 def _fused_permutation(given: Given, known: FrameworkFacts) -> bool:
@@ -695,9 +700,9 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
         # --use-megatron-fsdp's own since 3499efef (April 2026); configurations keep no_shard
         own = "--use-megatron-fsdp" in {*given.values} - {*given.called}
-        usual = "optim_grads_params" if own else "no_shard"
-        strategy = given.word("data-parallel-sharding-strategy", usual)
-        stage = _STRATEGIES.get(strategy, 0)
+        stage = _STRATEGIES.get(
+            given.word("data-parallel-sharding-strategy", "optim_grads_params" if own else "no_shard"), 0
+        )
     elif given.has("data-parallel-sharding-strategy"):
         given.note("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
     if given.has("overlap-param-gather") and not stage:

@@ -130,8 +130,7 @@ def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
     if not given.has("use-distributed-optimizer"):
         given.fault(name, "needs --use-distributed-optimizer")
     elif given.has("fp8-format") and given.word("fp8-recipe") == "mxfp8" and not given.has(buffer):
-        message = f"needs --{buffer} with --fp8-recipe mxfp8: Transformer Engine stops without it"
-        given.fault(name, message)
+        given.fault(name, f"needs --{buffer} with --fp8-recipe mxfp8: Transformer Engine stops without it")
 
 
 def _offloaded_share(given: Given, _: ModelSpec) -> None:

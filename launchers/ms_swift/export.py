@@ -113,8 +113,7 @@ def _written(name: str, value: object) -> str:
         return shlex.join((f"--{name}", *map(str, value)))
     if isinstance(value, dict):
         return shlex.join((f"--{name}", json.dumps(value)))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return shlex.join((f"--{name}", text))
+    return shlex.join((f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)))
 
 
 def _parallel(target: Target) -> core.Values:
@@ -123,8 +122,7 @@ def _parallel(target: Target) -> core.Values:
     if target.config.virtual_pipeline_size > 1:
         values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
         values["overlap_p2p_comm"] = known.overlap_transfer
-    overlaps = known.overlap_tensor and values["sequence_parallel"]
-    return {**values, "tp_comm_overlap": bool(overlaps)}
+    return {**values, "tp_comm_overlap": bool(known.overlap_tensor and values["sequence_parallel"])}
 
 
 def _switches(target: Target) -> core.Values:

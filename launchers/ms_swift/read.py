@@ -83,8 +83,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
     known = known_of(source, overrides)
     started = commands.world_of(source.text, script, command)
-    said = started.num_gpus or started.gpus_per_node
-    world = started if said else replace(known.world, lacking=started.lacking)
+    world = (
+        started
+        if started.num_gpus or started.gpus_per_node
+        else replace(known.world, lacking=started.lacking)
+    )
     unknown = any(UNKNOWN in text for text in commands.environment_of(script, command).get("NNODES", ()))
     if world.gpus_per_node and not world.num_nodes and not unknown:
         world = replace(world, num_nodes=1)  # default of NNODES
@@ -292,9 +295,12 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
 
     def refusal(name: str, allowed: str) -> InvalidProblemError:
         line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
-        message = f"line {line}: {shown(others[name])} is not priced"
-        nearest = near_word(others[name], allowed)
-        return InvalidProblemError.of(f"--{name}", message, allowed=allowed, nearest=nearest)
+        return InvalidProblemError.of(
+            f"--{name}",
+            f"line {line}: {shown(others[name])} is not priced",
+            allowed=allowed,
+            nearest=near_word(others[name], allowed),
+        )
 
     kinds = {name: others[name] for name in _TUNERS if name in others}
     for name, kind in kinds.items():

@@ -64,8 +64,11 @@ def _refuse_others(fields: Fields, overrides: Overrides) -> None:
     known = {name.partition(".")[0] for name in flag_names("nanotron")}
     for section in fields.sections():
         if section not in known and not overrides.ignores(section):
-            message = "is not a section of nanotron's, and what a fork makes of it is not known"
-            fields.fault(section, message, allowed=passing(section))
+            fields.fault(
+                section,
+                "is not a section of nanotron's, and what a fork makes of it is not known",
+                allowed=passing(section),
+            )
 
 
 def _refuse_options(fields: Fields, source: Source, overrides: Overrides) -> None:
@@ -77,8 +80,11 @@ def _refuse_options(fields: Fields, source: Source, overrides: Overrides) -> Non
             option = word.text.partition("=")[0].replace("_", "-")
             known = option == "--" or _OPTION.startswith(option) or overrides.ignores(option)
             if option.startswith("--") and not known:
-                message = f"line {word.line} of the command: is not an option of nanotron's run_train.py"
-                fields.fault(shown(option), message, allowed=f"{_OPTION}, or {passing(shown(option))}")
+                fields.fault(
+                    shown(option),
+                    f"line {word.line} of the command: is not an option of nanotron's run_train.py",
+                    allowed=f"{_OPTION}, or {passing(shown(option))}",
+                )
 
 
 _OPTION = "--config-file"
@@ -164,15 +170,13 @@ def _schedule(fields: Fields, pp: int) -> str:
 
 
 def _precision(fields: Fields) -> str:
-    dtype = fields.word("model.dtype", "bfloat16")
-    if dtype != "bfloat16":
+    if fields.word("model.dtype", "bfloat16") != "bfloat16":
         fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
     return "bf16"
 
 
 def _optimizer(fields: Fields) -> str:
-    name = fields.word("optimizer.optimizer_factory.name", "adamW")
-    if name.lower() != "adamw":
+    if fields.word("optimizer.optimizer_factory.name", "adamW").lower() != "adamw":
         fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
     return "adamw"
 
@@ -227,8 +231,11 @@ def _refuse_layers(fields: Fields) -> None:
     table = flag_names("nanotron")
     for name in (_AT + name for name in fields.names_in(_AT[:-1])):
         if table.row(name) is None and fields.peek(name) not in (None, False):
-            message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
-            fields.fault(name, message, allowed=passing(name))
+            fields.fault(
+                name,
+                "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it",
+                allowed=passing(name),
+            )
     if fields.word(_AT + "hidden_act", "silu") != "silu":
         fields.fault(_AT + "hidden_act", "is not priced", allowed="silu")
     kernel = fields.word(_AT + "_attn_implementation", _KERNELS[0])

@@ -42,8 +42,7 @@ def _lines_of(call: object) -> list[str]:
         raise refused("the capture has a call without argv")
     environment = call.get("environment") or {}
     names = [name for name in environment if str(name).isidentifier()]
-    before = [str(word) for words in call.get("before") or () for word in words]
-    words = [*before, *map(str, call["argv"])]
+    words = [str(word) for words in (*(call.get("before") or ()), call["argv"]) for word in words]
     return [
         *(f"export {name}={shlex.quote(str(environment[name]))}" for name in names),
         " ".join(shlex.quote(word) for word in words),

@@ -168,8 +168,11 @@ def _header(text: str) -> dict[str, str]:
     each = tasks * (_first(("--gpus-per-task",), found) or 0)
     if in_all and nodes:
         each = 0 if in_all % nodes else in_all // nodes
-    said = _first(("--gpus-per-node", "--gres"), found)
-    return found if said or not each else {**found, "--gres": f"gpu:{each}"}
+    return (
+        found
+        if _first(("--gpus-per-node", "--gres"), found) or not each
+        else {**found, "--gres": f"gpu:{each}"}
+    )
 
 
 def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
@@ -318,8 +321,10 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
 def given_to_several(file: str, lines: Sequence[int]) -> InvalidProblemError:
     """Return the refusal of a file that different commands take, in these lines of their scripts."""
     where = ", ".join(map(str, lines[:8]))
-    message = f"{shown(file)} is given to {len(lines)} commands that differ (lines {where})"
-    return refused(message, allowed="a script with one of them")
+    return refused(
+        f"{shown(file)} is given to {len(lines)} commands that differ (lines {where})",
+        allowed="a script with one of them",
+    )
 
 
 def _runs(
@@ -448,8 +453,7 @@ def started_program(words: Sequence[Word]) -> Command | None:
     at = next((at for at, word in enumerate(words[:-1]) if word.text == "-m"), None)
     if at is None or words[at + 1].text.startswith(_STARTERS):
         return program_of(words)
-    name = words[at + 1].text.replace(".", "/") + ".py"
-    return Command(name, words[at + 2 :], words[: at + 1])
+    return Command(words[at + 1].text.replace(".", "/") + ".py", words[at + 2 :], words[: at + 1])
 
 
 def other_use(command: Command) -> str:
@@ -684,8 +688,7 @@ def program_of(words: Sequence[Word]) -> Command | None:
         return Command(f"{words[tool].text} {words[tool + 1].text}", words[tool + 2 :], words[: tool + 1])
     module = next((i for i, word in enumerate(words) if word.text.startswith(_MODULES)), _module(words))
     if at is None and module is not None:
-        name = words[module].text.replace(".", "/") + ".py"
-        return Command(name, words[module + 1 :], words[:module])
+        return Command(words[module].text.replace(".", "/") + ".py", words[module + 1 :], words[:module])
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])
@@ -757,8 +760,7 @@ def _variable(environment: Mapping[str, tuple[str, ...]], names: Sequence[str]) 
 def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
     for name in names:
         for place in places:
-            text = place.get(name, "")
-            if number := _counted(name, text):
+            if number := _counted(name, place.get(name, "")):
                 return number
     return None
 

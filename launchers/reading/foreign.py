@@ -153,8 +153,11 @@ def refuse_unpriced(fields: Fields, program: str = "") -> None:
     if "ms-swift" not in fields.programs:  # which trains whatever do_train is
         _require_training(fields, program)
     if (seeing := _SEEING_PROGRAM.search(program)) is not None:
-        why = f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced"
-        fields.fault(WHOLE_FILE, why, allowed=_STARTER)
+        fields.fault(
+            WHOLE_FILE,
+            f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced",
+            allowed=_STARTER,
+        )
     fields.stop()
 
 

@@ -189,8 +189,11 @@ class Given:
                 )
             elif whole:
                 same = [one for one in whole if names.get(one.rpartition(".")[2]) == names[near]]
-                nearest = next(iter(get_close_matches(shown, same, n=1, cutoff=0.0)), None)
-                self.refuse(shown, f"line {value.line}: is not a name of that section", nearest=nearest)
+                self.refuse(
+                    shown,
+                    f"line {value.line}: is not a name of that section",
+                    nearest=next(iter(get_close_matches(shown, same, n=1, cutoff=0.0)), None),
+                )
             elif names[near] not in self.values:
                 self.refuse(shown, f"line {value.line}: is not read there", nearest=right)
 
@@ -214,8 +217,7 @@ class Given:
     ) -> None:
         """Record a fault of a flag that is not kept."""
         if len(self.faults) < MAX_LISTED:
-            fault = FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest)
-            self.faults.append(fault)
+            self.faults.append(FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest))
 
     def refuse_unpriced(self) -> None:
         """Refuse the flags with which what is priced is not what runs, unless their values are off."""

@@ -46,8 +46,11 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
     if tower is None:
         if settings.stated:
             message = f"the files limit images, and {found.model.title} has no vision tower"
-            allowed = f"the config with its vision_config (--model), or --ignore {settings.limit}"
-            raise InvalidProblemError.of(settings.limit, message, allowed=allowed)
+            raise InvalidProblemError.of(
+                settings.limit,
+                message,
+                allowed=f"the config with its vision_config (--model), or --ignore {settings.limit}",
+            )
         return found
     if workload.lora_rank:
         if trained := [part for part in TOWER_PARTS if part not in frozen]:
@@ -61,8 +64,7 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
     if tokens is None and settings.most_pixels and not tower.tile_patches:
         size = max(1, settings.most_pixels // tower.pixels_per_token)
         tokens = SequenceLengths(percentiles=((0.0, size), (100.0, size)))
-        why = f"every image is taken to be as large as {settings.limit} allows: {size} tokens"
-        notes = (*notes, why)
+        notes = (*notes, f"every image is taken to be as large as {settings.limit} allows: {size} tokens")
     parts = tuple(part for part in FROZEN_PARTS if part in frozen)
     work = replace(workload, images_per_sample=images, image_tokens=tokens, frozen=parts)
     return replace(found, workload=work, notes=notes)

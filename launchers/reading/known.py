@@ -115,8 +115,12 @@ def _adapters(text: str) -> Mapping[str, Any]:
         return {}
     if not (_are_of(targets, LORA_TARGETS) and _are_of(modules, TRAINED_MODULES)):
         return {}
-    words = {"lora_targets": tuple(targets or ()), "trained_modules": tuple(modules or ())}
-    return {"lora_rank": rank, "base_precision": base, **words}
+    return {
+        "lora_rank": rank,
+        "base_precision": base,
+        "lora_targets": tuple(targets or ()),
+        "trained_modules": tuple(modules or ()),
+    }
 
 
 def _are_of(said: object, names: Sequence[str]) -> bool:

@@ -99,8 +99,9 @@ def read_launch_files(
     _require_readable(source)
     found, reader = _recognised(source, launcher)
     if not found.is_script and overrides.run not in (None, 1):
-        message = f"{overrides.run}: {shown(found.name)} is one run"
-        raise InvalidProblemError.of("--run", message, allowed="1, or none")
+        raise InvalidProblemError.of(
+            "--run", f"{overrides.run}: {shown(found.name)} is one run", allowed="1, or none"
+        )
     for script in found.scripts() if overrides.num_gpus is None else ():
         require_job(script.text, script.name)
     try:
@@ -191,8 +192,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
 
 def _of_its_own(source: Source) -> tuple[str, str]:
     """Return which program a script starts, and what is allowed instead."""
-    commands = commands_of(readable_script(source))
-    first = next((one for one in commands if one.program and one.before), None)
+    first = next((one for one in commands_of(readable_script(source)) if one.program and one.before), None)
     if first is None:
         return "", _KINDS
     program = f": line {first.before[0].line} starts {shown(first.program.rpartition('/')[2])}"

@@ -163,8 +163,7 @@ def _stated(source: Source, known: Known) -> dict[str, LocatedValue]:
     scripts = known.source.scripts()
     named = next((one for one in (named_of(s, known.overrides) for s in scripts) if one.config), Named())
     if source.suffix == ".py":
-        makes = "Trainer.Config:" in source.text
-        values = module_values(source, named.config if makes else "")
+        values = module_values(source, named.config if "Trainer.Config:" in source.text else "")
     else:
         values = _named_values(source, named)
     return values | ({"model.name": LocatedValue(named.module, named.line)} if named.module else {})
@@ -365,8 +364,7 @@ def _expert_ranks(
     if ranks > 1 and split not in (1, mesh.tp):
         message = f"{split} is neither 1 nor tensor_parallel_degree, with expert_parallel_degree {ranks}"
         fields.fault(tensor_name, message, allowed=f"1 or {mesh.tp}", nearest=str(mesh.tp))
-    shards = mesh.shard * mesh.cp * mesh.tp
-    if shards % (ranks * split) or model.moe.num_experts % ranks:
+    if mesh.shard * mesh.cp * mesh.tp % (ranks * split) or model.moe.num_experts % ranks:
         fields.fault(name, f"{ranks} does not divide the shards, or {model.moe.num_experts} experts")
     return ranks, mesh.tp if ranks == 1 else split
 
@@ -436,8 +434,7 @@ def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
 
 def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
     """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
-    name = "parallelism.fsdp_reshard_after_forward"
-    reshard = fields.choice(name)
+    reshard = fields.choice("parallelism.fsdp_reshard_after_forward")
     if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:
         return 0
     if reshard == "default":

@@ -42,8 +42,7 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     if fields.has(f"{SHAPE}dim"):
         return _shape(fields)
     if FLAVOR_FILE in known.source.files:
-        text = known.source.files[FLAVOR_FILE]
-        return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, text)))
+        return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, known.source.files[FLAVOR_FILE])))
     name = fields.word("model.name", "llama3")
     flavors = {model: own for model, own in _flavors().items() if not (is_module and model in _NOT_IN_0_3)}
     if (found := flavors.get(name, {}).get(flavor)) is not None:
@@ -152,5 +151,4 @@ def _ffn(fields: Fields) -> int:
     if not 0 < factor < _MAX_FACTOR:
         fields.fault(f"{SHAPE}ffn_dim_multiplier", "is out of range")
         fields.stop()
-    plain = int(factor * int(2 * 4 * hidden / 3))
-    return unit * -(-plain // unit)
+    return unit * -(-int(factor * int(2 * 4 * hidden / 3)) // unit)

@@ -121,8 +121,7 @@ def recomputation_of(
     if option not in (None, "op") and not str(option).isdecimal():
         fields.fault(_OPTION, "is unknown", allowed='"op", or every how many layers', nearest="op")
         return mode, ()
-    by_operators = option == "op" or (option is None and is_module)
-    if mode != "selective" or by_operators:
+    if mode != "selective" or option == "op" or (option is None and is_module):
         return mode, split if mode == "full" else ()
     if option is None:
         fields.note(f"{_OPTION} is not given: every second layer is recomputed, torchtitan 0.2's default")

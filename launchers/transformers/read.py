@@ -150,8 +150,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         known.header = header_of(shares.source.text)  # of an exported plan left as a capture
     ranks.require_gpus_of_their_own(fields, script, command, shares)
     tool, started = _tool(fields, command.program), ranks.started_by(script, command)
-    program = command.program
-    return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
+    return trainer_run(fields, known, tool, started=started, shares=shares, program=command.program)
 
 
 TRAINER_READER = Reader(name="transformers", recognises=_recognises, read=_read)
@@ -166,8 +165,10 @@ def _require_one_run(script: Script, command: commands.Command, overrides: Overr
         word.text.endswith(_DOCUMENTS) and word.text not in own for word in files
     ):
         lines = ", ".join(str(one.words[0].line) for one in starts[:8])
-        message = f"{name[:64]} starts {len(starts)} trainings (lines {lines}), some by files of arguments"
-        raise refused(message, allowed="a script with one of them, or that file")
+        raise refused(
+            f"{name[:64]} starts {len(starts)} trainings (lines {lines}), some by files of arguments",
+            allowed="a script with one of them, or that file",
+        )
 
 
 def _of_start(command: commands.Command) -> Sequence[Word]:
@@ -271,8 +272,9 @@ def trainer_run(
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)
     if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
-        allowed = f"torchrun --nproc_per_node {world}, or one GPU"
-        fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
+        fields.fault(
+            "num_gpus", f"{why}: not priced", allowed=f"torchrun --nproc_per_node {world}, or one GPU"
+        )
     elif alone and world and world > 1:
         fields.note(commands.other_gpus_note(1, world))
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
@@ -405,8 +407,11 @@ def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dic
         if text.isdecimal() and len(text) < _DIGITS and int(text) > 0:
             numbers[key] = int(text)
         else:
-            why = f"{key} = {shown(text)} is not a whole number above 0"
-            fields.fault("optim_args", why, allowed=f"1 to {10 ** (_DIGITS - 1) - 1}")
+            fields.fault(
+                "optim_args",
+                f"{key} = {shown(text)} is not a whole number above 0",
+                allowed=f"1 to {10 ** (_DIGITS - 1) - 1}",
+            )
     if (kind := found.get("proj_type", "std")) != "std":
         fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
     _require_every_layer(fields, model)
@@ -427,8 +432,11 @@ def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
             "optim_target_modules all-linear also projects the head, which is priced with full moments"
         )
     elif not (names in _EVERY or set(linear_names(model)) <= names):
-        allowed = f"all-linear, or {', '.join(linear_names(model))}"
-        fields.fault("optim_target_modules", "leaves out some linear layers", allowed=allowed)
+        fields.fault(
+            "optim_target_modules",
+            "leaves out some linear layers",
+            allowed=f"all-linear, or {', '.join(linear_names(model))}",
+        )
 
 
 def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "optim") -> str:

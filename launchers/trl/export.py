@@ -83,8 +83,7 @@ def _batching(target: Target) -> Values:
         return {"packing": False}
     if pads(target):
         return {"packing": False, "pad_to_multiple_of": target.workload.seq_length}
-    strategy = "wrapped" if target.workload.lengths is None else "bfd"
-    return {"packing": True, "packing_strategy": strategy}
+    return {"packing": True, "packing_strategy": "wrapped" if target.workload.lengths is None else "bfd"}
 
 
 def _adapter_values(target: Target) -> Values:

@@ -281,8 +281,11 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
         if not fields.has(name):
             fields.note(f"{name} is not given: {own[name]} is TRL's default")
     own[accelerate.CHECKPOINTING] = fields.flag(accelerate.CHECKPOINTING)
-    usual = {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()}
-    given = accelerate.arguments(known, () if over else own, usual)
+    given = accelerate.arguments(
+        known,
+        () if over else own,
+        {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()},
+    )
     length = given.integer(_LENGTH)
     given.stop()
     return given, length

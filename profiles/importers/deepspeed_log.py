@@ -52,8 +52,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
     memory, rate = _MEMORY.search(line.text), _RATE.search(line.text)
     if memory is None:
         raise file.fault(where, 'expected "MaxMemAllocated=…GB"')
-    peak = file.number(memory[1], f"{where}, MaxMemAllocated", high=MAX_GIB)
-    log.saw_memory(line.rank, peak * GIB, None)
+    log.saw_memory(line.rank, file.number(memory[1], f"{where}, MaxMemAllocated", high=MAX_GIB) * GIB, None)
     if not log.is_of_first_rank(line.rank):
         return
     between = log.seconds_since(number, timestamp(line.text))

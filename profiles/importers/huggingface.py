@@ -252,8 +252,10 @@ def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> f
         share = min(_integer(reader, "rotary_dim", limits="head_dim") / head_dim, 1.0)
         stated = holder.number("partial_rotary_factor", low=1e-3, high=1.0, default=share)
         if round(stated * head_dim) != round(share * head_dim):
-            why = f"{stated:g}: rotary_dim states {share:g} of a head of {head_dim}; leave one of them out"
-            raise UnsupportedModelError.field("partial_rotary_factor", why)
+            raise UnsupportedModelError.field(
+                "partial_rotary_factor",
+                f"{stated:g}: rotary_dim states {share:g} of a head of {head_dim}; leave one of them out",
+            )
         return share
     name = holder.first(("rotary_pct", "partial_rotary_factor"))
     return holder.number(name, low=1e-3, high=1.0, default=1.0)
@@ -341,8 +343,7 @@ def _scales(reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any]
             reader.number("scale_depth", low=1e-6, high=1e6) / known["num_layers"] ** 0.5
         )
     if reader.has("dim_model_base"):
-        base = reader.integer("dim_model_base", high=2**20)
-        facts["logit_scale"] = base / known["hidden_size"]
+        facts["logit_scale"] = reader.integer("dim_model_base", high=2**20) / known["hidden_size"]
     return facts
 
 
@@ -361,8 +362,7 @@ def _activation(reader: FieldReader, family: ModelTypeKeys) -> Activation | None
     if found is None:
         why = f"the activation {str(word)[:40]}; planned: {', '.join(config_keys().activations)}"
         raise UnsupportedModelError.field(reader.first(names), why)
-    gated = bool(family.facts.get("gated_mlp", True))
-    return None if found == ("silu" if gated else "gelu") else found
+    return None if found == ("silu" if family.facts.get("gated_mlp", True) else "gelu") else found
 
 
 def _refuse_other_values(reader: FieldReader, family: ModelTypeKeys) -> None:
@@ -505,8 +505,10 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
     if placement is None or (num_experts == 0 and family.dense_without_experts):
         return None
     if num_experts == 0:
-        why = "0: the class then builds layers of experts without any; set model_type to a dense type"
-        raise UnsupportedModelError.field(family.experts, why)
+        raise UnsupportedModelError.field(
+            family.experts,
+            "0: the class then builds layers of experts without any; set model_type to a dense type",
+        )
     width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
     num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
@@ -565,8 +567,7 @@ def _shared_experts(reader: FieldReader, family: ModelTypeKeys, expert_width: in
         return 1, _integer(reader, family.keys["ffn_hidden_size"], limits="ffn_hidden_size")
     if family.shared_experts_of_ffn:
         return family.shared_experts_of_ffn, family.shared_experts_of_ffn * expert_width
-    stated = reader.first(_SHARED_WIDTH)
-    width = reader.integer(stated, low=0, default=0, high=2**24)
+    width = reader.integer(reader.first(_SHARED_WIDTH), low=0, default=0, high=2**24)
     count = reader.integer(reader.first(config_keys().shared_experts), low=0, default=0, high=1024)
     if width:
         return max(count, 1), width

@@ -61,8 +61,10 @@ def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
         reader.value("num_ln_in_parallel_attn"),
     )
     if norms not in ((None, 1, 2) if newer else (None, 1)):
-        why = f"{str(norms)[:20]}: the class runs with 1, or 2 where new_decoder_architecture is true"
-        raise UnsupportedModelError.field("num_ln_in_parallel_attn", why)
+        raise UnsupportedModelError.field(
+            "num_ln_in_parallel_attn",
+            f"{str(norms)[:20]}: the class runs with 1, or 2 where new_decoder_architecture is true",
+        )
     return {"shared_norm": bool(facts.get("parallel_residual")) and not (newer and norms != 1)}
 
 

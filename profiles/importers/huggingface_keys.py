@@ -167,10 +167,9 @@ _TYPO = 0.8  # least difflib ratio of a typo: one letter in five is wrong
 def nearest_type(reader: FieldReader, model_type: str, planned: Sequence[str]) -> str:
     """Return the planned type of the same family, or the one that a typo meant; else a common one."""
     plain = model_type.lower().removesuffix("_text")
-    bare = ((one, one.removesuffix("_text")) for one in planned)
     alike = [
         (_alike_from_the_start(plain, other), SequenceMatcher(None, plain, other).ratio(), one)
-        for one, other in bare
+        for one, other in ((one, one.removesuffix("_text")) for one in planned)
     ]
     family = max((one for one in alike if one[0] >= _ALIKE), default=None)
     known = config_keys()
@@ -248,8 +247,7 @@ _NEUTRAL: Mapping[str, object] = dict.fromkeys(
 
 @cache
 def _types() -> Mapping[str, Mapping[str, Any]]:
-    raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
-    return dict(raw["types"])
+    return dict(json.loads((CATALOG / "model_types.json").read_text("utf-8"))["types"])
 
 
 def repeats(key: str, config: Mapping[str, object]) -> bool:
@@ -294,12 +292,12 @@ def completed(
             stated[names.get(key, key)] = value
         elif value is not None and value != config[names[key]]:
             other = shown(str(config[names[key]]))
-            why = f"another name of {names[key]}, which is {other}; remove one of them"
-            raise UnsupportedModelError.field(key, why)
+            raise UnsupportedModelError.field(
+                key, f"another name of {names[key]}, which is {other}; remove one of them"
+            )
     stated = family.as_built({**entry["defaults"], **stated}) if family.as_built else stated
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
-    published = [key for key in family.of_published if isinstance(stated.get(key), list)]
-    read = {*published, family.experts}
+    read = {family.experts, *(key for key in family.of_published if isinstance(stated.get(key), list))}
     for key in [key for key in entry.get("unread", ()) if key in stated and key not in read]:
         known = key == "moe_intermediate_size" and stated[key] == stated.get("intermediate_size")
         if not (known or repeats(key, {**entry["defaults"], **stated})):
@@ -339,5 +337,6 @@ def _refuse_unread(key: str, value: object, family: ModelTypeKeys) -> None:
     harmless = key in _OF_HEADS or width or one_expert or (not family.experts and harmless_reason(key))
     neutral = value in (None, False, 0, [], {}, family.defaults.get(key), _NEUTRAL.get(key))
     if not (harmless or neutral):
-        why = "transformers' class of this type does not read this key; remove it, or correct model_type"
-        raise UnsupportedModelError.field(key, why)
+        raise UnsupportedModelError.field(
+            key, "transformers' class of this type does not read this key; remove it, or correct model_type"
+        )

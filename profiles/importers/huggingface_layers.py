@@ -343,8 +343,9 @@ def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     }
     for key, value in repeats.items():
         if reader.has(key) and reader.value(key) != value:
-            why = f"transformers' class builds a model of {str(value)[:40]} and does not read this key"
-            raise UnsupportedModelError.field(key, why)
+            raise UnsupportedModelError.field(
+                key, f"transformers' class builds a model of {str(value)[:40]} and does not read this key"
+            )
     width = reader.integer("v_head_dim", default=model.head_dim, high=2**14)
     of_global = {"num_kv_heads": model.num_kv_heads, "attention_sinks": False}
     of_local = {"num_kv_heads": 2 * model.num_kv_heads, "attention_sinks": True}
@@ -380,11 +381,11 @@ def step_config(config: dict[str, object]) -> dict[str, object]:
     other = found.pop("attention_other_setting", None) or {}
     if isinstance(other, Mapping) and found.get("num_sliding_attention_heads") is None:
         found["num_sliding_attention_heads"] = other.get("num_attention_heads")
-        own = (("num_attention_groups", "num_key_value_heads"), ("head_dim", "head_dim"))
-        for key, same in own:
+        for key, same in (("num_attention_groups", "num_key_value_heads"), ("head_dim", "head_dim")):
             if other.get(key, found[same]) != found[same]:
-                why = f"another {same} of local layers"
-                raise UnsupportedModelError.field("attention_other_setting", why)
+                raise UnsupportedModelError.field(
+                    "attention_other_setting", f"another {same} of local layers"
+                )
     if not isinstance(found.get("rope_parameters"), Mapping):
         found["rope_parameters"] = _step_positions(found, kinds)
     return {key: value for key, value in found.items() if key not in _STEP_UNREAD}
@@ -532,17 +533,18 @@ def _block_sizes(reader: FieldReader) -> tuple[tuple[int, ...], tuple[int, ...]]
             known = (*_READ_IN_BLOCKS[part], *_OF_SINKS)
             for key in inner.names():
                 if key not in known and inner.value(key) not in (None, False):
-                    name = f"{_BLOCKS_OF_LAYERS}[{number}].{part}.{key[:40]}"
                     raise UnsupportedModelError.field(
-                        name, "no such layer is planned; planned: null, false"
+                        f"{_BLOCKS_OF_LAYERS}[{number}].{part}.{key[:40]}",
+                        "no such layer is planned; planned: null, false",
                     )
         widths.append(0 if ffn.flag("no_op", default=False) else _width_of(ffn, hidden))
         group = 0
         if not attention.flag("no_op", default=False):
             group = attention.integer("n_heads_in_group", high=attention_heads)
             if attention_heads % group:
-                why = f"{group} does not divide num_attention_heads = {attention_heads}"
-                attention.fault("n_heads_in_group", why)
+                attention.fault(
+                    "n_heads_in_group", f"{group} does not divide num_attention_heads = {attention_heads}"
+                )
         heads.append(attention_heads // group if group else 0)
         reader.finish()
     return tuple(widths), tuple(heads)

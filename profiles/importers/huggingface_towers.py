@@ -75,8 +75,11 @@ def model_from_whole(
     """
     vision = config.get(_VISION)
     if not isinstance(vision, Mapping):
-        why = f"{shown(vision)} is not an object with the tower's fields"
-        raise InvalidProblemError.of(f"/model/{_VISION}", why, allowed="the tower's config")
+        raise InvalidProblemError.of(
+            f"/model/{_VISION}",
+            f"{shown(vision)} is not an object with the tower's fields",
+            allowed="the tower's config",
+        )
     text = _text_of(config, whole)
     if whole.unmasked:
         text = {key: value for key, value in text.items() if key not in _UNMASKED}
@@ -112,8 +115,9 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
     stated = text.get("model_type", whole.text)
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
     if whole.text and text["model_type"] != whole.text:
-        why = f"{shown(text['model_type'])}: the class builds {whole.text}"
-        raise UnsupportedModelError.field("model_type", why)
+        raise UnsupportedModelError.field(
+            "model_type", f"{shown(text['model_type'])}: the class builds {whole.text}"
+        )
     tied = bool(config.get(_TIED, whole.tied)) or (whole.ties == "either" and bool(text.get(_TIED)))
     return {**text, _TIED: tied and whole.ties != "none"}
 
@@ -174,8 +178,7 @@ def _side(reader: FieldReader, key: str) -> int:
 
 def _listed(reader: FieldReader, key: str, layers: int) -> tuple[int, ...]:
     value = reader.value(key)
-    whole = isinstance(value, list | tuple) and all(type(one) is int and one >= 0 for one in value)
-    if not whole:
+    if not (isinstance(value, list | tuple) and all(type(one) is int and one >= 0 for one in value)):
         reader.fault(key, "must be a list of layers", allowed=f"0 to {layers - 1}")
         return ()
     return tuple(sorted({one for one in cast("list[int]", value) if one < layers}))
@@ -301,8 +304,11 @@ def _siglip(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerS
     patches, hidden = tower["tile_patches"], tower["hidden_size"]
     tokens = whole.integer("mm_tokens_per_image", high=2**20)
     if patches % tokens:
-        why = f"{tokens} does not divide the {patches} patches of an image"
-        whole.fault("mm_tokens_per_image", why, allowed=f"a divisor of {patches}")
+        whole.fault(
+            "mm_tokens_per_image",
+            f"{tokens} does not divide the {patches} patches of an image",
+            allowed=f"a divisor of {patches}",
+        )
     return TowerSpec(
         **tower, merged_patches=max(1, patches // tokens),
         projector_matrices=hidden * model.hidden_size, projector_vectors=hidden,
@@ -364,10 +370,9 @@ def _llava(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSp
     out, bias = model.hidden_size, whole.flag("multimodal_projector_bias", default=True)
     tower = _LLAVA_TOWERS[kind](reader)
     hidden = tower["hidden_size"]
-    newline = out * (whole.value("image_grid_pinpoints") is not None)
     return TowerSpec(
         **tower, merged_patches=1, projector_matrices=hidden * out + out * out,
-        projector_vectors=2 * out * bias + newline,
+        projector_vectors=out * (2 * bias + (whole.value("image_grid_pinpoints") is not None)),
     )  # fmt: skip
 
 

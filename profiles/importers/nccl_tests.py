@@ -103,8 +103,7 @@ class _LogReader:
             raise self.file.fault(where, f"expected {len(self.header)} columns, found {len(words)}")
         size = self.file.whole(words[0], f"{where}, size", low=0, high=MAX_PAYLOAD_BYTES)
         starts = [i for i, name in enumerate(self.header) if name == "time"]
-        ends = [starts[1], len(words)]
-        for column, start, end in zip(self.halves, starts, ends, strict=True):
+        for column, start, end in zip(self.halves, starts, [starts[1], len(words)], strict=True):
             if size and words[start] != _MISSING:
                 cells = dict(zip(self.header[start:end], words[start:end], strict=True))
                 self._sample(column, size, cells, where)

@@ -277,8 +277,11 @@ def _pair_bytes_per_s(table: CollectiveTable) -> float:
     rails = 1 if table.collective == _POINT_TO_POINT else ranks // _PAIR
     rate = table.bus_bytes_per_s[-1] / rails
     if rate <= 0.0:
-        message = f"{names}: the bandwidth of the largest payload is printed as 0"
-        raise InvalidProblemError.of("/links/bytes_per_s", message, allowed="larger payloads (-e)")
+        raise InvalidProblemError.of(
+            "/links/bytes_per_s",
+            f"{names}: the bandwidth of the largest payload is printed as 0",
+            allowed="larger payloads (-e)",
+        )
     return rate
 
 

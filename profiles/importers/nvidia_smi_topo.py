@@ -29,8 +29,7 @@ def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
     for number, line in file.lines():
         words = line.split()
         if words and _GPU.fullmatch(words[0]) and not any(_CELL.fullmatch(word) for word in words):
-            end = words.index("CPU") if "CPU" in words else len(words)
-            devices = tuple(words[:end])
+            devices = tuple(words[: words.index("CPU") if "CPU" in words else len(words)])
             if len(set(devices)) != len(devices) or len(devices) > MAX_DEVICES:
                 raise file.fault(f"line {number}", f"expected up to {MAX_DEVICES} different devices")
             return number, devices
@@ -83,8 +82,7 @@ def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) 
 
 def looks_like(file: ForeignFile) -> bool:
     """Return whether the text holds such a matrix."""
-    lines = [line.split() for _, line in file.lines()]
-    return any(words[:2] == ["GPU0", "X"] for words in lines)
+    return any(line.split()[:2] == ["GPU0", "X"] for _, line in file.lines())
 
 
 def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:

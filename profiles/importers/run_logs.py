@@ -139,10 +139,9 @@ class RunLog:
         """
         kept, num_steps = self._after_warm_up()
         if not kept and not self.out_of_memory:
-            message = (
-                f"expected logged steps of {self.framework}, more than {WARM_UP_LINES[0]} after a start"
+            raise self.file.fault(
+                "", f"expected logged steps of {self.framework}, more than {WARM_UP_LINES[0]} after a start"
             )
-            raise self.file.fault("", message)
         low, median, high = (
             np.percentile([step.seconds for step in kept], (LOW, 50.0, HIGH)).tolist()
             if kept
@@ -169,8 +168,7 @@ class RunLog:
 
     def _reserved(self) -> int | None:
         """Return the reserved peak; one below the allocated peak was printed earlier."""
-        early = (self.reserved_bytes or 0) < (self.allocated_bytes or 0)
-        return None if early else self.reserved_bytes
+        return None if (self.reserved_bytes or 0) < (self.allocated_bytes or 0) else self.reserved_bytes
 
     def _after_warm_up(self) -> tuple[list[LoggedStep], int]:
         """Return the steps after warm-up at the last global batch size, and their optimizer steps."""

@@ -44,8 +44,11 @@ def encoders_of(config: Mapping[str, object], tokens: int) -> tuple[TextEncoder,
 
 def _encoder(key: str, raw: object, tokens: int) -> TextEncoder:
     if not isinstance(raw, Mapping):
-        why = f"{shown(raw)} is not an object with the encoder's fields"
-        raise InvalidProblemError.of(f"/model/{key}", why, allowed="the encoder's config.json, or null")
+        raise InvalidProblemError.of(
+            f"/model/{key}",
+            f"{shown(raw)} is not an object with the encoder's fields",
+            allowed="the encoder's config.json, or null",
+        )
     kind = str(raw.get("model_type"))
     if kind not in _TYPES:
         fault = InvalidProblemError.of(

@@ -68,8 +68,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
 
 def _seconds(configuration: Mapping[str, int], tokens: float) -> float | None:
     """Return the seconds of a step from tokens a second and GPU; None where the log names no sizes."""
-    names = ("global_batch_size", "seq_length", "num_gpus")
-    sizes = [configuration.get(name, 0) for name in names]
+    sizes = [configuration.get(name, 0) for name in ("global_batch_size", "seq_length", "num_gpus")]
     return sizes[0] * sizes[1] / (tokens * sizes[2]) if all(sizes) else None
 
 

@@ -135,8 +135,7 @@ def format_of_folder(path: Path) -> str | None:
 
 def is_wandb_history(file: ForeignFile) -> bool:
     """Return whether a file is a history with the step times of a program."""
-    head = file.text.lstrip()[:1]
-    line = file.text.split("\n", 1)[0] if head not in ("{", "[") else file.text
+    line = file.text.split("\n", 1)[0] if file.text.lstrip()[:1] not in ("{", "[") else file.text
     return any(name in line for name in _STEPS) and any(name in line for name in _TIMES)
 
 
@@ -212,8 +211,7 @@ def _value(file: ForeignFile, value: object, where: str) -> float:
 def _records(file: ForeignFile) -> Iterator[Mapping[str, object]]:
     """Yield the records of a history: CSV, a JSON list, an object with ``history``, or JSON lines."""
     if file.text.lstrip()[:1] not in ("{", "["):
-        rows = csv.DictReader(io.StringIO(file.text))
-        for row in rows:
+        for row in csv.DictReader(io.StringIO(file.text)):
             yield {
                 _OF_CHART.sub("", name): value
                 for name, value in row.items()
@@ -265,10 +263,9 @@ def _config(path: Path) -> Mapping[str, object]:
         whole = yaml.safe_load(file.text) if path.suffix == ".yaml" else read_json(file.text)
     except (yaml.YAMLError, InvalidProblemError, RecursionError):
         raise file.fault("", f"is not {path.suffix[1:].upper()}") from None
-    found = file.mapping(whole, "the file")
     return {
         name: value["value"] if isinstance(value, dict) and "value" in value else value
-        for name, value in found.items()
+        for name, value in file.mapping(whole, "the file").items()
     }
 
 
