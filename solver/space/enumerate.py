@@ -88,13 +88,15 @@ def recomputes_by_stage(problem: Problem) -> bool:
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """Return (vpp, recompute, recompute_layers, pipeline_schedule) rows of a ``pp``-stage pipeline."""
     layers, options = problem.most_chunks, problem.options
+    able = {*launcher_capabilities(problem.launcher).schedules, options.pin.get("pipeline_schedule")}
     per_stage = recomputes_by_stage(problem)
     rows: list[tuple[int, int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
     for vpp in with_request(problem, "virtual_pipeline_size", virtual):
         even = layers // (pp * vpp)
         last = even if layers % (pp * vpp) else even - 1  # all of an even split: ALL_LAYERS
-        for name in _schedules(problem, pp, vpp):
+        plain, *others = schedules_of(pp, vpp) or (plain_schedule(pp, vpp),)
+        for name in (plain, *(other for other in others if other in able)):
             word = SCHEDULES.index(name)
             rows += [*((vpp, kind, 0, word) for kind in range(_FULL)), (vpp, _FULL, ALL_LAYERS, word)]
             if problem.counts_ends:
@@ -105,13 +107,6 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
                 rows += [(vpp, _FULL, count, word) for count in range(1, last + 1)]
     kinds = [RECOMPUTE.index(kind) for kind in options.recompute_kinds] or range(_FULL + 1)
     return np.array([row for row in rows if row[1] in kinds], dtype=np.int64)
-
-
-def _schedules(problem: Problem, pp: int, vpp: int) -> list[str]:
-    pinned = problem.options.pin.get("pipeline_schedule")
-    able = {*launcher_capabilities(problem.launcher).schedules, pinned}
-    plain, *others = schedules_of(pp, vpp) or (plain_schedule(pp, vpp),)
-    return [plain, *(name for name in others if name in able)]
 
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
@@ -580,8 +575,6 @@ def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
     found = [_enumerate(problem, counts[0], rules, asked)]
-    if len(counts) == 1:
-        return found[0]
     for count in counts[1:]:
         look()
         found.append(_enumerate(problem, count, rules, asked))
@@ -668,17 +661,14 @@ def searched_space(
     Other arguments and errors as ``enumerate_space``.
     """
     usual = enumerate_space(problem, legal_only=legal_only, tick=tick)
-    if usual.every or usual.num_legal > _most(problem, one_by_one):
-        return usual
-    if is_too_large(problem, wide=True):
+    if usual.every or usual.num_legal > _most(problem, one_by_one) or is_too_large(problem, wide=True):
         return usual
     meanwhile(usual)
     return enumerate_space(problem, legal_only=legal_only, tick=tick, wide=True)
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:
-    named = NARROWED & limited_by(problem)
-    most = _NAMED if named else _FEW
+    most = _NAMED if NARROWED & limited_by(problem) else _FEW
     most = most // _WRITTEN if one_by_one or not is_plain(problem) else most
     every = replace(problem, options=replace(problem.options, recompute_kinds=()))
     some, all_kinds = (len(chunkings_of(one, min(2, one.model.num_layers))) for one in (problem, every))

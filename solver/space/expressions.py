@@ -97,7 +97,7 @@ def _unreadable(sign: str) -> str:
 
 
 class _Parser:
-    """Recursive descent; one method for each line of the grammar."""
+    """Recursive descent through the lines of the grammar."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -125,7 +125,9 @@ class _Parser:
 
     def _implication(self) -> Node:
         self._deeper()
-        left = self._binary(("or",), lambda: self._binary(("and",), self._negation))
+        left = self._binary(
+            ("or",), lambda: self._binary(("and",), lambda: self._prefixed("not", self._comparison))
+        )
         token = self._accept("=>")
         if token:
             left = Node("=>", token.at, (left, self._implication()))
@@ -138,14 +140,15 @@ class _Parser:
             left = Node(token.text, token.at, (left, operand()))
         return left
 
-    def _negation(self) -> Node:
-        token = self._accept("not")
+    def _prefixed(self, sign: str, operand: Callable[[], Node]) -> Node:
+        """Parse an operand behind any number of ``not``, or of ``-``, which takes it from 0."""
+        token = self._accept(sign)
         if not token:
-            return self._comparison()
+            return operand()
         self._deeper()
-        inner = self._negation()
+        inner = self._prefixed(sign, operand)
         self._depth -= 1
-        return Node("not", token.at, (inner,))
+        return Node(sign, token.at, (inner,) if sign == "not" else (Node("number", token.at), inner))
 
     def _comparison(self) -> Node:
         operands, signs = [self._sum()], []
@@ -157,16 +160,9 @@ class _Parser:
         )
 
     def _sum(self) -> Node:
-        return self._binary(("+", "-"), lambda: self._binary(("*", "//", "%"), self._unary))
-
-    def _unary(self) -> Node:
-        token = self._accept("-")
-        if not token:
-            return self._atom()
-        self._deeper()
-        inner = self._unary()
-        self._depth -= 1
-        return Node("-", token.at, (Node("number", token.at), inner))
+        return self._binary(
+            ("+", "-"), lambda: self._binary(("*", "//", "%"), lambda: self._prefixed("-", self._atom))
+        )
 
     def _atom(self) -> Node:
         if self._accept("("):

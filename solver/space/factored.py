@@ -37,6 +37,7 @@ from meshwright.solver.space.rules import violation_masks
 Chunkings = tuple[int, IntArray]  # a pipeline size, and its rows of OF_CHUNKS
 Block = tuple[Columns, list[Chunkings]]  # rows with one chunk, by pipeline size, and the chunkings of each
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
+_CHUNKED = frozenset(OF_CHUNKS)
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
 
@@ -78,12 +79,9 @@ class Crossing:
         sizes, begin = np.diff(self.first)[kept], self.begin[kept]
         begins, one, which = np.unique(begin, return_index=True, return_inverse=True)
         ends = np.cumsum(sizes[one])
-        inner = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
-            begins - ends + sizes[one], sizes[one]
-        )
         return Crossing(
             outer=self.outer.take(kept),
-            inner=self.inner[inner],
+            inner=self.inner[_runs(begins, sizes[one])],
             begin=(ends - sizes[one])[which.ravel()],
             first=np.concatenate([[0], np.cumsum(sizes)]),
         )
@@ -126,6 +124,11 @@ class Crossing:
         )
 
 
+def _runs(begin: IntArray, sizes: IntArray) -> IntArray:
+    """Return begin, begin + 1, … of each run, one run after the other."""
+    return np.arange(sizes.sum()) + np.repeat(begin - np.cumsum(sizes) + sizes, sizes)
+
+
 def crossed(outer: Columns, inner: IntArray) -> Columns:
     """Return every row of one factor with every row of the other; a column is written once."""
     shape = (len(outer), len(inner))
@@ -158,12 +161,14 @@ def legal_rows(
 
     ``tick`` is called meanwhile.
     """
+    seeing = [rule for rule in rules if not _CHUNKED.isdisjoint(rule.reads)]
+    together = [rule for rule in seeing if rule.concerns is None]
+    # Rules that any row may break are asked together, each of the others by itself.
+    left = [some for some in (together, *([one] for one in seeing if one.concerns is not None)) if some]
     parts, size = [Crossing.nothing()], 0
-    for block in blocks:
-        outer, every = block
-        size += sum(len(outer) * len(inner) for outer, inner in parts_of(block))
-        keeps, left = _outer_legal(rules, outer)
-        kept = outer.take(np.flatnonzero(keeps))
+    for outer, every in blocks:
+        size += sum(len(some) * len(inner) for some, inner in parts_of((outer, every)))
+        kept = outer.take(np.flatnonzero(outer_legal(rules, outer)))
         some = parts_of((kept, every))
         parts += [_legal_of(left, outer, inner, tick) for outer, inner in some if len(outer)]
     rows = Crossing.concatenate(parts)
@@ -171,15 +176,15 @@ def legal_rows(
 
 
 def _legal_of(
-    left: Sequence[_Left], outer: Columns, inner: IntArray, tick: Callable[[], object]
+    left: Sequence[Sequence[Rule]], outer: Columns, inner: IntArray, tick: Callable[[], object]
 ) -> Crossing:
     """Return a cross product's legal rows; outer rows that have the same ones share a list.
 
     ``outer`` breaks no rule on its own account; ``left`` are the rules that see chunks too.
     """
     lists, which = np.ones((1, len(inner)), dtype=np.bool_), np.zeros(len(outer), dtype=np.int64)
-    for together, names in left:
-        own, of_row = _lists_of(together, names, outer, inner, tick)
+    for together in left:
+        own, of_row = _lists_of(together, outer, inner, tick)
         codes, which = np.unique(which * len(own) + of_row, return_inverse=True)
         before, here = np.divmod(codes, len(own))
         lists, which = lists[before] & own[here], which.ravel()
@@ -195,11 +200,7 @@ def _legal_of(
 
 
 def _lists_of(
-    rules: Sequence[Rule],
-    names: frozenset[str],
-    outer: Columns,
-    inner: IntArray,
-    tick: Callable[[], object],
+    rules: Sequence[Rule], outer: Columns, inner: IntArray, tick: Callable[[], object]
 ) -> tuple[BoolArray, IntArray]:
     """Return the sets of chunkings that some rules leave, (k, c), and each outer row's number, (o,).
 
@@ -208,12 +209,18 @@ def _lists_of(
     lists, of_row = [np.ones((1, len(inner)), dtype=np.bool_)], np.zeros(len(outer), dtype=np.int64)
     concerns = rules[0].concerns
     asked = np.arange(len(outer)) if concerns is None else np.flatnonzero(concerns(outer))
-    first, alike = _alike(outer.take(asked), names)
+    names = sorted({name for rule in rules for name in rule.reads} - _CHUNKED)
+    values = [getattr(outer, name)[asked] for name in names]
+    first, alike = distinct(values or [np.zeros(len(asked), dtype=np.int64)])
     of_first, size = np.zeros(len(first), dtype=np.int64), 1
     for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
         look()
         tick()
-        legal = _legal(rules, outer.take(asked[first[start : start + step]]), inner)
+        some = outer.take(asked[first[start : start + step]])
+        if len(rules) == 1 and rules[0].of_chunkings is not None:
+            legal = ~rules[0].of_chunkings(some, inner)
+        else:
+            legal = (violation_masks(tuple(rules), crossed(some, inner)) == 0).reshape(-1, len(inner))
         packed, number = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
         lists.append(np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_))
         of_first[start : start + step] = size + number.ravel()
@@ -222,50 +229,15 @@ def _lists_of(
     return np.concatenate(lists), of_row
 
 
-def _legal(rules: Sequence[Rule], outer: Columns, inner: IntArray) -> BoolArray:
-    """Mark the chunkings that break none of the rules, (o, c)."""
-    if len(rules) == 1 and rules[0].of_chunkings is not None:
-        return ~rules[0].of_chunkings(outer, inner)
-    masks = violation_masks(tuple(rules), crossed(outer, inner))
-    return np.asarray(masks == 0).reshape(-1, len(inner))
-
-
-def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
-    """Return the first of the outer rows that agree in ``names``, and the one that each row is like."""
-    values = [getattr(outer, name) for name in sorted(names)]
-    return distinct(values or [np.zeros(len(outer), dtype=np.int64)])
-
-
 def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
-    """Mark rows that break no rule on themselves alone, without their chunks, shape (n,)."""
-    return _outer_legal(rules, outer)[0]
-
-
-_Left = tuple[list[Rule], frozenset[str]]
-
-
-def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, list[_Left]]:
-    """Mark rows that break no rule on themselves alone; return rules on chunks with their columns.
-
-    Those that any row may break are asked together, each of the others by itself.
-    """
-    chunks = frozenset(OF_CHUNKS)
-    seeing = [rule for rule in rules if not chunks.isdisjoint(rule.reads)]
-    together = [rule for rule in seeing if rule.concerns is None]
-    left = [([rule], frozenset(rule.reads) - chunks) for rule in seeing if rule.concerns is not None]
-    if together:
-        left.insert(0, (together, frozenset(name for rule in together for name in rule.reads) - chunks))
-    return _unbroken((rule for rule in rules if chunks.isdisjoint(rule.reads)), outer), left
-
-
-def _unbroken(rules: Iterable[Rule], outer: Columns) -> BoolArray:
-    """Mark rows that break none of the rules, shape (n,).
+    """Mark rows that break no rule on themselves alone, without their chunks, shape (n,).
 
     Rules that read few columns are quick and go first; where they leave less than half of the rows, the
     next ones are asked about these alone.
     """
+    alone = [rule for rule in rules if _CHUNKED.isdisjoint(rule.reads)]
     place, few, good, seen = np.arange(len(outer)), outer, np.ones(len(outer), dtype=np.bool_), 0
-    for rule in sorted(rules, key=lambda rule: len(rule.reads)):
+    for rule in sorted(alone, key=lambda rule: len(rule.reads)):
         seen += len(good)
         if seen > _AT_ONCE:
             look()
@@ -312,11 +284,7 @@ class Families:
 
     def members_of(self, index: IntArray) -> IntArray:
         """Return the members of some families, family by family."""
-        sizes = self.sizes[index]
-        ends = np.cumsum(sizes)
-        return np.asarray(
-            self.members[np.arange(sizes.sum()) + np.repeat(self.begin[index] - ends + sizes, sizes)]
-        )
+        return np.asarray(self.members[_runs(self.begin[index], self.sizes[index])])
 
     def take(self, index: IntArray) -> Families:
         """Return some families, in that order."""
@@ -392,16 +360,14 @@ class Kinds:
         first = np.cumsum(number) - number
         each, many = number[outer[begin[:-1]]], np.diff(begin)  # families of each run, and members of each
         run = np.repeat(np.arange(len(each)), each)
-        kind = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
-        sizes = many[run]
-        ends = np.cumsum(sizes)
+        kind, sizes = _runs(np.zeros_like(each), each), many[run]
         look()
-        place = np.arange(sizes.sum()) + np.repeat(begin[run] - ends + sizes, sizes)
+        place = _runs(begin[run], sizes)
         look()
         members = first[outer[place]]
         look()
         members += np.repeat(kind, sizes)
-        return Families(members=members, begin=np.concatenate([[0], ends]))
+        return Families(members=members, begin=np.concatenate([[0], np.cumsum(sizes)]))
 
     def least_of_family(self, values: FloatArray) -> FloatArray:
         """Return the least value of the outer rows of each one's family, (o,)."""
@@ -469,8 +435,7 @@ class Kinds:
         outer, pair = (values[kinds] for values in self._pairs)
         order, begins, _ = self._sorted
         sizes, crossing = self.sizes[kinds], self.crossing
-        steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        inner = order[np.repeat(begins[pair], sizes) + steps]
+        inner = order[_runs(begins[pair], sizes)]
         return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
 
     def _least(self, values: Values) -> Values:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from math import ceil, gcd
 
 import numpy as np
@@ -317,6 +316,7 @@ _FULL = RECOMPUTE.index("full")
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Yield the launcher's own rules: each is one bit of a row's mask."""
     name, faults = able.launcher, tuple(workload_faults(problem, able))
+    kv_heads, seq = gcd(*problem.model.kv_head_counts), problem.workload.seq_length
     if faults:
         yield Rule(
             name=f"{name} does not train this workload",
@@ -324,7 +324,38 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=(),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
-    yield from _axis_rules(problem, able)
+    if able.heads_whole_on_ranks:
+        yield Rule(
+            name=f"{name} splits the key/value heads",
+            reason=f"it copies none of the {kv_heads} key/value heads",
+            reads=("tensor_parallel_size",),
+            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+        )
+    if able.rings_are_plain and (problem.model.attention_sinks or problem.model.sliding_window):
+        yield Rule(
+            name=f"{name} passes no windows and no attention sinks round a ring",
+            reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
+            reads=("context_parallel_size", "context_parallel_mode"),
+            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
+        )
+    if able.halves_on_ranks:
+        yield Rule(
+            name=f"{name} splits the sequence",
+            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
+            reads=("tensor_parallel_size", "context_parallel_size"),
+            violated=lambda c: (
+                seq
+                % (c.tensor_parallel_size * c.context_parallel_size * (1 + (c.context_parallel_size > 1)))
+                != 0
+            ),
+        )
+    if not able.sequence_parallel:
+        yield Rule(
+            name=f"{name} has no sequence parallelism",
+            reason="tensor-parallel ranks hold whole sequences between their products",
+            reads=("sequence_parallel",),
+            violated=lambda c: c.sequence_parallel != 0,
+        )
     yield from switch_rules(problem, able)
     if able.balances_stages:
         yield Rule(
@@ -359,39 +390,6 @@ def _needed(name: str, text: str, where: str, num_layers: int) -> Rule:
     )
 
 
-def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    name = able.launcher
-    kv_heads = gcd(*problem.model.kv_head_counts)
-    if able.heads_whole_on_ranks:
-        yield Rule(
-            name=f"{name} splits the key/value heads",
-            reason=f"it copies none of the {kv_heads} key/value heads",
-            reads=("tensor_parallel_size",),
-            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
-        )
-    if able.rings_are_plain and (problem.model.attention_sinks or problem.model.sliding_window):
-        yield Rule(
-            name=f"{name} passes no windows and no attention sinks round a ring",
-            reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
-            reads=("context_parallel_size", "context_parallel_mode"),
-            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
-        )
-    if able.halves_on_ranks:
-        yield Rule(
-            name=f"{name} splits the sequence",
-            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
-            reads=("tensor_parallel_size", "context_parallel_size"),
-            violated=lambda c: _unhalved(problem, c),
-        )
-    if not able.sequence_parallel:
-        yield Rule(
-            name=f"{name} has no sequence parallelism",
-            reason="tensor-parallel ranks hold whole sequences between their products",
-            reads=("sequence_parallel",),
-            violated=lambda c: c.sequence_parallel != 0,
-        )
-
-
 # Megatron-LM d98e8a64: ``training/arguments.py:1444`` (no pipeline, no Megatron-FSDP), groups of powers of
 # two (``parallel_state.py:1040``). Ranks run unlike numbers of passes, so they cannot exchange tokens.
 _DYNAMIC_LIMITS: Mapping[str, Callable[[IntArray], BoolArray]] = {
@@ -402,19 +400,6 @@ _DYNAMIC_LIMITS: Mapping[str, Callable[[IntArray], BoolArray]] = {
     "zero_stage": lambda zero: zero > 1,
     "micro_batch_size": lambda size: size != 1,
 }
-
-
-def _dynamic_rules(problem: Problem) -> Iterator[Rule]:
-    if problem.workload.framework_options.get("dynamic_context_parallel"):
-        yield Rule(
-            name="dynamic_context_parallel deals out documents one by one",
-            reason="it needs context_parallel_size 2, 4, 8, … by a ring, pipeline_parallel_size 1, "
-            "expert_parallel_size 1, zero_stage 0 or 1 and micro_batch_size 1",
-            reads=tuple(_DYNAMIC_LIMITS),
-            violated=lambda c: np.logical_or.reduce(
-                [broken(getattr(c, name)) for name, broken in _DYNAMIC_LIMITS.items()]
-            ),
-        )
 
 
 def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
@@ -479,8 +464,37 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=("recompute",),
             violated=lambda c: c.recompute == _FULL,
         )
-    yield from _clash_rules(problem, able)
-    yield from _dynamic_rules(problem)
+    facts = _facts(problem, able)
+    found = (
+        [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
+    )
+    some = [one for one in found if one.recompute != RECOMPUTE and one.option(options)]
+    if some:
+        kinds = {RECOMPUTE.index(kind) for one in some for kind in one.recompute}
+        yield Rule(
+            name=f"{able.launcher} recomputes with these options",
+            reason="; ".join(one.against for one in some),
+            reads=("recompute",),
+            violated=lambda c: is_one_of(c.recompute, kinds),
+        )
+    late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
+    if late and able.launcher in known["optimizer_offload_fraction"].launchers:
+        yield Rule(
+            name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
+            reason="--fp8-param-gather with --optimizer-cpu-offload asks for delayed scaling",
+            reads=("offload",),
+            violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
+        )
+    if options.get("dynamic_context_parallel"):
+        yield Rule(
+            name="dynamic_context_parallel deals out documents one by one",
+            reason="it needs context_parallel_size 2, 4, 8, … by a ring, pipeline_parallel_size 1, "
+            "expert_parallel_size 1, zero_stage 0 or 1 and micro_batch_size 1",
+            reads=tuple(_DYNAMIC_LIMITS),
+            violated=lambda c: np.logical_or.reduce(
+                [broken(getattr(c, name)) for name, broken in _DYNAMIC_LIMITS.items()]
+            ),
+        )
     if able.launcher in (*known["secondary_shards"].launchers, "none"):
         yield from _zero_rules(problem, able)
     if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
@@ -499,10 +513,13 @@ _STATES_ON_DRIVES = [code for code, word in enumerate(OFFLOAD) if "optimizer@nvm
 
 
 def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield what DeepSpeed 0.19.8 requires for second shards, 4-bit gradients and partly offloaded states.
+    """Yield what DeepSpeed 0.19.8 requires for options on shards and offload, as far as they are priced.
 
     ``utils/groups.py _create_zero_param_parallel_group``, ``comm/coalesced_collectives.py
     all_to_all_quant_reduce`` (other sizes travel whole), ``zero/config.py offload_ratio_check``.
+    SuperOffload and ZenFlow copy states for AdamW alone: ``runtime/superoffload/superoffload_stage3.py``
+    (stage 3), ``runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow`` (offload),
+    ``runtime/zenflow/engine.py configure_zenflow`` (the interval replaces gradient accumulation).
     """
     options = problem.workload.framework_options
     near = int(options.get("secondary_shard_size", 1))
@@ -517,16 +534,18 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             ),
         )  # fmt: skip
     if options.get("quantized_reductions"):
-        sizes = _matrix_sizes(problem.model)
+        model, widths = problem.model, {problem.model.ffn_hidden_size}
+        widths |= {heads * model.head_dim for heads in (model.num_attention_heads, *model.kv_head_counts)}
         yield Rule(
             name=f"{able.launcher} sums gradients in 4 bits",
             reason="it needs zero_stage 3 and matrix sizes divisible by twice the number of ranks",
             reads=("zero_stage", "data_parallel_size"),
             violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | np.logical_or.reduce(
-                [size % (2 * c.data_parallel_size) != 0 for size in sizes]
+                [model.hidden_size * width % (2 * c.data_parallel_size) != 0 for width in widths]
             ),
         )  # fmt: skip
-    if options.get("optimizer_offload_fraction", 1.0) != 1.0 and able.launcher != "none":
+    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
+    if shared and able.launcher != "none":
         yield Rule(
             name=f"{able.launcher} offloads a share of the optimizer's states",
             reason="it needs zero_stage 3 and host memory, not drives",
@@ -535,20 +554,9 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
             ),
         )  # fmt: skip
-    yield from _hidden_update_rules(problem, able)
-
-
-def _hidden_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield what SuperOffload and ZenFlow require, as far as they are priced.
-
-    ``runtime/superoffload/superoffload_stage3.py`` (stage 3), ``runtime/zenflow/zenflow_stage_1_and_2.py
-    _configure_zenflow`` (offload), ``runtime/zenflow/engine.py configure_zenflow`` (the interval replaces
-    gradient accumulation). Both copy states for AdamW alone.
-    """
-    options, work = problem.workload.framework_options, problem.workload
+    work = problem.workload
     late, early = float(options.get("cpu_update_interval", 1.0)) > 1.0, bool(options.get("super_offload"))
     unlike = work.optimizer != "adamw" or work.lora_rank > 0 or (late and early)
-    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
     if early:
         yield Rule(
             name=f"{able.launcher} updates offloaded states under the backward pass",
@@ -567,84 +575,39 @@ def _hidden_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]
         )  # fmt: skip
 
 
-def _matrix_sizes(model: ModelSpec) -> list[int]:
-    widths = {model.num_attention_heads * model.head_dim, model.ffn_hidden_size}
-    widths |= {count * model.head_dim for count in model.kv_head_counts}
-    return [model.hidden_size * width for width in sorted(widths)]
-
-
-def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    facts, options = _facts(problem, able), problem.workload.framework_options
-    found = (
-        [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
-    )
-    some = [one for one in found if one.recompute != RECOMPUTE and one.option(options)]
-    if some:
-        kinds = {RECOMPUTE.index(kind) for one in some for kind in one.recompute}
-        yield Rule(
-            name=f"{able.launcher} recomputes with these options",
-            reason="; ".join(one.against for one in some),
-            reads=("recompute",),
-            violated=lambda c: is_one_of(c.recompute, kinds),
-        )
-    late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
-    if late and able.launcher in switches()["optimizer_offload_fraction"].launchers:
-        yield Rule(
-            name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
-            reason="--fp8-param-gather with --optimizer-cpu-offload asks for delayed scaling",
-            reads=("offload",),
-            violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
-        )
-
-
-def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
-    """Mark rows with two sequence slices that cannot be split over the tensor-parallel ranks."""
-    cp = columns.context_parallel_size
-    ranks = columns.tensor_parallel_size * cp * np.where(cp > 1, 2, 1)
-    return np.asarray(problem.workload.seq_length % ranks != 0)
-
-
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
-    """Return the constraints on every plan, with what each is for: launcher, training or model."""
-    every = (*_constraints_of_training(problem, able), *_constraints_of_the_model(problem, able))
-    found = dict[str, str]()
-    for where, texts in every:
-        found |= {text: where for text in texts if text not in found}
-    return found
-
-
-Constraints = Iterator[tuple[str, Sequence[str]]]  # what each group is for, and its texts
-
-
-def _constraints_of_training(problem: Problem, able: Capabilities) -> Constraints:
-    """Yield those of the launcher, stages, adapters, the optimizer, options, documents and base weights.
+    """Return the constraints on every plan, with what each is for: launcher, training or model.
 
     ``{hidden_size}`` and ``{vocab_size}`` in a launcher's own constraints mean the model's.
     """
-    workload, model = problem.workload, problem.model
+    workload, model, base = problem.workload, problem.model, problem.workload.base_precision
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
-    yield "with every model and training", [text.format(**sizes) for text in able.constraints]
-    yield (
-        "with stages of the embedding or the head alone",
-        able.standalone_constraints * problem.counts_ends,
-    )
-    yield "with stages on unlike node groups", able.placed_constraints * problem.among_unlike
-    yield "with adapters", able.adapter_constraints * bool(workload.lora_rank)
-    yield f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())
-    for option in (f"{name} {value}" for name, value in workload.framework_options.items()):
-        yield f"with {option}", dict(able.option_constraints).get(option, ())
-    if (lengths := workload.lengths) is not None:
-        yield f"with {lengths.batching}", dict(able.batching_constraints).get(lengths.batching, ())
-    if workload.base_precision not in WHOLE_PRECISIONS:  # bitsandbytes cuts none of its tensors
-        yield f"with {workload.base_precision} weights", ["tensor_parallel_size == 1", "zero_stage <= 2"]
-
-
-def _constraints_of_the_model(problem: Problem, able: Capabilities) -> Constraints:
-    model = problem.model
-    yield from ((f"with {fact}", texts) for fact, texts in constraints_of_model(model, able))
-    if able.biased_experts_whole and model.expert_bias_parameters():
-        yield "with biases of experts", ["expert_tensor_parallel_size == 1"]
-    yield "with inner outputs of the tower", list(_room_for_inner_outputs(problem, able))
+    options = [f"{name} {value}" for name, value in workload.framework_options.items()]
+    batching = "" if workload.lengths is None else workload.lengths.batching
+    biased = able.biased_experts_whole and bool(model.expert_bias_parameters())
+    groups: list[tuple[str, Sequence[str]]] = [
+        ("with every model and training", [text.format(**sizes) for text in able.constraints]),
+        (
+            "with stages of the embedding or the head alone",
+            able.standalone_constraints * problem.counts_ends,
+        ),
+        ("with stages on unlike node groups", able.placed_constraints * problem.among_unlike),
+        ("with adapters", able.adapter_constraints * bool(workload.lora_rank)),
+        (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
+        *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
+        (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
+        (  # bitsandbytes cuts none of its tensors
+            f"with {base} weights",
+            ("tensor_parallel_size == 1", "zero_stage <= 2") * (base not in WHOLE_PRECISIONS),
+        ),
+        *((f"with {fact}", texts) for fact, texts in constraints_of_model(model, able)),
+        ("with biases of experts", ("expert_tensor_parallel_size == 1",) * biased),
+        ("with inner outputs of the tower", list(_room_for_inner_outputs(problem, able))),
+    ]
+    found = dict[str, str]()
+    for where, texts in groups:
+        found |= {text: where for text in texts if text not in found}
+    return found
 
 
 def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[str]:
@@ -722,21 +685,23 @@ def own_faults(problem: Problem, able: Capabilities, configs: Sequence[Configura
     return found
 
 
+def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
+    """Return what the launcher can keep in host memory: some activations, if modules are named."""
+    options = problem.workload.framework_options
+    if able.offloads_modules and options.get("offload_modules", "all") == "all":
+        return tuple(word for word in able.offload if "activations" not in word)
+    return able.offload
+
+
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Yield every limit of a launcher."""
-    return chain(
-        _step_rules(able),
-        _mesh_rules(problem, able),
-        _order_rules(problem, able),
-        _state_rules(problem, able),
-        own_rules(problem, able),
-    )
-
-
-def _step_rules(able: Capabilities) -> Iterator[Rule]:
-    name = able.launcher
+    name, layers, words = able.launcher, problem.model.num_layers, offloads(problem, able)
     schedules = [SCHEDULES.index(word) for word in able.schedules]
     recompute = [RECOMPUTE.index(word) for word in able.recompute]
+    modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
+    orders = [RANK_ORDERS.index(word) for word in able.rank_orders]
+    offload = [OFFLOAD.index(word) for word in words]
+    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
     yield Rule(
         name=f"{name} supports the schedule",
         reason=f"it runs {', '.join(able.schedules)}",
@@ -766,20 +731,43 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
             | ((c.recompute_layers == PER_STAGE) & (not able.recompute_per_stage))
         ),
     )
-
-
-def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """Return what the launcher can keep in host memory: some activations, if modules are named."""
-    options = problem.workload.framework_options
-    if able.offloads_modules and options.get("offload_modules", "all") == "all":
-        return tuple(word for word in able.offload if "activations" not in word)
-    return able.offload
-
-
-def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    name, words = able.launcher, offloads(problem, able)
-    offload = [OFFLOAD.index(word) for word in words]
-    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
+    yield Rule(
+        name=f"{name} supports the parallel axes",
+        reason="context or expert parallelism that the launcher lacks",
+        reads=("context_parallel_size", "expert_parallel_size", "context_parallel_mode"),
+        violated=lambda c: (
+            ((c.context_parallel_size > 1) & (not able.context_parallel))
+            | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
+            | ~is_one_of(c.context_parallel_mode, modes)
+        ),
+    )
+    yield Rule(
+        name=f"{name} has stages of one size alone",
+        reason="it has no stages of different size",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size"),
+        violated=lambda c: (
+            (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
+        ),
+    )
+    yield Rule(
+        name=f"{name} numbers the ranks so",
+        reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
+        reads=("rank_order",),
+        violated=lambda c: ~is_one_of(c.rank_order, orders),
+    )
+    if able.data_parallel_alike:
+        yield Rule(
+            name=f"{name} has as many replicas of experts as of attention",
+            reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
+            reads=(
+                "tensor_parallel_size",
+                "context_parallel_size",
+                "expert_parallel_size",
+                "expert_tensor_parallel_size",
+                "rank_order",
+            ),
+            violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
+        )
     yield Rule(
         name=f"{name} supports the shard sets",
         reason="sharding inside groups, replicas across them, where the launcher has that",
@@ -810,6 +798,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reads=("offload",),
         violated=lambda c: ~is_one_of(c.offload, offload),
     )
+    yield from own_rules(problem, able)
 
 
 def _weight_shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
@@ -849,52 +838,6 @@ def weight_shard_obstacle(problem: Problem, able: Capabilities) -> str:
     if recipe == "mxfp8" and facts is not None and not facts.low_precision_weights:
         return "mxfp8 needs low_precision_weights (--fp8-param-gather)"
     return f"its release cannot shard {', '.join(lacking)}" if lacking else ""
-
-
-def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    layers, name = problem.model.num_layers, able.launcher
-    modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
-    yield Rule(
-        name=f"{name} supports the parallel axes",
-        reason="context or expert parallelism that the launcher lacks",
-        reads=("context_parallel_size", "expert_parallel_size", "context_parallel_mode"),
-        violated=lambda c: (
-            ((c.context_parallel_size > 1) & (not able.context_parallel))
-            | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
-            | ~is_one_of(c.context_parallel_mode, modes)
-        ),
-    )
-    yield Rule(
-        name=f"{name} has stages of one size alone",
-        reason="it has no stages of different size",
-        reads=("pipeline_parallel_size", "virtual_pipeline_size"),
-        violated=lambda c: (
-            (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
-        ),
-    )
-
-
-def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    name, orders = able.launcher, [RANK_ORDERS.index(word) for word in able.rank_orders]
-    yield Rule(
-        name=f"{name} numbers the ranks so",
-        reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
-        reads=("rank_order",),
-        violated=lambda c: ~is_one_of(c.rank_order, orders),
-    )
-    if able.data_parallel_alike:
-        yield Rule(
-            name=f"{name} has as many replicas of experts as of attention",
-            reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
-            reads=(
-                "tensor_parallel_size",
-                "context_parallel_size",
-                "expert_parallel_size",
-                "expert_tensor_parallel_size",
-                "rank_order",
-            ),
-            violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
-        )
 
 
 def equally_replicated(problem: Problem, columns: Columns) -> BoolArray:

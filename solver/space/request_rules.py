@@ -172,7 +172,14 @@ def with_group_renamed(constraints: Sequence[str], old: str, new: str) -> tuple[
 
 def _sort(node: Node) -> Sort:
     if node.sign == "name":
-        return _sort_of_name(node)
+        name = str(node.value)
+        if (term := term_of(name)) is not None:
+            return "logical" if term[0] in GROUP_ENDS else "number"
+        if name not in NAMES:
+            near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
+            message, allowed = f"{name[:64]} is not a variable", None if near else ", ".join(NAMES)
+            raise ExpressionError(node.at, message, allowed=allowed, nearest=next(iter(near), None))
+        return "word" if name in WORDS else "logical" if name in LOGICAL_VARIABLES else "number"
     if node.sign in ("number", "word", "logical"):
         return node.sign  # type: ignore[return-value]
     if node.sign in ("and", "or", "not", "=>"):
@@ -183,17 +190,6 @@ def _sort(node: Node) -> Sort:
         return "logical"
     _require("number", node.operands)
     return "number"
-
-
-def _sort_of_name(node: Node) -> Sort:
-    name = str(node.value)
-    if (term := term_of(name)) is not None:
-        return "logical" if term[0] in GROUP_ENDS else "number"
-    if name not in NAMES:
-        near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
-        message, allowed = f"{name[:64]} is not a variable", None if near else ", ".join(NAMES)
-        raise ExpressionError(node.at, message, allowed=allowed, nearest=next(iter(near), None))
-    return "word" if name in WORDS else "logical" if name in LOGICAL_VARIABLES else "number"
 
 
 def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
@@ -290,16 +286,9 @@ class _Rows:
 
 def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
     """Return a variable as a request means it, shape (n,)."""
-    if name == "num_gpus":
-        return columns.num_gpus
-    if name == "global_batch_size":
-        return columns.global_batch_size
-    if name == "recompute_granularity":
-        return columns.recompute
-    values: IntArray = getattr(columns, name)
-    if name == "recompute_layers":  # of a configuration that recomputes every layer: all
-        return np.where(values >= ALL_LAYERS, num_layers, values)
-    return values
+    values: IntArray = getattr(columns, "recompute" if name == "recompute_granularity" else name)
+    # of a configuration that recomputes every layer: all
+    return np.where(values >= ALL_LAYERS, num_layers, values) if name == "recompute_layers" else values
 
 
 _DERIVED_FROM = {
@@ -382,21 +371,24 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
             violated=Prescribed.of(problem).lacking,
             of_request=True,
         )
-    for text in options.constraints:
-        if problem.among_unlike and names_groups(text):
-            continue  # it concerns all groups together: ``mixed.limits`` and the check hold it
-        yield Rule(
-            name=f"constraint {text}",
-            reason="the request asks for it",
-            reads=columns_named(names_in(constraint_of(text))),
-            violated=partial(broken_by, constraint_of(text), num_layers=layers),
-            of_request=True,
-        )
     limited = f", each at most {problem.power_limit_w:g} W" if problem.power_limit_w else ""
-    for text in _power_texts(problem):
+    asked = [
+        (f"constraint {text}", "the request asks for it", text)
+        for text in options.constraints
+        if not (problem.among_unlike and names_groups(text))  # ``mixed.limits`` and the check hold those
+    ]
+    asked += [
+        (
+            f"max_power_kw = {options.max_power_kw:g}",
+            f"the request asks for it: GPUs that compute, hosts not counted{limited}",
+            text,
+        )
+        for text in _power_texts(problem)
+    ]
+    for name, reason, text in asked:
         yield Rule(
-            name=f"max_power_kw = {options.max_power_kw:g}",
-            reason="the request asks for it: GPUs that compute, hosts not counted" + limited,
+            name=name,
+            reason=reason,
             reads=columns_named(names_in(constraint_of(text))),
             violated=partial(broken_by, constraint_of(text), num_layers=layers),
             of_request=True,

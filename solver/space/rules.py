@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import partial
 from math import gcd
 from typing import Any
 
@@ -64,6 +63,8 @@ _MOST_KEPT = 8 * GIB
 # Variables that host states do not depend on: read by the other rule alone, so that this one is early.
 _OF_STEPS = (*OF_CHUNKS, "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
+_READ_BY_STATES = tuple(name for name in VARIABLE_OF if name not in _OF_STEPS)
+_READ_BY_ACTIVATIONS = tuple(name for name in VARIABLE_OF if name not in _OF_ORDER)
 
 
 def host_rules(problem: Problem) -> Iterator[Rule]:
@@ -76,14 +77,14 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
         name="offloaded optimizer states fit the hosts",
         of_host=True,
         reason=reason,
-        reads=_all_but(*_OF_STEPS),
+        reads=_READ_BY_STATES,
         violated=lambda c: _too_large(problem, c, c.offload > 0, share),
     )
     yield Rule(
         name="offloaded activations fit the hosts as well",
         of_host=True,
         reason=reason,
-        reads=_all_but(*_OF_ORDER),
+        reads=_READ_BY_ACTIVATIONS,
         violated=lambda c: _too_large(
             problem, c, is_offloaded(c.offload, "activations"), share, every=True
         ),
@@ -111,7 +112,7 @@ def _drive_rule(problem: Problem) -> Rule:
         name="offloaded states fit the drives",
         of_host=True,
         reason=f"{share / GIB:.0f} GiB of NVMe for each GPU ({USABLE:.0%} of it)",
-        reads=_all_but(*_OF_STEPS),
+        reads=_READ_BY_STATES,
         violated=violated,
         concerns=swapped,
     )
@@ -161,10 +162,6 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
 
 def _node_gib(group: NodeGroup, share_bytes: int) -> str:
     return f"{share_bytes * group.gpus_per_node / GIB:.0f}"
-
-
-def _all_but(*names: str) -> tuple[str, ...]:
-    return tuple(name for name in VARIABLE_OF if name not in names)
 
 
 def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
@@ -249,17 +246,22 @@ def _all_of(counts: tuple[int, ...]) -> str:
     return " or ".join(map(str, counts))
 
 
-def _tensor_rules(problem: Problem) -> Iterator[Rule]:
-    model = problem.split_model
-    heads, kv_heads = gcd(*model.split_heads), model.kv_head_counts
-    island = common_island(problem)
-    shared = model.moe.shared_ffn_hidden_size if model.moe else 0
-    mlps = model.split_widths
+def _size_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield what tensor, context and expert parallelism divide."""
+    split, model, moe, seq = (
+        problem.split_model,
+        problem.model,
+        problem.model.moe,
+        problem.workload.seq_length,
+    )
+    heads, kv_heads, mlps = gcd(*split.split_heads), split.kv_head_counts, split.split_widths
+    exchanged = gcd(*model.head_counts, *model.kv_head_counts)
+    island, shared = common_island(problem), split.moe.shared_ffn_hidden_size if split.moe else 0
     widths = f"ffn_hidden_size = {_all_of(mlps)}"
     widths += f", and {shared} of the shared experts," if shared else ""
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
-        reason=f"{_all_of(model.split_heads)} heads are split over the tensor-parallel ranks",
+        reason=f"{_all_of(split.split_heads)} heads are split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
         violated=lambda c: heads % c.tensor_parallel_size != 0,
     )
@@ -286,10 +288,6 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
         reads=("tensor_parallel_size",),
         violated=lambda c: island % c.tensor_parallel_size != 0,
     )
-
-
-def _sequence_rules(problem: Problem) -> Iterator[Rule]:
-    seq = problem.workload.seq_length
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
@@ -300,21 +298,14 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
             & (seq % (2 * c.context_parallel_size) != 0)
         ),
     )
-    counts = problem.model.head_counts, problem.model.kv_head_counts
-    heads, kv_heads = (gcd(*each) for each in counts)
     yield Rule(
         name="all_to_all splits heads over tensor_parallel_size * the context-parallel ranks that exchange",
-        reason="{} heads and {} key/value heads are exchanged for tokens (arXiv:2309.14509)".format(
-            *map(_all_of, counts)
-        ),
+        reason=f"{_all_of(model.head_counts)} heads and {_all_of(model.kv_head_counts)} key/value heads "
+        "are exchanged for tokens (arXiv:2309.14509)",
         reads=("tensor_parallel_size", "context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_mode != RING)
-            & (
-                (heads % (c.tensor_parallel_size * c.exchanging) != 0)
-                | (kv_heads % (c.tensor_parallel_size * c.exchanging) != 0)
-                | (c.context_parallel_size == 1)
-            )
+            & ((exchanged % (c.tensor_parallel_size * c.exchanging) != 0) | (c.context_parallel_size == 1))
         ),
     )
     yield Rule(
@@ -333,9 +324,6 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
         violated=lambda c: seq % (c.tensor_parallel_size * c.context_parallel_size) != 0,
     )
 
-
-def _expert_rules(problem: Problem) -> Iterator[Rule]:
-    moe = problem.model.moe
     if moe is None:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
@@ -433,22 +421,6 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
-def _order_rules() -> Iterator[Rule]:
-    yield Rule(
-        name="rank_order puts some rank elsewhere",
-        reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
-        reads=(
-            "tensor_parallel_size",
-            "context_parallel_size",
-            "data_parallel_size",
-            "weight_shard_size",
-            "pipeline_parallel_size",
-            "rank_order",
-        ),
-        violated=_repeated_order,
-    )
-
-
 def _repeated_order(c: Columns) -> BoolArray:
     """Mark rows with an order that numbers every rank as an earlier order does."""
     repeated = np.zeros(len(c), dtype=np.bool_)
@@ -459,10 +431,9 @@ def _repeated_order(c: Columns) -> BoolArray:
 
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
     batches = batch_sizes(problem)
-    words = " or ".join(str(batch) for batch in batches)
     yield Rule(
         name=BATCH_RULE,
-        reason=f"a step processes {words} sequences, no more and no fewer",
+        reason=f"a step processes {_all_of(batches)} sequences, no more and no fewer",
         reads=("data_parallel_size", "micro_batch_size", "num_microbatches"),
         violated=lambda c: ~is_one_of(c.global_batch_size, batches),
     )
@@ -491,7 +462,9 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
             "expert_tensor_parallel_size",
             "expert_weight_shard_size",
         ),
-        violated=partial(_uneven_expert_shards, has_experts=problem.model.moe is not None),
+        violated=lambda c: (
+            (c.expert_weight_shard_size > 1) & (_uneven_expert_shards(c) | (problem.model.moe is None))
+        ),
     )
     yield Rule(
         name="zero_shard_size divides the ranks that share weights",
@@ -511,10 +484,9 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
-def _uneven_expert_shards(c: Columns, *, has_experts: bool) -> BoolArray:
+def _uneven_expert_shards(c: Columns) -> BoolArray:
     replicas = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size // c.expert_ranks
-    uneven = np.maximum(replicas, 1) % c.expert_weight_shard_size != 0
-    return np.asarray((c.expert_weight_shard_size > 1) & (uneven | (not has_experts)))
+    return np.asarray(np.maximum(replicas, 1) % c.expert_weight_shard_size != 0)
 
 
 def _uneven_shards(c: Columns) -> BoolArray:
@@ -531,9 +503,7 @@ def _uneven_shards(c: Columns) -> BoolArray:
 def launch_rules(problem: Problem, able: Capabilities) -> tuple[Rule, ...]:
     """Return the rules of what a launcher runs, whatever the request asks for and the hosts can hold."""
     groups = (
-        _tensor_rules(problem),
-        _sequence_rules(problem),
-        _expert_rules(problem),
+        _size_rules(problem),
         _pipeline_rules(problem),
         _batch_rules(problem),
         launcher_rules(problem, able),
@@ -549,12 +519,23 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         ExpressionError: a constraint of the request is not an expression.
     """
     able = launcher_capabilities(problem.launcher)
+    order = Rule(
+        name="rank_order puts some rank elsewhere",
+        reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
+        reads=(
+            "tensor_parallel_size",
+            "context_parallel_size",
+            "data_parallel_size",
+            "weight_shard_size",
+            "pipeline_parallel_size",
+            "rank_order",
+        ),
+        violated=_repeated_order,
+    )
     groups = (
-        _tensor_rules(problem),
-        _sequence_rules(problem),
-        _expert_rules(problem),
+        _size_rules(problem),
         _pipeline_rules(problem),
-        _order_rules(),
+        [order],
         host_rules(problem),
         _batch_rules(problem),
         launcher_rules(problem, able),

@@ -54,8 +54,8 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
     able = launcher_capabilities(problem.launcher)
     for variants in (
         partial(_expert_tensor, wide=wide),
-        partial(_weight_shards, wide=wide),
-        partial(_expert_weight_shards, wide=wide),
+        partial(_weight_shards, name="weight_shard_size", wide=wide),
+        partial(_weight_shards, name="expert_weight_shard_size", wide=wide),
         partial(_shard_sizes, wide=wide),
         partial(_sequence_parallel, wide=wide),
         _context_modes,
@@ -63,22 +63,18 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
         _rank_orders,
     ):
         parts = [columns]
-        for name, values, rows in variants(problem, able, columns):
+        for name, values, where in variants(problem, able, columns):
             look()
-            taken = rows & (values != getattr(columns, name))
+            taken = where & (values != getattr(columns, name))
             if taken.any():
                 changed: dict[str, IntArray] = {name: values[taken]}
-                parts.append(_settled(replace(columns.take(taken), **changed), name))
+                rows = replace(columns.take(taken), **changed)
+                if name == "weight_shard_size":  # shard sets are what is left
+                    sets = np.where(rows.zero_stage > 0, rows.replicating_ranks, 1)
+                    rows = replace(rows, zero_shard_size=sets)
+                parts.append(rows)
         columns = Columns.concatenate(parts) if len(parts) > 1 else columns
     return columns
-
-
-def _settled(columns: Columns, name: str) -> Columns:
-    """Return rows with the shard sets that are left where dense weights are shared."""
-    if name != "weight_shard_size":
-        return columns
-    sizes = np.where(columns.zero_stage > 0, columns.replicating_ranks, 1)
-    return replace(columns, zero_shard_size=sizes)
 
 
 def named_values(problem: Problem, name: str) -> list[int]:
@@ -131,27 +127,16 @@ def _shard_sizes(
 
 
 def _weight_shards(
-    problem: Problem, _able: Capabilities, columns: Columns, *, wide: bool
-) -> Iterator[Variant]:
-    name, dp = "weight_shard_size", columns.data_parallel_size
-    yield from _shards_of(problem, name, dp, columns.tensor_parallel_size, wide=wide)
-
-
-def _expert_weight_shards(
-    problem: Problem, _able: Capabilities, columns: Columns, *, wide: bool
-) -> Iterator[Variant]:
-    if problem.model.moe is not None:
-        name, ranks = "expert_weight_shard_size", columns.expert_ranks
-        every = columns.tensor_parallel_size * columns.context_parallel_size * columns.data_parallel_size
-        yield from _shards_of(problem, name, every // ranks, ranks, wide=wide)
-
-
-def _shards_of(
-    problem: Problem, name: str, replicas: IntArray, stride: IntArray, *, wide: bool
+    problem: Problem, able: Capabilities, columns: Columns, *, name: str, wide: bool
 ) -> Iterator[Variant]:
     """Yield sizes that divide the replicas: all, or powers of two that reach one island beyond the link."""
+    replicas, stride = columns.data_parallel_size, columns.tensor_parallel_size
+    if name == "expert_weight_shard_size":
+        if problem.model.moe is None:
+            return
+        every_rank = replicas * stride * columns.context_parallel_size
+        replicas, stride = every_rank // columns.expert_ranks, columns.expert_ranks
     named = named_values(problem, name)
-    able = launcher_capabilities(problem.launcher)
     open_to = WEIGHT_SHARDS in problem.options.allow and not weight_shard_obstacle(problem, able)
     most = int(replicas.max(initial=1)) if open_to else 1
     island = max(group.island_gpus for group in problem.cluster.groups)
@@ -176,20 +161,15 @@ def _sequence_parallel(
 
 
 def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    name, cp = "context_parallel_mode", columns.context_parallel_size
-    named = name in limited_by(problem)
+    name, cp, tp = "context_parallel_mode", columns.context_parallel_size, columns.tensor_parallel_size
+    named, model = name in limited_by(problem), problem.model
+    heads = gcd(*model.head_counts, *model.kv_head_counts)  # so many ranks exchange them for tokens
     if "all_to_all" in able.context_parallel_modes or named:
-        yield _constant(name, ALL_TO_ALL, _exchanges(problem, columns, cp) & (cp > 1))
+        yield _constant(name, ALL_TO_ALL, (heads % (tp * cp) == 0) & (cp > 1))
     if named or name in problem.options.allow:
         for word, size in HIERARCHICAL.items():
-            rows = (cp % size == 0) & (cp > size) & _exchanges(problem, columns, size)
+            rows = (cp % size == 0) & (cp > size) & (heads % (tp * size) == 0)
             yield _constant(name, CONTEXT_MODES.index(word), rows)
-
-
-def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> BoolArray:
-    """Mark rows with enough heads for so many context-parallel ranks to exchange for tokens."""
-    parts, model = columns.tensor_parallel_size * ranks, problem.model
-    return np.asarray(gcd(*model.head_counts, *model.kv_head_counts) % parts == 0)
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
