@@ -87,20 +87,16 @@ def ask_placed(
 
         answer = replace(answer, infeasible=placed_infeasibility(problem, profile, watch))
     elif is_asked_for(problem):
-        answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
+        predictions = [plan.prediction for plan in answer.plans]
+        outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
+        seen = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
+        answer = _in_time(problem, profile, replace(answer, plans=tuple(seen)), watch)
     plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)
     further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
     answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
-
-
-def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
-    predictions = [plan.prediction for plan in answer.plans]
-    outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
-    plans = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
-    return replace(answer, plans=tuple(plans))
 
 
 def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
@@ -288,8 +284,8 @@ def _of_variants(
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
-    settle, behind = _settle_of(problem, variants, watch), _FOLLOWING * len(packaged)
-    run = _run_of(problem, variants, settle)
+    run, settle = _run_of(problem, variants, watch)
+    behind = _FOLLOWING * len(packaged)
     answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
     answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
@@ -308,7 +304,7 @@ def _of_variants(
     first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
     priced = variants[0].profile
     of_a_step = is_plain(problem)
-    closed: tuple[str, ...] = ()
+    closed = tuple[str, ...]()
     with watch.closing().cut():
         if of_a_step:  # odds are of the shortest step
             answer = replace(answer, plans=with_odds(first, priced, answer.plans))
@@ -419,13 +415,10 @@ def _place(
     place, score = launchers.index(first.problem.launcher), 0.0
     if openings:
         score = score_of(first, openings[at].answer.plans[0]) if at in openings else inf
-    return place, first.follows, score, -_peak_flops(first.problem), at
-
-
-def _peak_flops(problem: Problem) -> float:
-    """Return the peak of a variant's precision, which shows best which of several is faster."""
-    precision = problem.workload.precision
-    return min(group.gpu.peak_flops.get(precision, 0.0) for group in problem.cluster.groups)
+    # the peak of a variant's precision shows best which of several is faster
+    precision, groups_of_nodes = first.problem.workload.precision, first.problem.cluster.groups
+    peak = min(group.gpu.peak_flops.get(precision, 0.0) for group in groups_of_nodes)
+    return place, first.follows, score, -peak, at
 
 
 def _openings(
@@ -437,7 +430,14 @@ def _openings(
     Offload multiplies configurations and is seldom part of the best one, so that a plan without it is
     found long before. It is a plan of its variant; nothing is proved of it.
     """
-    some = [[one for one in group if _may_offload(one.problem)] for group in groups]
+    some = [
+        [
+            one
+            for one in group
+            if "offload" in one.problem.options.allow and "offload" not in limited_by(one.problem)
+        ]
+        for group in groups
+    ]
     able, found = [at for at, group in enumerate(some) if group], dict[int, Answered]()
     for done, at in enumerate(sorted(able, key=partial(_place, groups, {}))):
         if problem.options.gpus != "all" or watch.interrupted():
@@ -458,10 +458,6 @@ def _openings(
             alone = Answered(variant=variant, answer=answer, others=tuple(others))
             found[at] = _as_opening(alone, some[at])
     return found
-
-
-def _may_offload(problem: Problem) -> bool:
-    return "offload" in problem.options.allow and "offload" not in limited_by(problem)
 
 
 def _without_offload(problem: Problem, *, time_limit_s: float) -> Problem:
@@ -592,15 +588,18 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
+    note = launcher_capabilities(problem.launcher).tensor_note
+    split = [f"#{plan.rank}" for plan in answer.plans if plan.config.tensor_parallel_size > 1]
     warnings = (
         *answer.warnings,
         *beyond_positions(problem),
         *unwritten(problem),
         *_of_encoders(problem),
-        *_of_tensor_ranks(problem, answer.plans),
+        *([f"{', '.join(split)}: {note}"] if note and split else ()),
         *_of_batch(answer.plans),
+        *_of_stack(problem),
     )
-    return replace(answer, model=problem.model_figures, warnings=(*warnings, *_of_stack(problem)))
+    return replace(answer, model=problem.model_figures, warnings=warnings)
 
 
 def _of_encoders(problem: Problem) -> tuple[str, ...]:
@@ -625,12 +624,6 @@ def _of_stack(problem: Problem) -> tuple[str, ...]:
     return (f"{priced}, not of what {problem.launcher} runs today",)
 
 
-def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
-    note = launcher_capabilities(problem.launcher).tensor_note
-    which = [f"#{plan.rank}" for plan in plans if plan.config.tensor_parallel_size > 1]
-    return (f"{', '.join(which)}: {note}",) if note and which else ()
-
-
 _ONCE_A_STEP = ("bubble", "data_parallel", "optimizer", "fixed")  # times that no larger batch makes longer
 _SMALL_BATCH = 0.25  # of a step
 
@@ -652,37 +645,33 @@ def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
     return (f"{batch}: {100 * share:.0f} % of #1's step takes as long for a larger one (mostly {most})",)
 
 
-def _problems_of(asked: Problem, variants: Sequence[Variant]) -> list[Problem]:
-    """Return the problem of each launcher, precision and optimizer; switches change no number of GPUs."""
-    plain = replace(asked.options, recompute_kinds=())
-    return [
+def _run_of(
+    asked: Problem, variants: Sequence[Variant], watch: Watch
+) -> tuple[Callable[..., Answer], Callable[[Problem], Problem]]:
+    """Return what searches a variant, and what limits its problem to the numbers of GPUs of all variants.
+
+    There is a problem for each launcher, precision and optimizer; switches change no number of GPUs.
+    """
+    plain, numbers = replace(asked.options, recompute_kinds=()), tuple[int, ...]()
+    options = asked.workload.framework_options
+    problems = [
         replace(
             one.problem,
-            workload=replace(one.problem.workload, framework_options=asked.workload.framework_options),
+            workload=replace(one.problem.workload, framework_options=options),
             options=plain,
         )
         for one in variants
         if not one.follows
     ]
-
-
-def _settle_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[[Problem], Problem]:
-    """Return what limits each variant's problem to the numbers of GPUs that all of them are searched on."""
-    problems, numbers = _problems_of(asked, variants), tuple[int, ...]()
-    if len(problems) > 1 and asked.options.gpus == "all":
+    several, fewest_nodes_asked = len(problems) > 1, asked.options.gpus == "fewest"
+    if several and not fewest_nodes_asked:
         with watch.cut():
             numbers = differing_gpus(problems)
-    return lambda problem: on_gpus(problem, numbers)
-
-
-def _run_of(
-    asked: Problem, variants: Sequence[Variant], settle: Callable[[Problem], Problem]
-) -> Callable[..., Answer]:
-    if asked.options.gpus == "fewest":
-        problems = _problems_of(asked, variants)
-        on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if len(problems) > 1 else ())
-        return partial(fewest, differing_on=on)
-    return lambda problem, *given, **how: explained_search(settle(problem), *given, **how)
+    settle = partial(on_gpus, numbers=numbers)
+    if fewest_nodes_asked:
+        on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if several else ())
+        return partial(fewest, differing_on=on), settle
+    return lambda problem, *given, **how: explained_search(settle(problem), *given, **how), settle
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

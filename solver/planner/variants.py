@@ -84,8 +84,9 @@ class Switched:
     def __init__(self, problem: Problem, profile: Profile) -> None:
         workload, self.problem, self.profile = problem.workload, problem, profile
         self._plain = with_options(profile.framework, workload.framework_options)
-        self._there = {*self._unallowed(self._plain)}
-        self._lacking = cache(self._lacked)  # every set of packages asks about every combination
+        there = {*self._unallowed(self._plain)}
+        # every set of packages asks about every combination
+        self._lacking = cache(lambda facts: frozenset(self._unallowed(facts)) - there)
         self._has_one_shape = workload.lengths is None or workload.lengths.batching == "padding"
         names = searched_switches(problem)
         self._legal = names and LegalCombinations.of(
@@ -102,9 +103,6 @@ class Switched:
         asked = self.problem
         offloads = facts.offload_modules != self._plain.offload_modules  # it is for plans that do
         return unallowed(asked.options.allow, asked.launcher, facts, asked.model, offloads=offloads)
-
-    def _lacked(self, facts: FrameworkFacts) -> frozenset[str]:
-        return frozenset(self._unallowed(facts)) - self._there
 
     def searched(
         self, with_packages: Collection[str] | None = ()
@@ -185,19 +183,14 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
         if not in_switches:
             most = 0
         elif not most:  # the first of them has the most rows
-            most = _most_together(last[0].problem)
+            first = last[0].problem
+            able = first.options.gpus == "all" and is_weighed_by_kind(first)
+            most = max(int(MOST_OUTER / max(estimated_outer(first), 1.0)), 1) if able else 1
         if len(last) < most:
             last.append(one)
         else:
             groups.append([one])
     return groups
-
-
-def _most_together(problem: Problem) -> int:
-    options = problem.options
-    if options.gpus != "all" or not is_weighed_by_kind(problem):
-        return 1
-    return max(int(MOST_OUTER / max(estimated_outer(problem), 1.0)), 1)
 
 
 def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
@@ -306,8 +299,8 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     if config is None:
         return answer
     prediction = predict(problem, profile, config)
-    score = score_s(problem, profile, config, prediction)
-    scores = _scores_s(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
+    others = [(plan.config, plan.prediction) for plan in answer.plans]
+    score, *scores = _scores_s(problem, profile, [(config, prediction), *others])
     better = sum(other < score for other in scores)
     problems = tuple(violations(problem, profile, config))
     among = better < len(scores) or any(plan.config == config for plan in answer.plans)
@@ -323,11 +316,6 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     return replace(answer, baseline=baseline)
 
 
-def score_s(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> float:
-    """Return a configuration's ranking score, in seconds relative to the whole cluster."""
-    return _scores_s(problem, profile, [(config, prediction)])[0]
-
-
 def _scores_s(
     problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
 ) -> list[float]:
@@ -335,8 +323,6 @@ def _scores_s(
         return [prediction.step_time_s for _, prediction in priced]
     if problem.options.objective == "robust":
         return [prediction.step_time_high_s for _, prediction in priced]
-    if not priced:
-        return []
     weighing = weighing_of(problem, profile, Columns.of([config for config, _ in priced]))
     steps_s = np.array([prediction.step_time_s for _, prediction in priced])
     return [float(score) for score in weighing.scale * steps_s + weighing.offset]
@@ -350,15 +336,14 @@ WORTH_A_PACKAGE = 1.03  # a plan that needs one must be as many times as fast to
 
 def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:
     """Return the plans of a problem with the packages that each needs beyond a stock installation."""
-    return tuple(replace(plan, needs=_needs(problem, plan)) for plan in plans)
-
-
-def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    launcher = plan.launchers[0] if plan.launchers else problem.launcher
-    workload = with_changes(problem.workload, plan.workload)
-    own = framework_facts(framework_of(problem.stack or launcher))
-    facts = with_options(own, workload.framework_options)
-    return missing_from_stock(packages_of(launcher, facts, problem.model, plan.config))
+    found = list[Plan]()
+    for plan in plans:
+        launcher = plan.launchers[0] if plan.launchers else problem.launcher
+        own = framework_facts(framework_of(problem.stack or launcher))
+        facts = with_options(own, with_changes(problem.workload, plan.workload).framework_options)
+        needs = missing_from_stock(packages_of(launcher, facts, problem.model, plan.config))
+        found.append(replace(plan, needs=needs))
+    return tuple(found)
 
 
 def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:
@@ -427,16 +412,19 @@ def merged(
     alone = len(answered) == 1 and not unasked and asked.launcher != "any" and not answered[0].others
     if alone and not workload_of(answered[0].variant.problem, asked):
         return answered[0].answer
-    reached = _on_fewest(asked, answered)
+    needed, few = [_nodes(asked, one) for one in answered], asked.options.gpus == "fewest"
+    reached = [  # what is not decided counts too: it may need as few nodes
+        one for one, nodes in zip(answered, needed, strict=True) if not few or nodes in (inf, min(needed))
+    ]
     ranked, nearest = _ranked(asked, reached), min(answered, key=_effort)
-    first = ranked[0][0].answer if ranked else nearest.answer
+    first = ranked[0].of.answer if ranked else nearest.answer
     answers = [one.answer for one in answered]
     missing: list[Status] = ["unknown"] * unasked
     status = _status([*(one.status for one in answers), *missing])
-    kept = [one.answer for one in reached]
+    kept = [one.answer for one in reached if one.answer.status != "infeasible"]
     claim, proved = _claim(kept, first, unasked), status == "optimal"
     floors = _floors(reached, unasked)
-    plans = _named(asked, answered, _with_gaps(asked, ranked, floors, claim))
+    plans = _listed(asked, answered, ranked, floors, claim)
     return replace(
         first,
         status=status,
@@ -445,11 +433,11 @@ def merged(
         bound_step_time_s=_step_bound_s(asked, kept, plans, unasked),
         gap=claim.gap if claim else None,
         objective=claim,
-        space_size=_sum(answers, lambda one: one.space_size),
-        legal=_sum(answers, lambda one: one.legal),
-        fit=_sum(answers, lambda one: one.fit),
-        explored=_sum(answers, lambda one: one.explored),
-        counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
+        space_size=sum(one.space_size for one in answers),
+        legal=sum(one.legal for one in answers),
+        fit=sum(one.fit for one in answers),
+        explored=sum(one.explored for one in answers),
+        counts={name: sum(one.counts.get(name, 0) for one in answers) for name in first.counts},
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(
             *dict.fromkeys(w for one in answers for w in one.warnings),
@@ -497,17 +485,22 @@ def _work(variant: Variant) -> tuple[str, str]:
     return workload.precision, workload.optimizer
 
 
-def _with_gaps(
+def _listed(
     asked: Problem,
-    ranked: Sequence[tuple[Answered, Plan]],
+    answered: Sequence[Answered],
+    ranked: Sequence[_Ranked],
     floors: RankFloors,
     claim: ObjectiveClaim | None,
-) -> list[tuple[Answered, Plan]]:
-    scores = _scores(ranked)
-    gap = None if claim is None else claim.gap
+) -> tuple[Plan, ...]:
+    """Return the ranked plans with their gaps and, of several launchers, those that can run each."""
+    scores, gap = [one.score for one in ranked], None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
-    plans = with_gaps([plan for _, plan in ranked], scores, floors, least, of_steps=is_plain(asked))
-    return [(one, plan) for (one, _), plan in zip(ranked, plans, strict=True)]
+    plans = with_gaps([one.plan for one in ranked], scores, floors, least, of_steps=is_plain(asked))
+    if asked.launcher != "any":
+        return tuple(plans)
+    own = [found_by(one.of.variants)(plan) for one, plan in zip(ranked, plans, strict=True)]
+    variants = [each for one in answered for each in one.variants]
+    return tuple(with_launchers(variants, list(zip(own, plans, strict=True))))
 
 
 _UNLIKE_STACKS = (
@@ -561,10 +554,6 @@ def _infeasibility(nearest: Answered, asked: Problem) -> Infeasibility | None:
     )
 
 
-def _sum(answers: Sequence[Answer], of: Callable[[Answer], int]) -> int:
-    return sum(of(one) for one in answers)
-
-
 def _status(found: Sequence[Status]) -> Status:
     if all(status == "infeasible" for status in found):
         return "infeasible"
@@ -575,8 +564,7 @@ def _status(found: Sequence[Status]) -> Status:
 
 def best_score_s(asked: Problem, answered: Sequence[Answered]) -> float:
     """Return what the best plan of all variants scores."""
-    ((best, plan), *_) = _ranked(asked, answered)
-    return score_of(best.variant, plan)
+    return _ranked(asked, answered)[0].score
 
 
 def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) -> Rivals:
@@ -584,30 +572,12 @@ def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) ->
 
     There are no rivals while there are fewer than K, and of diverse plans those of fewer than K meshes.
     """
-    ranked = _ranked(asked, answered)
-    scores = _scores(ranked)
-    if not asked.options.diverse:
-        return Rivals(scores[0], scores[-1]) if len(ranked) == asked.options.top_k else NO_RIVALS
-    meshes = {(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked}
-    if len(meshes) < asked.options.top_k:
+    ranked, most = _ranked(asked, answered), asked.options.top_k
+    meshes = {(_work(one.of.variant), mesh_of(one.plan.config)): one.score for one in ranked[::-1]}
+    if len(meshes if asked.options.diverse else ranked) < most:
         return NO_RIVALS
-    own = {
-        mesh_of(plan.config): score
-        for (one, plan), score in zip(ranked, scores, strict=True)
-        if _work(one.variant) == _work(variant)
-    }
-    return Rivals(scores[0], scores[-1], own)
-
-
-def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
-    """Keep the variants that need no more nodes than another, if the fewest are asked for.
-
-    What is not decided counts too: it may need as few.
-    """
-    if asked.options.gpus != "fewest":
-        return list(answered)
-    nodes, fewest = [_nodes(asked, one) for one in answered], fewest_nodes(asked, answered)
-    return [one for one, count in zip(answered, nodes, strict=True) if count in (inf, fewest)]
+    own = {mesh: score for (work, mesh), score in meshes.items() if work == _work(variant)}
+    return Rivals(ranked[0].score, ranked[-1].score, own if asked.options.diverse else {})
 
 
 def fewest_nodes(asked: Problem, answered: Iterable[Answered]) -> float:
@@ -620,57 +590,45 @@ def _nodes(asked: Problem, one: Answered) -> float:
     return -(-one.answer.plans[0].config.num_gpus // each) if one.answer.plans else inf
 
 
-def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    score: float
+    of: Answered
+    plan: Plan
+
+
+def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
     """Return the best K plans with their variants; a layout of one workload is listed once.
 
     Diverse plans are of K meshes; of as many as there are, with their best other layouts, where those are
     fewer.
     """
-    scored: list[tuple[float, int, Plan]] = []
-    for order, one in enumerate(answered):
-        variant_of = found_by(one.variants)
-        scores = _scores([(one, plan) for plan in one.answer.plans])
-        scored += [
-            (score, order, replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
+    found = list[_Ranked]()
+    for one in answered:
+        variant_of, own = found_by(one.variants), one.variant
+        priced = [(plan.config, plan.prediction) for plan in one.answer.plans]
+        scores = _scores_s(own.problem, own.profile, priced) if priced else []
+        found += [
+            _Ranked(score, one, replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
             for score, plan in zip(scores, one.answer.plans, strict=True)
         ]
-    kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
-    for _, order, plan in sorted(
-        scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
-    ):
-        one = answered[order]  # a layout is listed once, under its best switches
-        (layout,) = layouts_of(Columns.of([plan.config]), [0])
-        kept.setdefault((_work(one.variant), layout), (one, plan))
+    kept = dict[tuple[object, ...], _Ranked]()
+    for each in sorted(found, key=lambda each: (each.score, len(each.plan.workload))):
+        # a layout is listed once, under its best switches
+        (layout,) = layouts_of(Columns.of([each.plan.config]), [0])
+        kept.setdefault((_work(each.of.variant), layout), each)
     most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
     if asked.options.diverse:
-        for at, (one, plan) in enumerate(best):
-            first.setdefault((_work(one.variant), mesh_of(plan.config)), at)
+        for at, each in enumerate(best):
+            first.setdefault((_work(each.of.variant), mesh_of(each.plan.config)), at)
         others = [at for at in range(len(best)) if at not in first.values()]
         best = [best[at] for at in sorted([*first.values(), *others][:most])]
-    return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best[:most], 1)]
-
-
-def _scores(found: Sequence[tuple[Answered, Plan]]) -> list[float]:
-    scores = np.zeros(len(found))
-    for variant in {id(one.variant): one.variant for one, _ in found}.values():
-        places = [at for at, (one, _) in enumerate(found) if one.variant is variant]
-        priced = [(found[at][1].config, found[at][1].prediction) for at in places]
-        scores[places] = _scores_s(variant.problem, variant.profile, priced)
-    return [float(score) for score in scores]
+    return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(best[:most], 1)]
 
 
 def score_of(variant: Variant, plan: Plan) -> float:
     """Return the plan's objective, by which plans are ranked."""
-    return score_s(variant.problem, variant.profile, plan.config, plan.prediction)
-
-
-def _named(
-    asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
-) -> tuple[Plan, ...]:
-    if asked.launcher != "any":
-        return tuple(plan for _, plan in ranked)
-    found = [(found_by(one.variants)(plan), plan) for one, plan in ranked]
-    return tuple(with_launchers([each for one in answered for each in one.variants], found))
+    return _scores_s(variant.problem, variant.profile, [(plan.config, plan.prediction)])[0]
 
 
 def _step_bound_s(
@@ -683,7 +641,7 @@ def _step_bound_s(
     """
     alike = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in plans[:1]]
     found = list[float | None]()
-    for one in _open(answers):
+    for one in answers:
         own = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in one.plans[:1]]
         bound = one.bound_step_time_s
         if own and own != alike:
@@ -695,10 +653,6 @@ def _step_bound_s(
     return min(_bounds(found, unasked), default=None)
 
 
-def _open(answers: Sequence[Answer]) -> list[Answer]:
-    return [one for one in answers if one.status != "infeasible"]
-
-
 def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
     """Return the bounds of all variants; none if one has none: its plans could be beyond the others."""
     known = [bound for bound in found if bound is not None]
@@ -706,8 +660,7 @@ def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
 
 
 def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveClaim | None:
-    claims = [one.objective for one in _open(answers)]
-    own = first.objective
+    claims, own = [one.objective for one in answers], first.objective
     if own is None or own.value is None:
         return own
     rate = own.name == "tokens_per_s_per_gpu"

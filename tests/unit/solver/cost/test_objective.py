@@ -10,7 +10,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.cost.objective import natural_objective, outlook_of
 from meshwright.solver.explain.remedies import fastest_run
-from meshwright.solver.planner.variants import score_s
+from meshwright.solver.planner.variants import Variant, score_of
 from meshwright.solver.problem import Objective, Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as candidates
@@ -71,15 +71,11 @@ def test_a_gpu_that_waits_draws_a_fifth_and_one_that_computes_four_fifths() -> N
 def test_the_best_of_every_gpu_count_is_the_best_of_all(objective: Objective) -> None:
     counts = (1, 2)
     free = small(objective=objective, num_nodes=counts, diverse=False)
-    profile = profile_of(free)
+    own = Variant(problem=free, profile=profile_of(free))
     answer = answered(free)
     assert answer.status == "optimal"
-    everyone = [
-        score_s(free, profile, plan.config, plan.prediction)
-        for nodes in counts
-        for plan in every_layout(num_nodes=(nodes,))
-    ]
-    found = [score_s(free, profile, plan.config, plan.prediction) for plan in answer.plans]
+    everyone = [score_of(own, plan) for nodes in counts for plan in every_layout(num_nodes=(nodes,))]
+    found = [score_of(own, plan) for plan in answer.plans]
     assert found == sorted(found)
     if objective != "energy_per_token":  # whose best row of a layout may recompute otherwise
         assert found == pytest.approx(sorted(everyone)[:3], rel=1e-9)
