@@ -155,8 +155,7 @@ class _Run:
             )
         except OSError as fault:
             os.close(read)
-            message = f"{shown(command[0])}: {fault.strerror}"
-            raise InvalidProblemError.of("command", message) from None
+            raise InvalidProblemError.of("command", f"{shown(command[0])}: {fault.strerror}") from None
         finally:
             os.close(write)
         self._pipe = read

@@ -74,8 +74,9 @@ def main(argv: Sequence[str]) -> int:
     if name == "srun":
         for variable in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
             environment.setdefault(variable, "0")
-    folder = os.path.dirname(os.path.abspath(argv[0]))
-    environment["PATH"] = folder + os.pathsep + environment.get("PATH", "")
+    environment["PATH"] = (
+        os.path.dirname(os.path.abspath(argv[0])) + os.pathsep + environment.get("PATH", "")
+    )
     try:
         os.execvpe(inner[0], inner, environment)
     except OSError as fault:
@@ -88,8 +89,7 @@ def _is_asked(rest: Sequence[str]) -> bool:
     if rest[:1] in (["-V"], ["--version"], ["-VV"]):
         return True
     stat = os.fstat(1)
-    recorded = os.environ.get(f"{FOLDER}_OUTPUT", "")
-    return rest[:1] == ["-c"] and f"{stat.st_dev}:{stat.st_ino}" != recorded
+    return rest[:1] == ["-c"] and f"{stat.st_dev}:{stat.st_ino}" != os.environ.get(f"{FOLDER}_OUTPUT", "")
 
 
 def _real(name: str, rest: Sequence[str]) -> int:

@@ -109,8 +109,9 @@ def check_folder(
         raise _unwritable(folder, fault, option) from None
     if not fits:
         what = "other files" if plan_id is None else "files of another plan"
-        message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
-        raise InvalidProblemError.of(option, message)
+        raise InvalidProblemError.of(
+            option, f"{shown_path(folder)} holds {what}; choose another folder, or --force"
+        )
 
 
 def _require_writable(folder: Path) -> None:

@@ -28,8 +28,7 @@ Seconds = Annotated[float, Field(gt=0, le=31_536_000)]  # a year; no infinity
 
 def state_dir() -> Path:
     """Where this user's records are kept (XDG base directory specification, ``XDG_STATE_HOME``)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "meshwright"
+    return Path(os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")) / "meshwright"
 
 
 def default_database_url() -> str:
@@ -244,11 +243,10 @@ def settings_with(given: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as fault:
-        details = fault.errors(include_url=False, include_input=False)
         raise InvalidProblemError(
             FieldError(
                 pointer=".".join(str(part) for part in detail["loc"]) or "settings",
                 message=detail["msg"].removeprefix("Value error, "),
             )
-            for detail in details
+            for detail in fault.errors(include_url=False, include_input=False)
         ) from None

@@ -75,8 +75,7 @@ def make_app(redis_url: str) -> Celery:
     """Return the consumer's app: as the publisher's, one message at a time, acknowledged when done."""
     redis.Channel.QoS = _Hints
     app = Celery("meshwright", broker=redis_url)
-    conf = publisher_conf()
-    app.conf.update(conf)
+    app.conf.update(publisher_conf())
     app.conf.update(
         worker_prefetch_multiplier=1,
         task_acks_late=True,

@@ -87,8 +87,9 @@ class SearchWork:
         claim = self.claim
         problem = parse_problem(claim.request)
         self.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
-        known = known_in(claim.checkpoint)
-        self.answer = self.search(problem, on_progress=on_progress, should_stop=should_stop, known=known)
+        self.answer = self.search(
+            problem, on_progress=on_progress, should_stop=should_stop, known=known_in(claim.checkpoint)
+        )
 
     @property
     def is_proved(self) -> bool:
@@ -170,8 +171,7 @@ class Runner:
         with Heartbeat(self._engine, claim) as heartbeat:
             _start(claim, running, heartbeat)
             self._wait(claim, running, heartbeat)
-            settle = self._settlement(claim, running, heartbeat)
-            self._store(claim, settle, heartbeat)
+            self._store(claim, self._settlement(claim, running, heartbeat), heartbeat)
         if claim.parent_id is not None:
             self._on_child_ended(claim.parent_id)
         if not running.done.is_set():
@@ -207,8 +207,7 @@ class Runner:
         if self._leaving.is_set() and not cancelled and not proved:
             found = work.passed_on()
             return lambda: engine.release(claim, found, cpu_s=spent_s)
-        outcome = work.outcome(running.error, cancelled=cancelled)
-        last = replace(outcome, progress=heartbeat.last_progress())
+        last = replace(work.outcome(running.error, cancelled=cancelled), progress=heartbeat.last_progress())
         return lambda: engine.complete(claim, last, cpu_s=spent_s)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:

@@ -41,7 +41,8 @@ class StoredSearch:
         def answer(profile: Profile, found: Sequence[Configuration]) -> Answer:
             limit_s = max(watch.left_s, _LEAST_S) if found else problem.options.time_limit_s
             asked = replace(problem, options=replace(problem.options, time_limit_s=limit_s))
-            first = (*found, *known)
-            return ask(asked, profile, on_progress=on_progress, should_stop=should_stop, known=first)
+            return ask(
+                asked, profile, on_progress=on_progress, should_stop=should_stop, known=(*found, *known)
+            )
 
         return self._profiles.answered(problem, answer)

@@ -217,8 +217,7 @@ class _Asking:
 
 
 def _digest(*parts: object) -> str:
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _accepted(choice: Choice, folder: Path) -> Choice:
@@ -233,8 +232,9 @@ def _accepted(choice: Choice, folder: Path) -> Choice:
         folder.mkdir(parents=True, exist_ok=True)
         save({**choice.files, f"{ACCEPTED}/{choice.question}.json": text, CHOICE: text}, folder)
     except OSError as fault:
-        message = f"{folder}: {fault.strerror or fault}; plan {choice.plan_id} cannot be written there"
-        raise NotWrittenError(message) from None
+        raise NotWrittenError(
+            f"{folder}: {fault.strerror or fault}; plan {choice.plan_id} cannot be written there"
+        ) from None
     return choice
 
 
@@ -250,8 +250,7 @@ def _last(folder: Path, question: str, run_id: str, why: str, limit_s: float) ->
     """
     known = read_choice(folder / ACCEPTED / f"{question}.json")
     if known is None:
-        message = f"{why}; nothing was accepted before for this question (limit {limit_s:g} s)"
-        raise NoAnswerError(message)
+        raise NoAnswerError(f"{why}; nothing was accepted before for this question (limit {limit_s:g} s)")
     return replace(known, run_id=run_id, source="last answer", why=why)
 
 
@@ -272,8 +271,7 @@ def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
                 why = "it has asked another question: this node has other GPUs, or another problem file"
             elif choice is not None:
                 why += f"; the one that is there is of start {choice.run_id}"
-            message = f"node 0 has written no {folder / CHOICE} for this start in time: {why}"
-            raise NoAnswerError(message)
+            raise NoAnswerError(f"node 0 has written no {folder / CHOICE} for this start in time: {why}")
         time.sleep(LOOK_S)
 
 

@@ -110,8 +110,7 @@ class Client:
         Raises:
             InvalidRequestError: ``problem.errors`` names the fields.
         """
-        body = _labelled(problem, labels)
-        return self._post(Job, "/v1/jobs", body, idempotency_key, fresh=fresh)
+        return self._post(Job, "/v1/jobs", _labelled(problem, labels), idempotency_key, fresh=fresh)
 
     def job(self, job: Job | str) -> Job:
         """Return a job in its present state."""
@@ -284,8 +283,7 @@ class Client:
         Raises:
             InvalidRequestError: ``problem.errors`` names job and field.
         """
-        body = _labelled(fleet, labels)
-        return self._post(Fleet, "/v1/fleets", body, idempotency_key, fresh=fresh)
+        return self._post(Fleet, "/v1/fleets", _labelled(fleet, labels), idempotency_key, fresh=fresh)
 
     def fleet(self, fleet: Fleet | str, *, newest: bool = False) -> Fleet:
         """Return a fleet in its present state; ``newest``: the last re-plan of it that has a schedule."""

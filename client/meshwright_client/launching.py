@@ -206,8 +206,7 @@ def plan_flags(choice: Choice, environ: Mapping[str, str] = os.environ) -> list[
 
 def _array_of(path: Path, array: str) -> list[str]:
     """The words of a bash array that a file of the plan defines."""
-    script = f'source "$1" >&2 && printf "%s\\0" "${{{array}[@]}}"'
-    command = ["bash", "-c", script, "bash", str(path)]
+    command = ["bash", "-c", f'source "$1" >&2 && printf "%s\\0" "${{{array}[@]}}"', "bash", str(path)]
     done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - a file of the plan
     if done.returncode:
         raise LaunchError(f"{path}: {done.stderr.decode(errors='replace').strip()[:400]}")

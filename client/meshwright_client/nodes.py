@@ -57,10 +57,9 @@ class Nodes:
         if "groups" in base:
             (group, *others) = base["groups"]
             if others:
-                message = (
+                raise UnknownNodesError(
                     f"the cluster has {len(others) + 1} groups; {self.source} tells one number of nodes"
                 )
-                raise UnknownNodesError(message)
             return {**base, "groups": [{**group, "num_nodes": self.num_nodes}]}
         if base:
             return {**base, "num_nodes": self.num_nodes}
@@ -186,8 +185,7 @@ def _slurm_start(job: str, environ: Mapping[str, str]) -> str:
 
 def _first_host(hosts: str) -> str | None:
     """Of a host list: ``n[07-09,12],m1`` begins with n07."""
-    plain = re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts)
-    return plain.partition(",")[0] or None
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).partition(",")[0] or None
 
 
 # On nodes alone, not by salloc where it was typed.
@@ -208,8 +206,9 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int:
 def _slurm_gpus(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Type and number of the GPUs of a node: ``h100:8`` or ``8``; of ``--gpus`` and the like the type."""
     for name in ("SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_TASK"):
-        text = environ.get(name, "").rpartition("gpu:")[2]
-        kind, _, number = text.split(",")[0].split("(")[0].rpartition(":")
+        kind, _, number = (
+            environ.get(name, "").rpartition("gpu:")[2].split(",")[0].split("(")[0].rpartition(":")
+        )
         if number.isdecimal():
             return kind.lower() or None, int(number) if name.endswith("_NODE") else None
     return None, None
@@ -365,8 +364,7 @@ def installed(environ: Mapping[str, str]) -> int | None:
                 lambda one: one.strip() not in ("", "-1", "NoDevFiles"), environ[name].split(",")
             )
             return len(list(told)) or None
-    folder = Path("/dev")
-    return sum(bool(_GPU_FILE.fullmatch(one.name)) for one in folder.glob("nvidia*")) or None
+    return sum(bool(_GPU_FILE.fullmatch(one.name)) for one in Path("/dev").glob("nvidia*")) or None
 
 
 def installed_gpu(timeout_s: float = SMI_TIMEOUT_S) -> str | None:

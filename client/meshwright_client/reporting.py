@@ -84,8 +84,9 @@ class Reporter:
         self._last_s = now_s
         if not self._active or self._threads:
             return
-        peak = peak_memory_bytes or _allocated_bytes()
-        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, peak) or None
+        self.peak_memory_bytes = (
+            max(self.peak_memory_bytes or 0, peak_memory_bytes or _allocated_bytes()) or None
+        )
         if seconds is None:
             return
         if self._warm_up > 0:

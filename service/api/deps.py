@@ -185,8 +185,7 @@ def _require_json(request: Request) -> None:
     Raises:
         UnsupportedMediaTypeError: the body is not declared as JSON.
     """
-    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if declared != "application/json":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaTypeError("send the body as application/json")
 
 
@@ -307,8 +306,9 @@ async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]
 
 def _require_room(num_bytes: int, limits: InputLimits) -> None:
     if num_bytes > limits.max_bytes:
-        message = f"the body may be {limits.max_bytes} bytes long at most here; {limits.advice}"
-        raise BodyTooLargeError(message)
+        raise BodyTooLargeError(
+            f"the body may be {limits.max_bytes} bytes long at most here; {limits.advice}"
+        )
 
 
 async def idempotency_key_of(
@@ -320,8 +320,9 @@ async def idempotency_key_of(
         InvalidProblemError: it has characters that no key may have.
     """
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
-        allowed = "1 to 255 visible ASCII characters"
-        raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
+        raise InvalidProblemError.of(
+            "/header/Idempotency-Key", "is not usable", allowed="1 to 255 visible ASCII characters"
+        )
     return idempotency_key
 
 

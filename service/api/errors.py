@@ -147,8 +147,9 @@ def _http_error(request: Request, error: Exception) -> Response:
         status, headers = error.status_code, dict(error.headers or {})
     names = {404: "not_found", 405: "method_not_allowed"}
     details = {404: "there is nothing at this address", 405: "this address does not take this method"}
-    code = names.get(status, "http_error")
-    return problem_response(request, status, code=code, detail=details.get(status), headers=headers)
+    return problem_response(
+        request, status, code=names.get(status, "http_error"), detail=details.get(status), headers=headers
+    )
 
 
 def _database_error(request: Request, error: Exception) -> Response:

@@ -425,11 +425,10 @@ def schema_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
             return {**value, "$ref": f"#/$defs/{part}"}
         return {key: standalone(one) for key, one in value.items()}
 
-    whole = standalone(SCHEMAS[name])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Meshwright {name}",
-        **whole,
+        **standalone(SCHEMAS[name]),
         "$defs": dict(sorted(found.items())),
     }
 

@@ -75,8 +75,9 @@ def problem_response(
         errors=[FaultView(**asdict(error)) for error in errors] or None,
     )
     sent = {**NO_PAGE, **(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
-    body = view.model_dump_json(exclude_none=True)
-    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=sent)
+    return Response(
+        view.model_dump_json(exclude_none=True), status_code=status, media_type=MEDIA_TYPE, headers=sent
+    )
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:

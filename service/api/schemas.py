@@ -403,8 +403,7 @@ def job_view(view: type[AnyJobView], job: JobSummary, **more: object) -> AnyJobV
 
 def job_detail(job: JobRecord) -> JobDetail:
     """One record with its question."""
-    infeasible = job.answer.get("infeasible") if job.answer else None
-    return job_view(JobDetail, job, infeasible=infeasible)
+    return job_view(JobDetail, job, infeasible=job.answer.get("infeasible") if job.answer else None)
 
 
 def moment(time_s: float | None) -> datetime | None:

@@ -17,8 +17,9 @@ def tag_of(body: str) -> str:
 
 def names(if_none_match: str | None, tag: str) -> bool:
     """Whether an If-None-Match header names ``tag`` (compared weakly); ``*`` names every one."""
-    given = (if_none_match or "")[:MAX_HEADER].split(",")
-    return not {tag, "*"}.isdisjoint(one.strip().removeprefix("W/") for one in given)
+    return not {tag, "*"}.isdisjoint(
+        one.strip().removeprefix("W/") for one in (if_none_match or "")[:MAX_HEADER].split(",")
+    )
 
 
 def unchanged_since(tag: str) -> Response:

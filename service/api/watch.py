@@ -132,7 +132,7 @@ class EventStream:
 def frame(job_id: str, event: EventRecord) -> bytes:
     """One event as it goes over the wire, named after the job's state."""
     progress = None if event.progress is None else ProgressView(**event.progress)
-    view = EventView.model_validate(
+    data = EventView.model_validate(
         {
             "job_id": job_id,
             "state": event.state,
@@ -140,8 +140,7 @@ def frame(job_id: str, event: EventRecord) -> bytes:
             "cancel_requested": event.cancel_requested,
             "progress": progress,
         }
-    )
-    data = view.model_dump_json(exclude_none=True)
+    ).model_dump_json(exclude_none=True)
     return format_sse_event(data_str=data, event=event.state, id=str(event.id))
 
 

@@ -77,8 +77,9 @@ class Caller:
 
 
 def _caller_of(key: KeyRecord) -> Caller:
-    limit_s = key.max_cpu_s_per_day
-    return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id, max_cpu_s_per_day=limit_s)
+    return Caller(
+        tenant=key.tenant, scope=key.scope, key_id=key.id, max_cpu_s_per_day=key.max_cpu_s_per_day
+    )
 
 
 LOCAL_USER = Caller(tenant=DEFAULT_TENANT, scope="admin", key_id=None)

@@ -87,8 +87,9 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
         return []
     done = [index for index, one in enumerate(observations) if is_measured(one)]
     if len(done) == len(observations):
-        message = "every row is measured; add rows without step_time_s as candidates"
-        raise InvalidProblemError.of("--measure-next", message)
+        raise InvalidProblemError.of(
+            "--measure-next", "every row is measured; add rows without step_time_s as candidates"
+        )
     order = measuring_order(RunCandidates.of(observations, default_profile_of), done)
     return [observations[index].name for index in islice(order, count)]
 

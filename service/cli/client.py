@@ -131,8 +131,9 @@ class ServiceClient:
         try:
             reply = self._http.request(method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as fault:
-            message = f"--url: no service answers at {shown(self._url)} ({type(fault).__name__})"
-            raise ServiceUnreachableError(message) from None
+            raise ServiceUnreachableError(
+                f"--url: no service answers at {shown(self._url)} ({type(fault).__name__})"
+            ) from None
         if reply.status_code >= _SERVER_ERRORS:
             raise ServiceUnreachableError(f"--url: the service cannot answer now ({reply.status_code})")
         if reply.status_code >= _CLIENT_ERRORS:

@@ -28,15 +28,12 @@ def compare(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show what each difference between two plans buys, in seconds that add up."""
-    names = (plan_a, plan_b)
-    first, second = (plan_of_file(source, one) if source else find_plan(one) for one in names)
+    first, second = (plan_of_file(source, one) if source else find_plan(one) for one in (plan_a, plan_b))
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]
-    profile = profile_for(sides[1].problem, None)
-    found = compared(profile, *sides)
+    found = compared(profile_for(sides[1].problem, None), *sides)
     if json_output:
-        document = {"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)}
-        print_json(document)
+        print_json({"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)})
         return
     console = screen()
     console.print(header(second.problem, console.width))

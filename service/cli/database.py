@@ -117,8 +117,9 @@ def delete_tenant(
 ) -> None:
     """Delete all records of a tenant while the service runs: jobs, plans, profiles, definitions, keys."""
     if not yes:
-        message = f"is missing: all records of {shown(tenant)} would be deleted for good"
-        raise InvalidProblemError.of("--yes", message)
+        raise InvalidProblemError.of(
+            "--yes", f"is missing: all records of {shown(tenant)} would be deleted for good"
+        )
     with opened(settings_with({"database_url": database_url})) as database:
         migrations.require(database)
         try:
@@ -159,6 +160,7 @@ def restore_command(
 def _file(database_url: str | None) -> Path:
     path = sqlite_path(settings_with({"database_url": database_url}).database_url)
     if path is None:
-        message = "the records are in PostgreSQL; use pg_dump and pg_restore"
-        raise InvalidProblemError.of("--database-url", message)
+        raise InvalidProblemError.of(
+            "--database-url", "the records are in PostgreSQL; use pg_dump and pg_restore"
+        )
     return path

@@ -80,11 +80,11 @@ def explain(
         console.print(render_answer(answer, problem, width=console.width))
         raise typer.Exit(code_of(answer, cancelled=should_stop()))
     keep(answer_document(answer, problem), problem)
-    result = PlanResult(problem=problem, answer=answer, profile=costs)
-    found = compared_with_best(result, own.problem, own.configuration)
+    found = compared_with_best(
+        PlanResult(problem=problem, answer=answer, profile=costs), own.problem, own.configuration
+    )
     if json_output:
-        document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
-        print_json(document)
+        print_json({**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)})
         return
     console.print(header(problem, console.width))
     console.print(found.render(console.width, notes=own.notes, unread=own.unread))

@@ -117,10 +117,9 @@ def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: 
     from meshwright.service.report.page import render_fleet_page  # noqa: PLC0415 - only for a folder
 
     made = fleet_files(scheduled(found))
-    answer = {**document, "plans": []}
     files = {
         **made.files,
-        ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n",
+        ANSWER_FILE: json.dumps({**document, "plans": []}, indent=1, allow_nan=False) + "\n",
         REPORT_FILE: render_fleet_page(fleet_page(document)),
     }
     save_folder(out, files, plan_id="", force=force, option="--out")

@@ -185,8 +185,9 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
         return fields_of_switches(found)
     if isinstance(found, CollectiveTables):
         network = link_from(before.child("inter_node")) or gpu.inter_node
-        measured = measured_from(before.child("measured"))
-        return fields_of_collectives(found, measured, source, network=network)
+        return fields_of_collectives(
+            found, measured_from(before.child("measured")), source, network=network
+        )
     raise InvalidProblemError.of("/file", f"{source}: states no cluster, model or run")
 
 
@@ -373,8 +374,9 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
 def _timed(run: MeasuredRun, row: Mapping[str, str]) -> Observation | None:
     if not run.step_time_s:
         return None
-    shape = Observation.of_shape(shape_of_plan(row[PLAN]))
-    return replace(shape, name=row["run_id"], step_time_s=run.step_time_s)
+    return replace(
+        Observation.of_shape(shape_of_plan(row[PLAN])), name=row["run_id"], step_time_s=run.step_time_s
+    )
 
 
 def _say_outcome(imported: Imported, table: Path | None) -> None:

@@ -252,8 +252,9 @@ _EXIT_CODES = {
 def _assigned(texts: Sequence[str], option: str, *, nearest: str) -> dict[str, str]:
     for text in texts:
         if not all(text.partition("=")):
-            message = f'"{shown(text)}" assigns nothing'
-            raise InvalidProblemError.of(option, message, allowed="NAME=VALUE", nearest=nearest)
+            raise InvalidProblemError.of(
+                option, f'"{shown(text)}" assigns nothing', allowed="NAME=VALUE", nearest=nearest
+            )
     return dict(text.split("=", 1) for text in texts)
 
 

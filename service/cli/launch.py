@@ -66,11 +66,10 @@ def launch(
         from meshwright_client.launching import start  # noqa: PLC0415 - the same
         from meshwright_client.nodes import detect  # noqa: PLC0415 - the same
     except ModuleNotFoundError as fault:
-        message = (
+        raise MissingServiceError(
             f"meshwright launch needs meshwright-client ({fault.name} is not installed): "
             "pip install meshwright-client (in a checkout: pip install ./client)"
-        )
-        raise MissingServiceError(message) from None
+        ) from None
     require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())
     try:

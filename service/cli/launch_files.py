@@ -81,8 +81,9 @@ def text_of(path: Path) -> str:
     except OSError as fault:
         raise _unreadable(path, fault.strerror or "cannot be read") from None
     except UnicodeDecodeError as fault:
-        message = f"line {_line(data, fault.start)}: the text is not UTF-8"
-        raise _unreadable(path, message, allowed="UTF-8 text") from None
+        raise _unreadable(
+            path, f"line {_line(data, fault.start)}: the text is not UTF-8", allowed="UTF-8 text"
+        ) from None
 
 
 def _line(data: bytes, place: int) -> int:
@@ -102,8 +103,7 @@ def _folder(folder: Path) -> Source:
     if not 0 < len(paths) <= MAX_FILES:
         message = f"{shown_path(folder)} holds {len(paths)} files that may be launch files"
         raise InvalidProblemError.of("--from-args", message, allowed=f"1 to {MAX_FILES}; or name the files")
-    files = {path.name: text_of(path) for path in paths}
-    return source_of_folder(files)
+    return source_of_folder({path.name: text_of(path) for path in paths})
 
 
 _ABOVE = 3  # folders that a script may be started from: its own, and those around it
@@ -230,8 +230,7 @@ def _options_of_fewer_ranks() -> Iterator[None]:
         if fault.group is None:
             raise
         options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in fault.group.items())
-        message = fault.errors[0].message
-        raise InvalidProblemError.of("/cluster", message, allowed=options) from fault
+        raise InvalidProblemError.of("/cluster", fault.errors[0].message, allowed=options) from fault
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:

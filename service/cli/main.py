@@ -98,8 +98,9 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         return get_group_from_info(
             info, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
         )
-    kind = getattr(defined, "command_class", None)
-    single = CommandInfo(name=name, cls=kind, callback=defined, epilog=examples_of(name))
+    single = CommandInfo(
+        name=name, cls=getattr(defined, "command_class", None), callback=defined, epilog=examples_of(name)
+    )
     built = get_command_from_info(single, pretty_exceptions_short=True, rich_markup_mode=None)
     for one in built.params:
         if one.callback is None and not one.required and one.nargs == 1:

@@ -99,6 +99,5 @@ def _lines(rows: Sequence[Mapping[str, object]], width: int) -> Iterator[str]:
         peak, limit = int(str(row["peak_memory_bytes"])), int(str(row["memory_limit_bytes"]))
         bar = "█" * max(round(_BAR * peak / limit), 1)
         line += f"{gib(peak):>6} of {gib(limit)} GiB  {bar:<{_BAR}}  "
-        room = max(width - len(line), _LEAST_ROOM)
-        words = wrapped(str(row["configuration"]), room, hang=0).plain
+        words = wrapped(str(row["configuration"]), max(width - len(line), _LEAST_ROOM), hang=0).plain
         yield line + words.replace("\n", "\n" + " " * len(line))

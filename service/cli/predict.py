@@ -81,12 +81,14 @@ predict_options = with_request(predict_command, left_out=OF_A_SEARCH)
 
 def _predict_plan(word: str, calibration: Sequence[Path] | None, *, as_json: bool) -> None:
     kept = plan_named(word)
-    costs = profile_for(settled_problem(kept.plan, kept.problem), calibration)
-    found = predict(kept.problem, kept.plan, profile=costs)
+    found = predict(
+        kept.problem, kept.plan, profile=profile_for(settled_problem(kept.plan, kept.problem), calibration)
+    )
     plan_id = kept.plan.plan_id
     then_s, now_s = kept.plan.prediction.step_time_s, found.prediction.step_time_s
-    more = {"plan_id": plan_id, "step_time_s_when_found": then_s}
-    _print(found, found.notes, (), as_json=as_json, more=more)
+    _print(
+        found, found.notes, (), as_json=as_json, more={"plan_id": plan_id, "step_time_s_when_found": then_s}
+    )
     if not as_json:
         before = (
             f"Plan {plan_id} was predicted {seconds(then_s)} when it was found, and {seconds(now_s)} now."
@@ -127,8 +129,9 @@ def _require_one(request: Request) -> None:
         given = request.get(part)
         value = given.get(name) if isinstance(given, dict) else None
         if isinstance(value, list | dict):
-            message = "predict prices one configuration: state one number"
-            raise InvalidProblemError.of(pointer(part, name), message)
+            raise InvalidProblemError.of(
+                pointer(part, name), "predict prices one configuration: state one number"
+            )
 
 
 def _word(value: object) -> str:

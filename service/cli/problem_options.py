@@ -149,8 +149,9 @@ def without_files(
     given = {"--set": assign, "--var": variables, "--ignore": ignored, "--run": run}
     for name in (name for name, value in given.items() if value):
         instead = "--pin, which states the sizes that are searched" if name == "--set" else None
-        message = "is about a launch file, and --from-capture names none"
-        raise InvalidProblemError.of(name, message, allowed=instead)
+        raise InvalidProblemError.of(
+            name, "is about a launch file, and --from-capture names none", allowed=instead
+        )
 
 
 def with_sweep(request: Request, texts: Sequence[str]) -> bool:

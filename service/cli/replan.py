@@ -140,8 +140,7 @@ def replan(
     if save_dir is not None:
         _save(kept, found, job, way, save_dir, force=force)
     if json_output:
-        document = asdict(ReplanAnswer.of(found, job, first_files(found, job)))
-        print_json(document)
+        print_json(asdict(ReplanAnswer.of(found, job, first_files(found, job))))
     else:
         sys.stdout.write("\n".join(replan_lines(found, job, width=screen().width)) + "\n")
     raise typer.Exit(FOUND if found.ways else NO_PLAN)
@@ -218,8 +217,9 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
         len(words) > 1 and not all(n for n, _, _ in named)
     ):
         message = f"{' '.join(words)[:80]!r} is not a number of nodes"
-        allowed = "a number from 1, or GROUP=NUMBER of each group"
-        raise InvalidProblemError.of("--lost-nodes", message, allowed=allowed)
+        raise InvalidProblemError.of(
+            "--lost-nodes", message, allowed="a number from 1, or GROUP=NUMBER of each group"
+        )
     if not named[0][0]:
         return int(named[0][2])
     _once("--lost-nodes", [name for name, _, _ in named])

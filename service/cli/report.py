@@ -83,8 +83,9 @@ def _timeline(kept: SavedPlan, costs: Profile) -> str:
     plan = kept.plan
     found = checked_timelines(plan, *settled_for(plan, kept.problem, costs))
     if not found:
-        message = "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
-        raise InvalidProblemError.of("plan", message)
+        raise InvalidProblemError.of(
+            "plan", "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
+        )
     return _json(trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}"))
 
 

@@ -131,8 +131,9 @@ def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:
     found = {}
     for plan in plans:
         try:
-            text = _verdict_of(plan.plan_id).read_text(encoding="utf-8")
-            found[plan.plan_id] = str(json.loads(text)["verdict"])
+            found[plan.plan_id] = str(
+                json.loads(_verdict_of(plan.plan_id).read_text(encoding="utf-8"))["verdict"]
+            )
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return found
@@ -209,8 +210,9 @@ def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
     found = [plan for plan in plans if str(plan.get("plan_id", "")).startswith(str(wanted))]
     if len(found) != 1:
         count = len(found) or "no"
-        message = f'{count} plans of the file have an id that starts with "{shown(str(wanted))}"'
-        raise InvalidProblemError.of("plan_id", message)
+        raise InvalidProblemError.of(
+            "plan_id", f'{count} plans of the file have an id that starts with "{shown(str(wanted))}"'
+        )
     return SavedPlan(document=document, body=found[0])
 
 

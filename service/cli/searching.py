@@ -201,8 +201,9 @@ def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | Non
         raise InvalidProblemError.of("/sweep", "is required")
     options = sweep.problems[0].options
     with cancellable() as should_stop, kept_child():
-        points = _solved(sweep, calibration, should_stop)
-        whole = join(points, objective=options.objective, top_k=options.top_k)
+        whole = join(
+            _solved(sweep, calibration, should_stop), objective=options.objective, top_k=options.top_k
+        )
     answer = {**whole.answer, "plans": whole.plans}
     if form == "json":
         print_json(answer)
@@ -240,8 +241,7 @@ def _answer(
     problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, should_stop: ShouldStop
 ) -> dict[str, Any]:
     """The answer to one point, kept so that its plans are found by their ids."""
-    profile = profile_for(problem, calibration)
-    answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
+    answer = ask(problem, profile_for(problem, calibration), on_progress=line.show, should_stop=should_stop)
     if answer.plans:
         say_warnings(keep(answer_document(answer, problem), problem))
     return answer.to_json()

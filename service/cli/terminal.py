@@ -114,11 +114,10 @@ def service_packages_for(command: str) -> Iterator[None]:
         if fault.name is None or fault.name.startswith("meshwright"):
             raise
         package = fault.name.partition(".")[0]
-        message = (
+        raise MissingServiceError(
             f"meshwright {command} needs the packages of the service ({package} is not installed): "
             "pip install 'meshwright[service]'"
-        )
-        raise MissingServiceError(message) from None
+        ) from None
 
 
 def require_above_0(option: str, value: float) -> None:

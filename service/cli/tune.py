@@ -84,8 +84,9 @@ def tune(
     if not plans:
         raise InvalidProblemError.of("plan", "the answer holds no plan to run")
     start = RunOptions(command=command or (), steps=steps, limit_s=run_limit_s)
-    tuning = _Tuning(kept.problem, costs, plans, name, start, save_dir)
-    now, why = tuning.tuned(confidence, budget_gpu_minutes)
+    now, why = _Tuning(kept.problem, costs, plans, name, start, save_dir).tuned(
+        confidence, budget_gpu_minutes
+    )
     if json_output:
         print_json(_document(now, why))
     else:
@@ -170,8 +171,9 @@ class _Tuning:
 def _save(now: TuningState, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
     write_text(folder / REPORT_FILE, report_of(now, _names(plans), why))
     if now.calibration is not None:
-        text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
-        write_text(folder / PROFILE_FILE, text + "\n")
+        write_text(
+            folder / PROFILE_FILE, json.dumps(now.calibration.to_json(), indent=1, allow_nan=False) + "\n"
+        )
     faults = (f"plan {one.plan_id}: {one.outcome}: {one.last_words}" for one in now.runs if one.is_faulty)
     say_warnings(dict.fromkeys(faults))
 

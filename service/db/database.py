@@ -92,8 +92,9 @@ class Database:
         self._takes_writes: bool | None = None
         self._ask_again_at = 0.0
         self._asking = threading.Lock()
-        busy_s = BUSY_TIMEOUT_MS / 1000
-        self._grouping = Grouping(self._writer, timeout_s=busy_s) if self.dialect == "sqlite" else None
+        self._grouping = (
+            Grouping(self._writer, timeout_s=BUSY_TIMEOUT_MS / 1000) if self.dialect == "sqlite" else None
+        )
 
     @property
     def dialect(self) -> str:

@@ -40,8 +40,9 @@ def events_after(
     connection: Connection, tenant: str, job_id: str, *, after: int, limit: int
 ) -> list[EventRecord]:
     """Return up to ``limit`` events of a job, in order, after the event ``after``."""
-    asked = {"asker": tenant, "asked": job_id, "after": after, "most": limit}
-    return all_of(connection, EventRecord, _AFTER, asked)
+    return all_of(
+        connection, EventRecord, _AFTER, {"asker": tenant, "asked": job_id, "after": after, "most": limit}
+    )
 
 
 def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:

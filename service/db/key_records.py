@@ -95,8 +95,9 @@ def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str |
     """Revoke a key for good and return its tenant; None if there is no such key (of this tenant)."""
     mine = [api_keys.c.id == key_id, *([] if tenant is None else [api_keys.c.tenant == tenant])]
     first = case((api_keys.c.revoked_at_s.is_(None), now_s()), else_=api_keys.c.revoked_at_s)
-    revoked = update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
-    return connection.execute(revoked).scalar_one_or_none()
+    return connection.execute(
+        update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
+    ).scalar_one_or_none()
 
 
 def note(

@@ -59,8 +59,9 @@ def fold_totals(connection: Connection) -> int:
     A part that another transaction adds meanwhile is left alone.
     """
     oldest = select(totals.id).order_by(totals.id).limit(FOLDED).with_for_update(skip_locked=True)
-    gone = delete(job_totals).where(totals.id.in_(oldest.scalar_subquery())).returning(*_KEYS, *_SUMMED)
-    parts = connection.execute(gone).all()
+    parts = connection.execute(
+        delete(job_totals).where(totals.id.in_(oldest.scalar_subquery())).returning(*_KEYS, *_SUMMED)
+    ).all()
     sums: dict[tuple[object, ...], list[float]] = {}
     for part in parts:
         whole = sums.setdefault(tuple(part[: len(_KEYS)]), [0] * len(_SUMMED))
@@ -86,8 +87,9 @@ def _by_state(connection: Connection) -> Sequence[Row[tuple[str, int, int, int]]
 def _distribution(
     connection: Connection, bucket: Column[int], value: Column[float], bounds: Sequence[float]
 ) -> Distribution:
-    sums = select(bucket, func.sum(totals.jobs), func.sum(value)).where(bucket.is_not(None))
-    rows = connection.execute(sums.group_by(bucket)).all()
+    rows = connection.execute(
+        select(bucket, func.sum(totals.jobs), func.sum(value)).where(bucket.is_not(None)).group_by(bucket)
+    ).all()
     counts = {place: int(count) for place, count, _ in rows}
     at_most = accumulate(counts.get(place, 0) for place in range(len(bounds)))
     return Distribution(

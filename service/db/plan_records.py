@@ -302,8 +302,9 @@ def note_verified(
         query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
         query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(some))
         for plan_id, state, body in connection.execute(query).all():
-            verdict = (body or {}).get("verdict", state)
-            connection.execute(_same(tenant, plan_id, job_id).values(verified=verdict))
+            connection.execute(
+                _same(tenant, plan_id, job_id).values(verified=(body or {}).get("verdict", state))
+            )
 
 
 def _same(tenant: str, plan_id: str, job_id: str | None) -> Update:

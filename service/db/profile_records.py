@@ -67,8 +67,9 @@ def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | 
     """Return the document of a profile; its id names its content, so any tenant gets the same."""
     if not is_identifier(profile_id):
         return None
-    query = select(profiles.c.document).where(profiles.c.id == profile_id).limit(1)
-    return connection.execute(query).scalar_one_or_none()
+    return connection.execute(
+        select(profiles.c.document).where(profiles.c.id == profile_id).limit(1)
+    ).scalar_one_or_none()
 
 
 def version_of(connection: Connection, profile_id: str) -> int | None:

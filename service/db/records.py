@@ -409,14 +409,14 @@ def parts_of(
         .where(jobs.c.tenant == tenant, jobs.c.parent_id == fleet_id, plans.c.rank == 1)
         .order_by(jobs.c.position)
     )
-    rows = connection.execute(query)
-    return {row.point["values"]["job"]: (row.request, row.body) for row in rows}
+    return {row.point["values"]["job"]: (row.request, row.body) for row in connection.execute(query)}
 
 
 def note_replanned(connection: Connection, tenant: str, fleet_id: str, new_id: str) -> None:
     """Write on a fleet which one planned it anew."""
-    own = update(jobs).where(jobs.c.tenant == tenant, jobs.c.id == fleet_id)
-    connection.execute(own.values(replanned_as=new_id))
+    connection.execute(
+        update(jobs).where(jobs.c.tenant == tenant, jobs.c.id == fleet_id).values(replanned_as=new_id)
+    )
 
 
 def insert_answered(connection: Connection, new: NewJob, position: int, part: Mapping[str, Any]) -> None:
@@ -447,8 +447,7 @@ def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord
 def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str, Any], str | None]]:
     """Return the children's values and the keys for reusing their answers, in order; None: no reuse."""
     query = select(jobs.c.point, jobs.c.cache_key).where(jobs.c.parent_id == parent_id)
-    rows = connection.execute(query.order_by(jobs.c.position))
-    return [(point["values"], key) for point, key in rows]
+    return [(point["values"], key) for point, key in connection.execute(query.order_by(jobs.c.position))]
 
 
 def answered_jobs(connection: Connection, tenant: str, cache_keys: Collection[str]) -> dict[str, str]:
@@ -471,8 +470,9 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     source = select(*(jobs.c[name] for name in _COPIED), *new).where(
         jobs.c.id == known, jobs.c.tenant == tenant
     )
-    held = source.with_for_update(read=True)
-    copied = insert(jobs).from_select([*_COPIED, *own], held).returning(jobs.c.id)
+    copied = (
+        insert(jobs).from_select([*_COPIED, *own], source.with_for_update(read=True)).returning(jobs.c.id)
+    )
     if connection.execute(copied).first() is None:  # psycopg has forgotten how many rows it inserted
         return False
     names = [column.name for column in plans.c if column.name not in {"job_id", "superseded_at_s"}]

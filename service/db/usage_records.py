@@ -110,6 +110,5 @@ def live_workers(connection: Connection) -> list[WorkerRecord]:
 def _upsert(
     connection: Connection, table: Table, values: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> None:
-    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert
-    added = insert(table).values(values)
+    added = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table).values(values)
     connection.execute(added.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes))

@@ -20,8 +20,7 @@ _HOUR_MIN = 60
 def plan_of(result: FleetResult, job: str) -> tuple[Plan, Problem]:
     """Return the plan of a job, and the problem that it answers."""
     choice = result.answer.schedule[job].choice
-    plan = result.durations.answer(job, choice).plans[0]
-    return plan, result.durations.problem(job, choice)
+    return result.durations.answer(job, choice).plans[0], result.durations.problem(job, choice)
 
 
 def fleet_document(result: FleetResult) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def read_fleet(
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    plain = without_schema(require_plain(raw))
-    reader = FieldReader(plain, "")
+    reader = FieldReader(without_schema(require_plain(raw)), "")
     cluster = _cluster(reader)
     name = reader.text("name", default=cluster.name)
     begin = _begin(reader)
@@ -162,8 +161,9 @@ def _prices(reader: FieldReader, cluster: ClusterSpec) -> dict[str, int]:
         return {}
     kinds, low = list(cluster.group_named), 1 / CENTS
     if not isinstance(reader.value("node_hour_price"), Mapping):
-        price = reader.number("node_hour_price", low=low, high=MAX_PRICE)
-        return dict.fromkeys(kinds, round(price * CENTS))
+        return dict.fromkeys(
+            kinds, round(reader.number("node_hour_price", low=low, high=MAX_PRICE) * CENTS)
+        )
     own = reader.child("node_hour_price")
     if own is None:
         return {}
@@ -214,8 +214,7 @@ def _job(reader: FieldReader, name: str) -> FleetJob:
     counts = _counts(reader)
     nodes = reader.optional_integer("nodes")
     if nodes and counts:
-        message = f"nodes is {nodes} already"
-        reader.fault("node_counts", message, allowed="nodes or node_counts, not both")
+        reader.fault("node_counts", f"nodes is {nodes} already", allowed="nodes or node_counts, not both")
     return FleetJob(
         name=name,
         release_min=ceil(reader.number("release_hours", low=0.0, high=MAX_HOURS, default=0.0) * _HOUR_MIN),

@@ -109,8 +109,7 @@ def _merged(planned: dict[str, Any], stated: object) -> object:
         return stated
     if stated.get("state", planned["state"]) == planned["state"]:
         return {**planned, **stated}
-    kept = {name: planned[name] for name in ("nodes", "kind") if name in planned}
-    return {**kept, **stated}
+    return {**{name: planned[name] for name in ("nodes", "kind") if name in planned}, **stated}
 
 
 def _run(job: Mapping[str, Any]) -> PlannedRun:

@@ -55,8 +55,9 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
     if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
         raise InvalidProblemError.of(pointer, "not an answer file from `meshwright plan --json`")
     if "status" not in document:
-        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
-        raise InvalidProblemError.of(pointer, message)
+        raise InvalidProblemError.of(
+            pointer, "the file holds a plan without its search; export it again, or give plan's answer.json"
+        )
     asked = parse_problem(problem)
     try:
         return answer_from_json(document), asked
@@ -111,5 +112,6 @@ def _profile_version(cluster: str, launcher: str) -> str:
 def cache_key_of(tenant: str, request: Mapping[str, object], versions: Mapping[str, str]) -> str:
     """Return SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions."""
     whole = {"tenant": tenant, "request": request, "versions": versions}
-    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()

@@ -85,8 +85,7 @@ def claim_first(
 def _take_turn(connection: Connection, tenant: str) -> None:
     """Serialise a tenant's claims, so that two do not take the last free place; SQLite does so itself."""
     if connection.dialect.name == "postgresql":
-        name = func.hashtextextended(tenant, 0)
-        connection.execute(select(func.pg_advisory_xact_lock(name)))
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(tenant, 0))))
 
 
 def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:

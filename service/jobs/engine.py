@@ -143,8 +143,9 @@ class JobEngine:
         mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
         back = update(jobs).where(*still, *mild)
         with self._database.write() as connection:  # a fence of its own: applied once
-            given = back.values(**_given_back(), fence=jobs.c.fence + 1)
-            moved = connection.execute(given.returning(*MOVED)).all()
+            moved = connection.execute(
+                back.values(**_given_back(), fence=jobs.c.fence + 1).returning(*MOVED)
+            ).all()
             keep_found(connection, moved)
         return bool(moved)
 

@@ -50,8 +50,9 @@ def made_before(connection: Connection, tenant: str, request: Repeatable) -> str
         return None
     keys = idempotency_keys.c
     query = select(keys.body_sha256, func.coalesce(keys.job_id, keys.subject).label("made"))
-    young = keys.created_at_s > now_s() - request.ttl_s
-    found = connection.execute(query.where(*_is(tenant, request.key), young)).one_or_none()
+    found = connection.execute(
+        query.where(*_is(tenant, request.key), keys.created_at_s > now_s() - request.ttl_s)
+    ).one_or_none()
     if found is None:
         return None
     if found.body_sha256 != request.digest:
@@ -74,8 +75,9 @@ def remember(
     old = idempotency_keys.c.created_at_s <= now_s() - request.ttl_s
     connection.execute(delete(idempotency_keys).where(*_is(tenant, request.key), old))
     values = {"body_sha256": request.digest, "job_id": job_id, "subject": subject}
-    bound = insert(idempotency_keys).values(tenant=tenant, key=request.key, created_at_s=now_s(), **values)
-    connection.execute(bound)
+    connection.execute(
+        insert(idempotency_keys).values(tenant=tenant, key=request.key, created_at_s=now_s(), **values)
+    )
 
 
 def _is(tenant: str, key: str) -> tuple[ColumnElement[bool], ...]:

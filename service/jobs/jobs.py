@@ -174,8 +174,7 @@ class Jobs:
         if len(found) > page_size:
             found.pop()
             last = found[-1].created_at_s, found[-1].id
-        token = None if last is None else encode_token(*last)
-        return Page(items=tuple(found), next_page_token=token)
+        return Page(items=tuple(found), next_page_token=None if last is None else encode_token(*last))
 
     def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.QuestionHeading]:
         """Return the headings of some jobs, by id."""
@@ -231,8 +230,9 @@ class Jobs:
             if job.kind == FLEET:
                 raise NotFoundError("a fleet has no plans of its own: GET /v1/fleets/{id} names its jobs")
             if job.answer is None:
-                finished = job.state in TERMINAL_STATES
-                raise NotReadyError(f"the job is {job.state} and has no answer", finished=finished)
+                raise NotReadyError(
+                    f"the job is {job.state} and has no answer", finished=job.state in TERMINAL_STATES
+                )
             found = records.plans_of(connection, tenant, job_id, after=after, limit=page_size + 1)
         return job, page_of(found, page_size, lambda one: (one["rank"],))
 
@@ -247,8 +247,9 @@ class Jobs:
         with self._database.read() as connection:
             found = records.parts_of(connection, tenant, fleet.id)
         if not found:
-            finished = fleet.state in TERMINAL_STATES
-            raise NotReadyError(f"the fleet is {fleet.state} and has no schedule", finished=finished)
+            raise NotReadyError(
+                f"the fleet is {fleet.state} and has no schedule", finished=fleet.state in TERMINAL_STATES
+            )
         return found
 
     def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
@@ -297,8 +298,9 @@ class Jobs:
         """
         after, found_by_s = None, None
         if page_token:
-            kind = type_of_sort(wanted.column)
-            sort, value, job_id, rank, found_by_s = decode_token(page_token, str, kind, str, int, float)
+            sort, value, job_id, rank, found_by_s = decode_token(
+                page_token, str, type_of_sort(wanted.column), str, int, float
+            )
             if sort != wanted.sort:
                 raise BadPageTokenError("the page token is of a list that is sorted otherwise")
             after = (value, job_id, rank)
@@ -369,8 +371,7 @@ class Jobs:
         used_s, left_s = used_today(connection, tenant, submission.owner)
         if used_s >= most_s:
             used = f"{round(used_s, 3):.10g} of {most_s:.10g} CPU seconds today (UTC)"
-            detail = f"the searches of this key have used {used}"
-            raise TooManyRequestsError(detail, retry_after_s=left_s)
+            raise TooManyRequestsError(f"the searches of this key have used {used}", retry_after_s=left_s)
 
     def _require_room(self, connection: Connection, tenant: str) -> None:
         """Refuse a job more than this tenant may have.
@@ -384,8 +385,7 @@ class Jobs:
             if wait_s is not None:
                 raise TooManyRequestsError(f"at most {per_minute} jobs a minute", retry_after_s=wait_s)
         if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
-            detail = f"at most {most} jobs may be queued"
-            raise TooManyRequestsError(detail, retry_after_s=QUEUE_RETRY_S)
+            raise TooManyRequestsError(f"at most {most} jobs may be queued", retry_after_s=QUEUE_RETRY_S)
 
 
 def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord | None:

@@ -205,8 +205,7 @@ def _gap(rows: Sequence[Json]) -> float | None:
     if not rows or any(row["score"] is None or row["gap"] is None for row in rows):
         return None
     best = min(float(row["score"]) for row in rows)
-    bound = min(float(row["score"]) * (1.0 - float(row["gap"])) for row in rows)
-    return max(0.0, 1.0 - bound / best)
+    return max(0.0, 1.0 - min(float(row["score"]) * (1.0 - float(row["gap"])) for row in rows) / best)
 
 
 def _common(answers: Sequence[Json]) -> list[str]:

@@ -63,8 +63,7 @@ def _whole(age_s: float) -> ColumnElement[bool]:
     sweep, child = jobs.alias("sweep"), jobs.alias("child")
     is_kept = or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s)
     kept = select(null()).where(sweep.c.id == jobs.c.parent_id, is_kept)
-    has_points = select(null()).where(child.c.parent_id == jobs.c.id)
-    return and_(~exists(kept), ~exists(has_points))
+    return and_(~exists(kept), ~exists(select(null()).where(child.c.parent_id == jobs.c.id)))
 
 
 def _delete_older(
@@ -79,6 +78,7 @@ def _delete_older(
     before = now_s() - age_s
     whole = name[0] if len(name) == 1 else tuple_(*name)
     wanted = [moment < before, *([] if only is None else [only])]
-    oldest = select(*name).where(*wanted).order_by(moment).limit(BATCH)
-    gone = delete(moment.table).where(whole.in_(oldest), moment < before)
+    gone = delete(moment.table).where(
+        whole.in_(select(*name).where(*wanted).order_by(moment).limit(BATCH)), moment < before
+    )
     return connection.execute(gone).rowcount

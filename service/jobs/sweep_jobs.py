@@ -94,8 +94,9 @@ def note_progress(connection: Connection, parent_id: str) -> None:
         "elapsed_s": max(0.0, elapsed_s),
     }
     noted = update(jobs).where(jobs.c.id == parent_id, *_waits())
-    began = func.coalesce(jobs.c.started_at_s, started_at_s)
-    connection.execute(noted.values(progress=progress, started_at_s=began))
+    connection.execute(
+        noted.values(progress=progress, started_at_s=func.coalesce(jobs.c.started_at_s, started_at_s))
+    )
 
 
 _CLAIMED = (

@@ -169,8 +169,9 @@ def _expire(connection: Connection) -> int:
     """Expire queued jobs not claimed in time; one that came back to the queue was claimed."""
     now = select(now_s()).scalar_subquery()  # read once: PostgreSQL then finds the late ones by index
     late = _free(jobs.c.state == "queued", jobs.c.expires_at_s <= now, jobs.c.started_at_s.is_(None))
-    values = {"state": "expired", "finished_at_s": now_s()}
-    return connection.execute(update(jobs).where(jobs.c.id.in_(late)).values(values)).rowcount
+    return connection.execute(
+        update(jobs).where(jobs.c.id.in_(late)).values({"state": "expired", "finished_at_s": now_s()})
+    ).rowcount
 
 
 def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
@@ -192,8 +193,7 @@ def _unhinted(connection: Connection) -> tuple[str, ...]:
     oldest = select(jobs.c.id).where(is_queued).order_by(jobs.c.created_at_s)
     hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
     waited_s = hinted_at_s - jobs.c.created_at_s
-    pause_s = case((waited_s > HINT_AFTER_S, waited_s), else_=HINT_AFTER_S)
-    due = hinted_at_s < now_s() - pause_s
+    due = hinted_at_s < now_s() - case((waited_s > HINT_AFTER_S, waited_s), else_=HINT_AFTER_S)
     first = oldest.limit(MAX_HINTS).with_for_update(skip_locked=True).scalar_subquery()
     marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())
     found = connection.execute(marked.returning(jobs.c.created_at_s, jobs.c.id)).all()

@@ -53,11 +53,10 @@ def read_checkpoint(folder: Path) -> FoundCheckpoint:
     """
     path = _whole(folder) or _newest(folder)
     if path is None:
-        message = (
-            f"{shown_path(folder)} holds no whole checkpoint: no .metadata in it or in its step folders"
-        )
         raise InvalidProblemError.of(
-            "--checkpoint", message, allowed="torch DCP, Megatron-Core's torch_dist"
+            "--checkpoint",
+            f"{shown_path(folder)} holds no whole checkpoint: no .metadata in it or in its step folders",
+            allowed="torch DCP, Megatron-Core's torch_dist",
         )
     tensors = _tensors(path / ".metadata")
     weights = {
@@ -162,8 +161,9 @@ def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
         found = {str(name): _size(one) for name, one in state.items()}
         return {name: size for name, size in found.items() if size is not None}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError, EOFError):
-        message = f"{shown_path(path)} is not a .metadata file of torch.distributed.checkpoint"
-        raise InvalidProblemError.of("--checkpoint", message) from None
+        raise InvalidProblemError.of(
+            "--checkpoint", f"{shown_path(path)} is not a .metadata file of torch.distributed.checkpoint"
+        ) from None
 
 
 def _size(entry: _StandIn) -> tuple[int, ...] | None:

@@ -133,9 +133,9 @@ class _Timing:
         if job.left.num_nodes < job.running_nodes:
             refused.append("as it is: the plan needs more nodes than there will be")
             return
-        pace = min(job.slow.values(), default=1.0)
-        layout = _at_pace(job, self.profile, pace)
-        yield self.way("as it is", layout, restarts=0)
+        yield self.way(
+            "as it is", _at_pace(job, self.profile, min(job.slow.values(), default=1.0)), restarts=0
+        )
 
     def same_layout(self, refused: list[str]) -> Iterator[FinishOption]:
         """Yield the layout that ran, on spare nodes or on the repaired ones."""
@@ -263,8 +263,9 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
     def slower(group: NodeGroup) -> NodeGroup:
         gpu: GpuSpec = group.gpu
         peaks = {name: pace * flops for name, flops in gpu.peak_flops.items()}
-        changed = replace(gpu, peak_flops=peaks, hbm_bytes_per_s=pace * gpu.hbm_bytes_per_s)
-        return replace(group, gpu=changed)
+        return replace(
+            group, gpu=replace(gpu, peak_flops=peaks, hbm_bytes_per_s=pace * gpu.hbm_bytes_per_s)
+        )
 
     slow = with_groups(WhatIfQuestion(problem=job.problem, profile=profile), slower)
     usual, prediction = (
@@ -329,8 +330,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
     if not found:
         held = f" with the same {', '.join(sorted(job.keeps))}" if job.keeps else ""
         batch = problem.workload.global_batch_size
-        message = f"new layout: none on up to {cluster.num_nodes} nodes keeps the batch of {batch}{held}"
-        return [], [message]
+        return [], [f"new layout: none on up to {cluster.num_nodes} nodes keeps the batch of {batch}{held}"]
     plain = replace(problem, options=job.problem.options)
     return [Layout(config=config, prediction=seen, problem=plain) for config, seen in found], []
 
@@ -378,6 +378,5 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     uneven = np.ceil(layers / stages) * stages / layers
     bubble = 1.0 + (stages - 1) / (2.0 * np.maximum(own, 1))
     least = np.where(legal, uneven * bubble / gpus, np.inf).min(axis=(1, 2))
-    order = np.argsort(least, kind="stable")
-    able = [int(counts[at]) for at in order if np.isfinite(least[at])][:_COUNTS]
+    able = [int(counts[at]) for at in np.argsort(least, kind="stable") if np.isfinite(least[at])][:_COUNTS]
     return tuple(sorted(able)) or (nodes,)

@@ -235,8 +235,7 @@ def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:
         InvalidProblemError: nodes that the job never had, another model's checkpoint, impossible steps.
     """
     problem = _settled(problem, plan)
-    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
-    running = -(-plan.config.num_gpus // per_node)
+    running = -(-plan.config.num_gpus // min(group.gpus_per_node for group in problem.cluster.groups))
     faults = [*_happened(asked), *_slow_faults(asked, running)]
     faults += _checkpoint_faults(asked.checkpoint, problem.model)
     total = _steps_total(asked, problem)
@@ -335,8 +334,7 @@ def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[F
     extra = (own + model.mtp_parameters(), own)
     padding = 2 * _PADDED_ROWS * model.hidden_size
     padding = min(padding, max(table // 8, 2 * 1024 * model.hidden_size))
-    near = any(0 <= given.num_parameters - base - copy <= padding for base in extra for copy in copies)
-    if not near:
+    if not any(0 <= given.num_parameters - base - copy <= padding for base in extra for copy in copies):
         yield FieldError(
             pointer="/checkpoint/num_parameters",
             message=f"the checkpoint holds {given.num_parameters} parameters, {model.name} has {own}: "
@@ -382,8 +380,9 @@ def _refuse_fewer_hosts(asked: ReplanRequest, cluster: ClusterSpec) -> None:
     }
     for field in (one for one, gone in fewer.items() if gone):
         message = "links between nodes differ, and a re-plan does not know which hosts are left"
-        allowed = "a new request, with the links of the hosts that are left"
-        raise InvalidProblemError.of(field, message, allowed=allowed)
+        raise InvalidProblemError.of(
+            field, message, allowed="a new request, with the links of the hosts that are left"
+        )
 
 
 def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> ClusterSpec:

@@ -72,8 +72,9 @@ def held_by(config: Configuration) -> HeldSlices:
         place[axis], width = ranks // width % sizes[axis], width * sizes[axis]
     replica = place["cp"] + sizes["cp"] * place["dp"]
     shards = c.zero_shard_size if c.zero_stage >= _SHARDS_STATES else 1
-    part = place["tp"] * near + place["shared"]
-    dense = _slices(part, sizes["tp"] * near, replica % shards, shards, c.zero_stage)
+    dense = _slices(
+        place["tp"] * near + place["shared"], sizes["tp"] * near, replica % shards, shards, c.zero_stage
+    )
     # experts' ranks number the ranks of a stage anew
     inner = place["tp"] + sizes["tp"] * (place["shared"] + near * replica)
     group = sizes["tp"] * near * sizes["cp"] * sizes["dp"]
@@ -106,8 +107,7 @@ def moved(
     rank_on = np.full(int(max(map(np.max, positions))) + 1, -1)
     rank_on[positions[0]] = np.arange(len(old.stage))
     was = rank_on[positions[1]]
-    kept = np.where(was >= 0, _bytes(model, new, old, (ranks, np.maximum(was, 0))), 0.0)
-    lacking = needed - kept
+    lacking = needed - np.where(was >= 0, _bytes(model, new, old, (ranks, np.maximum(was, 0))), 0.0)
     return Moved(
         needed_bytes=float(needed.sum()),
         moved_bytes=float(lacking.sum()),
@@ -129,8 +129,7 @@ def positions_of(
         left[np.asarray(gone, dtype=np.int64)] = nodes + np.arange(len(gone))
     else:
         left = np.setdiff1d(np.arange(nodes + len(gone)), np.asarray(gone, dtype=np.int64))[:nodes]
-    gpus = (left[:, None] * gpus_per_node + np.arange(gpus_per_node)).ravel()
-    return np.asarray(gpus[:num_gpus])
+    return np.asarray((left[:, None] * gpus_per_node + np.arange(gpus_per_node)).ravel()[:num_gpus])
 
 
 def load_s(

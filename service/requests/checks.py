@@ -127,8 +127,9 @@ def _lengths(problem: Problem) -> Iterator[FieldError]:
     at = ("workload", "lengths")
     yield from beyond(workload.lengths, workload.seq_length, f"seq_length {workload.seq_length}", at)
     if positions is not None and positions < workload.seq_length:
-        what = f"the {positions} positions of {problem.model.title}"
-        yield from beyond(workload.lengths, positions, what, at)
+        yield from beyond(
+            workload.lengths, positions, f"the {positions} positions of {problem.model.title}", at
+        )
 
 
 def _diffusion(problem: Problem) -> Iterator[FieldError]:
@@ -307,8 +308,9 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
             yield FieldError(pointer=at, message=message, allowed="absent")
     for launcher in launchers_of(problem.launcher):
         try:
-            options = problem.workload.framework_options
-            facts = with_options(framework_facts(framework_of(problem.stack or launcher)), options)
+            facts = with_options(
+                framework_facts(framework_of(problem.stack or launcher)), problem.workload.framework_options
+            )
             for group in problem.cluster.groups:
                 linear_precision(problem, facts, group.gpu)
         except InvalidProblemError as fault:
@@ -371,5 +373,6 @@ def _abilities(problem: Problem) -> Iterator[FieldError]:
         if name in pins and pins[name] not in values:
             where = " with a pipeline" if pins[name] in able.zero_stages else ""
             message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){where}"
-            allowed = ", ".join(map(str, values))
-            yield FieldError(pointer=pointer("search", "pin", name), message=message, allowed=allowed)
+            yield FieldError(
+                pointer=pointer("search", "pin", name), message=message, allowed=", ".join(map(str, values))
+            )

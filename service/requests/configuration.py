@@ -50,8 +50,9 @@ def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
         raise InvalidProblemError([fault])
     parts = _classes(raw)
     if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
-        at = pointer(*_AT, "replicas")
-        raise InvalidProblemError.of(at, f"{problem.launcher} has no replicas of unlike sizes")
+        raise InvalidProblemError.of(
+            pointer(*_AT, "replicas"), f"{problem.launcher} has no replicas of unlike sizes"
+        )
     if parts is None:
         config = _one(raw, problem, at=_AT, whole=True)
     else:
@@ -207,8 +208,7 @@ def completed(
         if raw.get("stage_groups") or raw.get("replicas"):
             configuration = _placed(raw, problem)
         else:
-            given = _read(raw)
-            configuration = _as_written(configuration_of({**_derived(given, problem), **raw}))
+            configuration = _as_written(configuration_of({**_derived(_read(raw), problem), **raw}))
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         raise as_written(_moved(fault, at), short, at) from None

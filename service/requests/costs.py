@@ -88,5 +88,6 @@ def _read(source: ProfileSource) -> GivenProfile:
     except InvalidProblemError as fault:
         first = fault.errors[0]
         where = f", {first.pointer}:" if first.pointer.strip("/") else ""
-        message = f"{shown_path(path)}{where} {first.message}"
-        raise InvalidProblemError.of("/profile", message, allowed=first.allowed) from None
+        raise InvalidProblemError.of(
+            "/profile", f"{shown_path(path)}{where} {first.message}", allowed=first.allowed
+        ) from None

@@ -66,8 +66,9 @@ def axes_of(raw: object) -> Axes:
     count = prod(len(values) for values in raw.values())
     if count > MAX_POINTS:
         sizes = " × ".join(f"{len(values)} {name}" for name, values in raw.items())
-        message = f"{sizes} are {count} searches"
-        raise InvalidProblemError.of("/sweep", message, allowed=f"up to {MAX_POINTS}")
+        raise InvalidProblemError.of(
+            "/sweep", f"{sizes} are {count} searches", allowed=f"up to {MAX_POINTS}"
+        )
     return {name: raw[name] for name in AXES if name in raw}
 
 
@@ -160,8 +161,7 @@ def _moved(error: FieldError, point: SweepPoint) -> FieldError:
     for name, place in point.at.items():
         at = pointer(*AXES[name])
         if error.pointer == at or error.pointer.startswith(f"{at}/"):
-            rest = error.pointer.removeprefix(at)
-            return replace(error, pointer=pointer("sweep", name, place) + rest)
+            return replace(error, pointer=pointer("sweep", name, place) + error.pointer.removeprefix(at))
     return replace(error, message=f"{error.message} (with {words_of(point.values)})")
 
 

@@ -109,8 +109,9 @@ def _fewer_ranks_named(
         ranks = alone.configuration.num_gpus if alone is not None else 0
         if alone is None or overrides.num_gpus is None or not 0 < ranks < overrides.num_gpus:
             raise
-        num_nodes = alone.num_nodes or 1
-        raise _fewer_ranks(request, ranks, overrides.num_gpus, num_nodes, alone.gpus_per_node) from fault
+        raise _fewer_ranks(
+            request, ranks, overrides.num_gpus, alone.num_nodes or 1, alone.gpus_per_node
+        ) from fault
 
 
 def _fewer_ranks(
@@ -307,8 +308,7 @@ def _request_of(request: Request, found: LaunchFile, values: Values | None = Non
     given = request.get("workload")
     workload["image_tokens"] = stated_sizes(found.workload.image_tokens)
     workload |= {name: given[name] for name in _OF_DATA if isinstance(given, Mapping) and name in given}
-    names = ("lora_targets", "trained_modules", "frozen")
-    lists = {name: getattr(found.workload, name) for name in names}
+    lists = {name: getattr(found.workload, name) for name in ("lora_targets", "trained_modules", "frozen")}
     workload |= {name: list(values) for name, values in lists.items() if values}
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
     complete.setdefault("launcher", found.launcher)
@@ -368,8 +368,9 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
     text = _text(raw.get("text"), "text")
     name = _name(raw["name"], "name") if "name" in raw else name_of(text)
     if len(text) + sum(map(len, files.values())) > MAX_TEXT:
-        message = "the files are too big together"
-        raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TEXT} characters")
+        raise InvalidProblemError.of(
+            pointer(_AT, "files"), "the files are too big together", allowed=f"{MAX_TEXT} characters"
+        )
     source = Source(name=name, text=text, files={**files, name: text} if files else {})
     return GivenLaunchFile(
         source=source,
@@ -433,8 +434,9 @@ def _run(value: object) -> int | None:
 
 def _name(value: object, *where: str) -> str:
     if not (isinstance(value, str) and value and len(value) <= MAX_NAME and value.isprintable()):
-        message = f"must be the name of a file, of at most {MAX_NAME} characters"
-        raise InvalidProblemError.of(pointer(_AT, *where), message)
+        raise InvalidProblemError.of(
+            pointer(_AT, *where), f"must be the name of a file, of at most {MAX_NAME} characters"
+        )
     if "/" in value or "\\" in value:
         raise InvalidProblemError.of(pointer(_AT, *where), "must be a name without folders")
     return value
@@ -451,8 +453,9 @@ def _text(value: object, *where: str) -> str:
     if not isinstance(value, str):
         raise InvalidProblemError.of(pointer(_AT, *where), "must be text")
     if len(value) > MAX_TEXT:
-        at = pointer(_AT, *where)
-        raise InvalidProblemError.of(at, "the text is too big", allowed=f"{MAX_TEXT} characters")
+        raise InvalidProblemError.of(
+            pointer(_AT, *where), "the text is too big", allowed=f"{MAX_TEXT} characters"
+        )
     return value
 
 

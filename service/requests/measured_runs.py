@@ -69,8 +69,7 @@ def run_row(
         **settings,
         **_measured_cells(run),
     }
-    unknown = row.keys() - set(COLUMNS)
-    if unknown:
+    if row.keys() - set(COLUMNS):
         raise InvalidProblemError.of("--set", "names no column of a run", allowed=", ".join(COLUMNS))
     row.setdefault("data_parallel_size", _data_parallel_size(row))
     return {name: _text(row.get(name)) for name in COLUMNS}

@@ -72,8 +72,9 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
     launcher = request.launcher or first_launcher(model)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
-    priced_as = framework_of(request.stack or launcher)
-    with_options(framework_facts(priced_as), request.workload.framework_options)
+    with_options(
+        framework_facts(framework_of(request.stack or launcher)), request.workload.framework_options
+    )
     able = launcher_capabilities(launcher)
     values = _values(Asked(request, model, able))
     workload = Workload(**{name: value for name, value in values.items() if name in _OF_WORKLOAD})
@@ -107,8 +108,7 @@ def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:
             "a plan has one batch",
             allowed="no batch_ramp: plan for the full batch; `meshwright predict` takes any other",
         )
-    kept = {name: value for name, value in workload.items() if name != "batch_ramp"}
-    return {**raw, "workload": kept}
+    return {**raw, "workload": {name: value for name, value in workload.items() if name != "batch_ramp"}}
 
 
 def _named_by_precision(fault: InvalidProblemError, workload: Any) -> InvalidProblemError:  # noqa: ANN401 - a WorkloadRequest
@@ -139,8 +139,9 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
 def digest_of(problem: Problem) -> str:
     """Return SHA-256, in hex, of the canonical request without warnings, compact JSON with sorted keys."""
     canonical = problem_to_mapping(replace(problem, cluster=replace(problem.cluster, warnings=())))
-    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def _model_and_cluster(
@@ -207,8 +208,9 @@ def _values(asked: Asked) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row, meaning in _meanings():
         if row.section:
-            value = getattr(getattr(asked.request, row.section), row.name)
-            found.update(meaning.attributes(row.name, value, asked))
+            found.update(
+                meaning.attributes(row.name, getattr(getattr(asked.request, row.section), row.name), asked)
+            )
     return found
 
 
@@ -232,8 +234,9 @@ def _precision(precision: str, asked: Asked) -> dict[str, object]:
         message = (
             f"{precision} contradicts workload.framework_options.precision_recipe = {shown(str(stated))}"
         )
-        allowed = f"fp8, or {precision} in both"
-        raise InvalidProblemError.of("/workload/precision", message, allowed=allowed, nearest="fp8")
+        raise InvalidProblemError.of(
+            "/workload/precision", message, allowed=f"fp8, or {precision} in both", nearest="fp8"
+        )
     return {"precision": "fp8"}
 
 
@@ -269,8 +272,7 @@ def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[s
             ]
             raise InvalidProblemError(errors) from None
         return {"image_tokens": sizes}
-    alike = ((0.0, given), (_WHOLE, given))
-    return {"image_tokens": SequenceLengths(percentiles=alike) if given else None}
+    return {"image_tokens": SequenceLengths(percentiles=((0.0, given), (_WHOLE, given))) if given else None}
 
 
 def stated_sizes(tokens: SequenceLengths | None) -> object:

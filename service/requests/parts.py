@@ -256,8 +256,7 @@ def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
     cluster, search = raw.get("cluster"), raw.get("search", {})
     if not isinstance(cluster, dict) or not isinstance(search, dict):
         return dict(raw)
-    parts = [cluster, *(group for group in _groups(cluster) if len(_groups(cluster)) == 1)]
-    for part in parts:
+    for part in [cluster, *(group for group in _groups(cluster) if len(_groups(cluster)) == 1)]:
         counts = part.get("num_nodes")
         most = _most(counts)
         if most is not None:
@@ -297,8 +296,7 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
     if isinstance(given, NodeRange) and given.min > given.max:
         at, ends = pointer("search", "num_nodes"), f"{given.min} to {given.max}"
         raise InvalidProblemError.of(at, f"{ends} is empty", nearest=f"{given.max} to {given.min}")
-    values = range(given.min, given.max + 1) if isinstance(given, NodeRange) else given
-    return tuple(sorted(set(values)))
+    return tuple(sorted(set(range(given.min, given.max + 1) if isinstance(given, NodeRange) else given)))
 
 
 def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:

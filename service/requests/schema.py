@@ -177,8 +177,7 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     if kind == "literal_error":
         return _not_among(where, value, root)
     if kind in _OF_A_RANGE:
-        limit = next(iter(context.values()))
-        nearest = str(limit) if kind.endswith("equal") else None
+        nearest = str(next(iter(context.values()))) if kind.endswith("equal") else None
         message = f"{shown(str(value))} is out of range"
         return FieldError(pointer=at, message=message, allowed=_range_of(where, root), nearest=nearest)
     if kind in {"too_short", "too_long"}:

@@ -132,8 +132,7 @@ def _command() -> list[str]:
 def _environment(settings: Settings) -> dict[str, str]:
     """The worker's settings; the database URL may hold a password, so it is not put on a command line."""
     values = settings.model_dump(exclude={"host", "port", "insecure"}, exclude_none=True)
-    ours = {f"MESHWRIGHT_{name.upper()}": str(value) for name, value in values.items()}
-    return {**os.environ, **ours}
+    return {**os.environ, **{f"MESHWRIGHT_{name.upper()}": str(value) for name, value in values.items()}}
 
 
 MAX_OPEN_FILES = 65_536

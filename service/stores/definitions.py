@@ -140,8 +140,7 @@ class Definitions:
             return cluster  # refused when it is read; each name costs a query
         filled = []
         for group in groups:
-            stated = group.get("gpu") if isinstance(group, Mapping) else None
-            gpu = self._of_name(tenant, "gpu", stated)
+            gpu = self._of_name(tenant, "gpu", group.get("gpu") if isinstance(group, Mapping) else None)
             filled.append(group if gpu is None else {**group, "gpu": dict(gpu.document)})
         return {**cluster, "groups": filled}
 

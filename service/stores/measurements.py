@@ -236,5 +236,4 @@ def _require_possible(one: Observation) -> None:
     reason = impossible(one, default_profile_of(one))
     if reason is not None:
         memory = impossible(replace(one, step_time_s=None), default_profile_of(one)) is not None
-        field = "/peak_memory_bytes" if memory else "/step_time_s"
-        raise InvalidProblemError.of(field, reason)
+        raise InvalidProblemError.of("/peak_memory_bytes" if memory else "/step_time_s", reason)

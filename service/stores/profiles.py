@@ -211,8 +211,7 @@ class ProfileStore:
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
         try:
-            given = [] if document is None else [read_given(document)]
-            profile, warnings = profile_with(problem, given)
+            profile, warnings = profile_with(problem, [] if document is None else [read_given(document)])
         except InvalidProblemError as fault:
             errors = (replace(error, pointer="/profile") for error in fault.errors)
             raise InvalidProblemError(errors) from None
@@ -244,8 +243,7 @@ def scopes_of(cluster: ClusterSpec, frameworks: Iterable[str]) -> set[str]:
 @lru_cache(maxsize=256)
 def _scope(cluster: str, framework: str) -> str:
     canonical = cluster_to_mapping(cluster_from_mapping(json.loads(cluster)))  # 450.0, never 450
-    named = {"cluster": canonical, "framework": framework}
-    return hashlib.sha256(compact_json(named).encode()).hexdigest()
+    return hashlib.sha256(compact_json({"cluster": canonical, "framework": framework}).encode()).hexdigest()
 
 
 def scope_of(problem: Problem) -> str:
@@ -256,8 +254,9 @@ def scope_of(problem: Problem) -> str:
 
 def profile_id_of(document: Mapping[str, object]) -> str:
     """Return the first 32 hex digits of SHA-256 over the document, whatever the order of its keys."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()[:32]
 
 
 def keep_profile(

@@ -83,8 +83,9 @@ class Replans:
                 record = added_to(connection, ReplanRecord, row.returning(*_RECORD))
                 newest = (replans.c.created_at_s.desc(), replans.c.id.desc())
                 own = select(replans.c.id).where(replans.c.job_id == job_id).order_by(*newest)
-                beyond = own.limit(MAX_REPLANS).offset(MAX_REPLANS)
-                connection.execute(delete(replans).where(replans.c.id.in_(beyond)))
+                connection.execute(
+                    delete(replans).where(replans.c.id.in_(own.limit(MAX_REPLANS).offset(MAX_REPLANS)))
+                )
                 if made is None:
                     remember(connection, tenant, repeatable, subject=record.id)
                 return record, answer
@@ -104,8 +105,9 @@ class Replans:
         with self._database.read() as connection:
             required_job(connection, tenant, job_id)
             own = select(*_RECORD).where(replans.c.job_id == job_id, replans.c.tenant == tenant)
-            query = newest_first(own, replans, before=before, limit=page_size + 1)
-            found = all_of(connection, ReplanRecord, query)
+            found = all_of(
+                connection, ReplanRecord, newest_first(own, replans, before=before, limit=page_size + 1)
+            )
         return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def read(self, tenant: str, job_id: str, replan_id: str) -> Stored:

@@ -74,8 +74,9 @@ class ShareLinks:
             IdempotencyConflictError: the idempotency key was used for something else.
         """
         if not 0 < days <= MAX_LIFE_DAYS:
-            allowed = f"more than 0, at most {MAX_LIFE_DAYS:g} days"
-            raise InvalidProblemError.of("/expires_in_days", f"is {days:g}", allowed=allowed)
+            raise InvalidProblemError.of(
+                "/expires_in_days", f"is {days:g}", allowed=f"more than 0, at most {MAX_LIFE_DAYS:g} days"
+            )
 
         def make() -> tuple[ShareRecord, str | None]:
             link_id = secrets.token_hex(6)

@@ -138,8 +138,9 @@ class Verifications:
     def _next(self) -> Row[Any] | None:
         table = verifications.c
         is_open = table.state.in_(["queued", "running"])  # few, whatever was built before
-        waits = or_(table.state == "queued", table.claimed_at_s < now_s() - self.lease_s)
-        query = select(table.tenant, table.plan_id).where(is_open, waits)
+        query = select(table.tenant, table.plan_id).where(
+            is_open, or_(table.state == "queued", table.claimed_at_s < now_s() - self.lease_s)
+        )
         query = query.order_by(table.asked_at_s).limit(1)
         with self._database.read() as connection:  # most looks find nothing, and must not block others
             if connection.execute(query).first() is None:
@@ -163,8 +164,7 @@ class Verifications:
 
     def give_back(self, claim: VerificationClaim) -> bool:
         """Queue a claimed plan again, uncounted: this worker leaves first; False: the claim was lost."""
-        uncounted = verifications.c.attempts - 1
-        given = self._write(claim, state="queued", claimed_at_s=None, attempts=uncounted)
+        given = self._write(claim, state="queued", claimed_at_s=None, attempts=verifications.c.attempts - 1)
         self._queue.wake_verifier(claim.plan_id)
         return given
 

@@ -174,8 +174,7 @@ def next_plan(problem: Problem, profile: Profile, now: TuningState, confidence: 
     costs = profile if now.calibration is None else now.calibration.applied(profile)
     wanted = [plan for plan, _ in runs_to_measure(problem, costs, now.plans, len(now.plans))]
     order = [plan for plan in wanted if plan in open_ones] or open_ones
-    fresh = [plan for plan in order if not times[plan.plan_id]]
-    return (fresh or order)[0]
+    return ([plan for plan in order if not times[plan.plan_id]] or order)[0]
 
 
 def likely_gpu_minutes(now: TuningState) -> float:

@@ -112,8 +112,9 @@ def run_plan(
                 env={**os.environ, **_environment(start, config, folder)},
             )  # fmt: skip
         except OSError as fault:
-            message = f"{words[0]}: {fault.strerror or 'cannot be started'}"
-            raise InvalidProblemError.of("command", message) from None
+            raise InvalidProblemError.of(
+                "command", f"{words[0]}: {fault.strerror or 'cannot be started'}"
+            ) from None
         code = _code_within(child, folder, start.limit_s)
     seconds = time.monotonic() - began_s
     outcome, found, said = _read(log, code, others_ran=others_ran)
@@ -149,8 +150,9 @@ def _own_script(folder: Path) -> str:
         return script.name
     if not _ONE_NODE.search(script.read_text(encoding="utf-8")):
         message = "srun has started this, and a plan of several nodes would wait for its nodes"
-        allowed = "the shell of salloc or a batch script, or a command after --"
-        raise InvalidProblemError.of("command", message, allowed=allowed)
+        raise InvalidProblemError.of(
+            "command", message, allowed="the shell of salloc or a batch script, or a command after --"
+        )
     return "launch.sh"
 
 
@@ -296,8 +298,9 @@ def _read(log: Path, code: int | None, *, others_ran: bool) -> tuple[Outcome, di
 def _require_all_there(text: str, code: int | None) -> None:
     lacking = _NOT_FOUND if code == _NOT_FOUND_CODE else _LACKS
     if lacking.search(text):
-        message = f"no plan can run: {_last_lines(text, lacking).splitlines()[-1]}"
-        raise InvalidProblemError.of("command", message)
+        raise InvalidProblemError.of(
+            "command", f"no plan can run: {_last_lines(text, lacking).splitlines()[-1]}"
+        )
 
 
 def _figures(log: Path, text: str) -> dict[str, Any]:

@@ -32,8 +32,9 @@ _NOT_TENSORS = ("context", "reserve")  # terms of memory that no tensor of a ran
 def context_for(target: Target) -> Context:
     """Return the context of the formulas for one plan."""
     problem = target.problem
-    profile = default_profile(problem.cluster, problem.launcher)
-    return context_of(problem, Columns.of([target.config]), profile)
+    return context_of(
+        problem, Columns.of([target.config]), default_profile(problem.cluster, problem.launcher)
+    )
 
 
 def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
@@ -46,8 +47,7 @@ def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
     layout = LayerLayout.of(target.model)
     ctx = context_for(target)
     chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
-    parts = part_weights(ctx, layout.kinds)
-    each = np.array([part.dense[0] + part.routed[0] for part in parts])
+    each = np.array([part.dense[0] + part.routed[0] for part in part_weights(ctx, layout.kinds)])
     weights, model = chunks.parts[0] @ each, target.model
     if model.num_mtp_layers and ctx.facts.name == FRAMEWORK:
         last = max(chunk for chunk, layers in enumerate(target.config.stage_layers) if layers)
@@ -235,8 +235,7 @@ def _most_gradients(target: Target, profile: Profile) -> FloatArray:
     columns, laid = Columns.of([target.config]), LaidOut.of(target.problem, [target.config])
     prices = laid.prices(price_memory(laid.problem, columns, profile))
     chunks = chunks_of(columns, laid.layout, laid.splits)
-    kept = np.zeros(laid.splits.shape)
-    _, gradients = fullest_moment(prices, columns, chunks, layers_held(chunks), kept)
+    _, gradients = fullest_moment(prices, columns, chunks, layers_held(chunks), np.zeros(laid.splits.shape))
     return np.asarray(gradients[0])
 
 

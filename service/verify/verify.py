@@ -145,8 +145,9 @@ def verify(
     ranks = distinct_ranks(target)
     if why := unbuilt(replace(plan, launchers=()), target.problem):
         return _judged(target, builder, [{"refusal": why}], ranks, profile)
-    case = _case(target, files, ranks, memory_bytes, time_s)
-    answers = _asked(builder, case, time_s, stop, memory_bytes=memory_bytes)
+    answers = _asked(
+        builder, _case(target, files, ranks, memory_bytes, time_s), time_s, stop, memory_bytes=memory_bytes
+    )
     return _judged(target, builder, answers, ranks, profile)
 
 

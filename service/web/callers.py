@@ -54,8 +54,7 @@ def form_of(limits: InputLimits) -> Callable[[Request], AsyncIterator[Values]]:
     """
 
     async def read(request: Request) -> AsyncIterator[Values]:
-        declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if declared != FORM:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
             raise InvalidProblemError.of("", "is not a form", allowed=FORM)
         async with arriving(request, limits) as chunks:
             yield _fields_of(b"".join([chunk async for chunk in chunks]))
@@ -65,8 +64,9 @@ def form_of(limits: InputLimits) -> Callable[[Request], AsyncIterator[Values]]:
 
 def _fields_of(body: bytes) -> Values:
     try:
-        text = body.decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        pairs = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
     except (UnicodeDecodeError, ValueError):
         raise InvalidProblemError.of("", "is not a form", allowed=f"{MAX_FIELDS} fields of text") from None
     values: Values = {}

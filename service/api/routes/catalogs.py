@@ -105,8 +105,9 @@ def definition_of(
         return _view(kind, service.definitions.read(tenant, kind, name, version))
     if version is not None:
         raise NotFoundError("the catalog's entries have no versions")
-    document = _WRITTEN[kind](_FIND[kind](name))
-    return DefinitionView(kind=kind, name=name, origin="catalog", document=dict(document))
+    return DefinitionView(
+        kind=kind, name=name, origin="catalog", document=dict(_WRITTEN[kind](_FIND[kind](name)))
+    )
 
 
 def heading_of(kind: Kind) -> str:

@@ -72,9 +72,8 @@ def submission_of_fleet(
     if "cluster" in raw:
         stated = service.definitions.filled_in(caller.tenant, {"cluster": raw["cluster"]})
         raw["cluster"] = stated["cluster"]
-    question = read_question(raw, parser_of(service, caller.tenant))
     return Submission(
-        fleet=asked(question),
+        fleet=asked(read_question(raw, parser_of(service, caller.tenant))),
         body=body,
         idempotency_key=idempotency_key,
         fresh=fresh,
@@ -295,8 +294,9 @@ async def _files(request: Request, fleet_id: str, service: Service, tenant: str)
 
 
 def _accepted(job: JobRecord) -> Response:
-    headers = {"Location": f"/v1/fleets/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
-    return _detail(job, status=202, headers=headers)
+    return _detail(
+        job, status=202, headers={"Location": f"/v1/fleets/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
+    )
 
 
 def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -75,8 +75,7 @@ def parser_of(service: Service, tenant: str) -> Callable[[Mapping[str, object]],
     """Return a parser of a job's problem that uses a tenant's definitions and calibrations."""
 
     def parse(raw: Mapping[str, object]) -> Problem:
-        problem = parse_problem(service.definitions.filled_in(tenant, raw))
-        return service.profiles.resolved(tenant, problem)
+        return service.profiles.resolved(tenant, parse_problem(service.definitions.filled_in(tenant, raw)))
 
     return parse
 
@@ -144,8 +143,9 @@ def submit(
         caller=caller,
     )
     job = service.jobs.submit(caller.tenant, submission)
-    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
-    return _detail(job, status=202, headers=headers)
+    return _detail(
+        job, status=202, headers={"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
+    )
 
 
 @router.get("", dependencies=[READS], response_model=JobPage, summary="List jobs")
@@ -243,8 +243,9 @@ async def follow(
         heartbeat_s=service.settings.event_heartbeat_s,
     )
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not hold it back
-    frames = stream.frames(first, after=after)
-    return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        stream.frames(first, after=after), media_type="text/event-stream", headers=headers
+    )
 
 
 @router.delete(
@@ -322,8 +323,7 @@ async def replan_job(
     record, answer = (
         first if isinstance(first, tuple) else await computed(request, partial(answered, first))
     )
-    where = {"Location": f"/v1/jobs/{job_id}/replans/{record.id}"}
-    return _json(compact_json(answer), headers=where)
+    return _json(compact_json(answer), headers={"Location": f"/v1/jobs/{job_id}/replans/{record.id}"})
 
 
 @router.get(
@@ -355,8 +355,7 @@ def list_replans(
 def read_replan(job_id: str, replan_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
     """Return one re-plan with its request and its answer."""
     record, answer = service.replans.read(tenant, job_id, replan_id)
-    view = view_of(ReplanView, record).model_dump(mode="json")
-    return _json(compact_json({**view, "answer": answer}))
+    return _json(compact_json({**view_of(ReplanView, record).model_dump(mode="json"), "answer": answer}))
 
 
 @router.get(

@@ -46,15 +46,17 @@ def create_key(
     expires = reader.has("expires_in_days")
     days = reader.number("expires_in_days", low=1e-5, high=MAX_LIFE_DAYS) if expires else None
     scope, title = reader.choice("scope", SCOPES, default="submit"), reader.text("title", default="")
-    limited = reader.has("max_cpu_s_per_day")
-    cpu_s = reader.number("max_cpu_s_per_day", low=0.001, high=1e9) if limited else None
+    cpu_s = (
+        reader.number("max_cpu_s_per_day", low=0.001, high=1e9) if reader.has("max_cpu_s_per_day") else None
+    )
     reader.refuse_unknown()
     reader.finish()
     new = NewKey(
         tenant=caller.tenant, scope=scope, title=title, expires_in_days=days, max_cpu_s_per_day=cpu_s
     )
-    repeatable = repeatable_of(service, idempotency_key, "keys", body)
-    record, token = Keys(service.database, actor=caller.key_id).create_once(new, repeatable)
+    record, token = Keys(service.database, actor=caller.key_id).create_once(
+        new, repeatable_of(service, idempotency_key, "keys", body)
+    )
     response.headers["Cache-Control"] = "no-store"
     return view_of(NewKeyView, record, token=token)
 

@@ -61,8 +61,9 @@ def exported(plan: Plan, problem: Problem, launcher: str, start: Start) -> Expor
         InvalidProblemError: there is no such launcher or scheduler, or the image is wrong.
         RefusedExportError: launcher or scheduler cannot start this plan.
     """
-    bundle = export(plan, problem, launcher)
-    return scheduled(bundle, plan, problem, start.scheduler, image=start.image, where="/query/")
+    return scheduled(
+        export(plan, problem, launcher), plan, problem, start.scheduler, image=start.image, where="/query/"
+    )
 
 
 def _start(scheduler: SchedulerQuery = "slurm", image: ImageQuery = None) -> Start:
@@ -168,8 +169,9 @@ def verify_plan(
         builder_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
-    repeatable = repeatable_of(service, idempotency_key, "verify", plan_id)
-    service.verifications.ask(tenant, plan_id, repeatable=repeatable)
+    service.verifications.ask(
+        tenant, plan_id, repeatable=repeatable_of(service, idempotency_key, "verify", plan_id)
+    )
     return read_verification(plan_id, service, tenant)
 
 

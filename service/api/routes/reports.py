@@ -51,8 +51,9 @@ async def job_report(
     request: Request, job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
 ) -> Response:
     """The ranking of a finished job as one self-contained page."""
-    listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
-    job, page = await run_in_threadpool(listed, tenant, job_id)
+    job, page = await run_in_threadpool(
+        partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None), tenant, job_id
+    )
     if job.num_children is not None:
         raise NotFoundError("a sweep has no report of its own: each of its points has one")
     return await computed(request, partial(page_of_job, service, tenant, job, page.items, what_if=what_if))
@@ -73,8 +74,9 @@ async def plan_report(
 
     def made() -> Response:
         whole = answer_of(job.answer, [body])
-        answer = only(whole, whole.plans[0])
-        return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+        return _page(
+            service, tenant, only(whole, whole.plans[0]), parse_problem(job.request), what_if=what_if
+        )
 
     return await computed(request, made)
 
@@ -107,8 +109,7 @@ def page_of_job(
     service: Service, tenant: str, job: JobRecord, plans: Sequence[Mapping[str, Any]], *, what_if: bool
 ) -> Response:
     """The report of a job with these plans."""
-    answer = answer_of(job.answer, plans)
-    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
+    return _page(service, tenant, answer_of(job.answer, plans), parse_problem(job.request), what_if=what_if)
 
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
@@ -129,8 +130,9 @@ def page_of_fleet(fleet: JobRecord) -> Response:
     """
     answer = fleet.answer or {}
     if not answer.get("jobs"):
-        finished = fleet.state in TERMINAL_STATES
-        raise NotReadyError(f"the fleet is {fleet.state} and has no schedule", finished=finished)
+        raise NotReadyError(
+            f"the fleet is {fleet.state} and has no schedule", finished=fleet.state in TERMINAL_STATES
+        )
     return _html(render_fleet_page(fleet_page(answer)))
 
 

@@ -84,8 +84,9 @@ def new_link(
 @router.get("", dependencies=[READS], summary="List the links to an answer")
 def list_share_links(job_id: str, service: ServiceDep, tenant: TenantDep) -> ShareLinkList:
     """Return the active links of a job, newest first, without their addresses, which are not stored."""
-    found = ShareLinks(service.database).of_job(tenant, job_id)
-    return ShareLinkList(links=[view_of(ShareLinkView, one) for one in found])
+    return ShareLinkList(
+        links=[view_of(ShareLinkView, one) for one in ShareLinks(service.database).of_job(tenant, job_id)]
+    )
 
 
 @router.delete("/{link_id}", dependencies=[SUBMITS], status_code=204, summary="Revoke a link")

@@ -113,8 +113,9 @@ def launched(case: Case) -> dict[str, str]:
         path = Path(folder) / "accelerate.yaml"
         path.write_text(case["files"]["accelerate.yaml"])
         place = ["--machine_rank", "0", "--main_process_port", "29500", "--main_process_ip", "localhost"]
-        words = ["--config_file", str(path), *place, "train.py"]
-        args, _defaults, _precision = _validate_launch_command(launch_command_parser().parse_args(words))
+        args, _defaults, _precision = _validate_launch_command(
+            launch_command_parser().parse_args(["--config_file", str(path), *place, "train.py"])
+        )
     return {name: value for name, value in prepare_multi_gpu_env(args).items() if value is not None}
 
 

@@ -200,8 +200,9 @@ class TransformerLayer(nn.Module):
         self.rotary = rotary
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(hidden.shape[1]).unsqueeze(0)
-        found = self.layer(hidden, position_embeddings=self.rotary(hidden, places))
+        found = self.layer(
+            hidden, position_embeddings=self.rotary(hidden, torch.arange(hidden.shape[1]).unsqueeze(0))
+        )
         return found if torch.is_tensor(found) else found[0]
 
 

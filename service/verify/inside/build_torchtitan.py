@@ -140,8 +140,9 @@ def configured(case: Case) -> Any:
     config.compile.backend = compiled
     config.compile.enable_async_tensor_parallel = False  # other collectives, the same tensors
     if config.parallelism.pipeline_parallel_degree > 1:
-        size = config.parallelism.pipeline_parallel_microbatch_size
-        config.training.local_batch_size = size * case["num_microbatches"]
+        config.training.local_batch_size = (
+            config.parallelism.pipeline_parallel_microbatch_size * case["num_microbatches"]
+        )
     return config
 
 

@@ -237,8 +237,7 @@ class Memory(MemTracker):
             return func(*args, **(kwargs or {}))
         found = super().__torch_dispatch__(func, types, args, kwargs)
         if found is not NotImplemented and func._overloadpacket in flop_registry:
-            counted = flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=found)
-            self.flops += float(counted)
+            self.flops += float(flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=found))
         return found
 
     def peak_bytes(self) -> int:

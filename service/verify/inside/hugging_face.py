@@ -70,8 +70,9 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
         chosen = {"num_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
         if not normed:
             return MixtralConfig(**sizes | {"intermediate_size": moe["ffn_hidden_size"]}, **chosen)
-        width = moe["ffn_hidden_size"]
-        return Qwen3MoeConfig(**sizes, **chosen, moe_intermediate_size=width, mlp_only_layers=dense)
+        return Qwen3MoeConfig(
+            **sizes, **chosen, moe_intermediate_size=moe["ffn_hidden_size"], mlp_only_layers=dense
+        )
     if normed:
         return Qwen3Config(**sizes, attention_bias=model["qkv_bias"])
     if of_qwen2:
@@ -132,8 +133,7 @@ def joined(layers: Any) -> Iterator[tuple[int, ...]]:
             if ".gate.wg." in name:  # DeepSpeed's router
                 continue
             if name.endswith("q_proj.weight"):
-                both = shapes[name.replace("q_proj", "k_proj")][0]
-                yield (shape[0] + 2 * both, shape[1])
+                yield (shape[0] + 2 * shapes[name.replace("q_proj", "k_proj")][0], shape[1])
             elif name.endswith("gate_proj.weight"):
                 yield (2 * shape[0], shape[1])
             elif ".experts." in name and len(shape) > _MATRIX:  # each for itself, gate and up in one

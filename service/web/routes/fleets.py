@@ -30,8 +30,9 @@ def list_fleets(
     state: Annotated[State | None, Query()] = None,
 ) -> Response:
     """Fleets, newest first."""
-    wanted = JobFilter(state=state, fleets=True)
-    return list_page(request, "fleets.html", jobs, tenant, wanted, page_token=page_token)
+    return list_page(
+        request, "fleets.html", jobs, tenant, JobFilter(state=state, fleets=True), page_token=page_token
+    )
 
 
 @router.get("/{fleet_id}", dependencies=[READS])

@@ -101,8 +101,9 @@ def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> R
 @router.get("/{job_id}/what-if", dependencies=[READS])
 async def what_if(request: Request, job_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
     """Other hardware and batches, predicted from the plans of an answer."""
-    listed = partial(service.jobs.plans, page_size=LISTED, page_token=None)
-    job, plans = await run_in_threadpool(listed, tenant, job_id)
+    job, plans = await run_in_threadpool(
+        partial(service.jobs.plans, page_size=LISTED, page_token=None), tenant, job_id
+    )
 
     def made() -> Response:
         problem = views.problem_of(job)
@@ -181,5 +182,6 @@ def _answered(
 def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.ChildRow]:
     if job.num_children is None:
         return []
-    found = jobs.children(tenant, job.id, page_size=job.num_children, page_token=None)
-    return views.child_rows(found.items)
+    return views.child_rows(
+        jobs.children(tenant, job.id, page_size=job.num_children, page_token=None).items
+    )

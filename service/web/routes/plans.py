@@ -58,14 +58,12 @@ def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, secon
     if first == second:
         raise InvalidProblemError.of("/query/second", "is the same plan as first: choose another one")
     _, other = jobs.plan(tenant, second)
-    answer = answer_of(job.answer, [one, other])
-    comparison = comparison_of(replace(answer, baseline=None), first)
     return page(
         request,
         "compare.html",
         job=job,
         title=named(job)[0],
-        comparison=comparison,
+        comparison=comparison_of(replace(answer_of(job.answer, [one, other]), baseline=None), first),
         first=first,
         second=second,
     )

@@ -41,8 +41,7 @@ def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: Ten
 def submit(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
     """Submit what was typed; its faults come back next to their fields."""
     try:
-        body = request_of(questions.QUESTION, values)
-        job = _submitted(request, service, tenant, body, values)
+        job = _submitted(request, service, tenant, request_of(questions.QUESTION, values), values)
     except InvalidProblemError as fault:
         form = faulty(questions.QUESTION, values, fault)
         return _form_page(request, service, tenant, "question.html", form, status=422, recent=())

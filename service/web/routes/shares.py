@@ -44,8 +44,9 @@ async def show_shared(request: Request, token: str, service: ServiceDep) -> Resp
     else:
         listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
         job, plans = await run_in_threadpool(listed, link.tenant, link.job_id)
-        made = partial(page_of_job, service, link.tenant, job, plans.items, what_if=False)
-        shown = await computed(request, made)
+        shown = await computed(
+            request, partial(page_of_job, service, link.tenant, job, plans.items, what_if=False)
+        )
     # Neither caches nor search engines keep it, so that it ends with the link.
     shown.headers.update({"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow"})
     return shown

@@ -98,8 +98,9 @@ def _attempt_of(request: Request, state: str) -> tuple[Attempt, str]:
     """Return the attempt that this browser began, and where it leads; the provider repeats its state."""
     foreign = UnauthorizedError("this sign-in did not start here, or took too long; start again")
     try:
-        parts = json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
-        own, nonce, verifier, back = map(str, parts)
+        own, nonce, verifier, back = map(
+            str, json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
+        )
     except (ValueError, TypeError):
         raise foreign from None
     if not hmac.compare_digest(state.encode(), own.encode()):
@@ -140,8 +141,9 @@ def sign_in(request: Request, values: SignInDep, service: ServiceDep) -> Respons
     try:
         caller = service.access.identify(token if id_of(token) else "")
     except UnauthorizedError:
-        fault = "This key is not usable: unknown, revoked or expired."
-        return _form(request, service, back, status=401, fault=fault)
+        return _form(
+            request, service, back, status=401, fault="This key is not usable: unknown, revoked or expired."
+        )
     response = RedirectResponse(back, status_code=303)
     if caller.key_id is not None:
         _begin(request, service, response, caller.key_id)

@@ -64,8 +64,9 @@ def _add_pages(kind: Kind) -> None:
             name = "".join(values.get("name", [])).strip()
             service.definitions.put(tenant, kind, name, document)
         except InvalidProblemError as fault:
-            form = faulty(_fields(kind), values, _inside(fault))
-            return _list(request, service, tenant, kind, form, status=422)
+            return _list(
+                request, service, tenant, kind, faulty(_fields(kind), values, _inside(fault)), status=422
+            )
         return seen_at(request, f"/{kind}s/{name}")
 
     def show(
