@@ -161,11 +161,11 @@ def _without_schedule(error: BaseException | None, *, cancelled: bool) -> Outcom
     if isinstance(error, StoppedError) and not cancelled:
         detail = "the time limit came before every job had a plan"
         return Outcome(state="failed", problem={"code": "time_limit", "detail": detail})
-    if not cancelled and isinstance(error, InvalidProblemError) and _is_of_jobs(error):
+    if (
+        not cancelled
+        and isinstance(error, InvalidProblemError)
+        and all(one.pointer.startswith(("/jobs/", "/arrived/")) for one in error.errors)
+    ):
         faults = [fault_document(one) for one in error.errors]
         return Outcome(state="infeasible", answer={"status": "infeasible", "faults": faults})
     return outcome_without_answer(error, cancelled=cancelled)
-
-
-def _is_of_jobs(error: InvalidProblemError) -> bool:
-    return all(one.pointer.startswith(("/jobs/", "/arrived/")) for one in error.errors)

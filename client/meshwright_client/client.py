@@ -190,7 +190,13 @@ class Client:
         Raises:
             InvalidRequestError: there is no such filter or order; ``problem.errors`` names it.
         """
-        query = {"sort": sort, **{name: _spelled(value) for name, value in wanted.items()}}
+        query = {
+            "sort": sort,
+            **{
+                name: (str(value).lower() if isinstance(value, bool) else value)
+                for name, value in wanted.items()
+            },
+        }
         for page in self._pages(PlanPage, "/v1/plans", query):
             yield from page.plans
 
@@ -411,10 +417,6 @@ class Client:
             page = self._get(kind, path, params)
             yield page
             token = page.next_page_token
-
-
-def _spelled(value: str | float) -> str | float:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _id(of: Job | Plan | str) -> str:

@@ -120,7 +120,10 @@ def _named_by(script: Path, text: str, name: str) -> str | None:
     if found is not None or not name:
         return found
     said = (path.rpartition("/") for path in _PATHS.findall(re.sub(r"(?m)^\s*#.*$", "", text)))
-    paths = dict.fromkeys(f"{folder}/{name}" for folder, _, last in said if _fits(last, name))
+    paths = dict.fromkeys(
+        f"{folder}/{name}" for folder, _, last in said
+        if re.fullmatch(".*".join(map(re.escape, re.split(_VARIABLE, last))), name)  # $MODEL.sh
+    )  # fmt: skip
     parts = ([part for part in path.split("/") if part not in ("", ".", "..")] for path in paths)
     tails = dict.fromkeys(Path(*one) for one in parts if len(one) > 1)
     others = [
@@ -137,11 +140,6 @@ def _named_by(script: Path, text: str, name: str) -> str | None:
 
 _VARIABLE = r"\$(?:\w+|\{\w+\})"
 _PATHS = re.compile(rf"(?<![\w./-])(?:{_VARIABLE})?([\w./-]*/(?:[\w.-]|{_VARIABLE})+(?![\w./${{-]))")
-
-
-def _fits(said: str, name: str) -> bool:
-    """Whether a name with variables in it, ``$MODEL.sh``, may be one without."""
-    return re.fullmatch(".*".join(map(re.escape, re.split(_VARIABLE, said))), name) is not None
 
 
 def _beside(path: Path) -> str | None:

@@ -198,10 +198,6 @@ def _pipeline(folder: Path) -> dict[str, object]:
     }
 
 
-def _cluster_part(cluster: str) -> dict[str, object]:
-    return dict(read_problem_file(Path(cluster))) if _is_file(cluster) else {"name": cluster}
-
-
 def gpu_part(gpu: str) -> object:
     """Return a GPU's name, or the figures of its file, which is called after the file if it has no name."""
     if not _is_file(gpu):
@@ -237,7 +233,9 @@ def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
 # How the words of an option become the value of its field, and where it is not put in place of the file's.
 _READERS: Mapping[str, Callable[[str, Any], object]] = {
     "model": lambda _, given: model_part(given),
-    "cluster": lambda _, given: _cluster_part(given),
+    "cluster": lambda _, given: (
+        dict(read_problem_file(Path(given))) if _is_file(given) else {"name": given}
+    ),
     "cluster.groups": lambda _, given: [{"gpu": gpu_part(given)}],
     "cluster.num_nodes": counts_of,
     "workload.global_batch_size": counts_of,

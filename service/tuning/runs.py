@@ -158,16 +158,12 @@ def _own_script(folder: Path) -> str:
 
 def _environment(start: RunOptions, config: Configuration, folder: Path) -> dict[str, str]:
     """Return the variables of launch files and scripts: a dry start of so many steps, each logged."""
+    paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])  # a plan's own modules first
     known = {"TRAIN_ITERS": start.steps, "LOG_INTERVAL": 1, "SLURM_SUBMIT_DIR": folder,
              _MARK: folder, "MESHWRIGHT_STEPS": start.steps,
-             "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": _modules(folder)}  # fmt: skip
+             "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": os.pathsep.join(paths)}  # fmt: skip
     dry = {} if "DATA_PATH" in os.environ else {"MOCK_DATA": "1"}
     return {**dry, **{name: str(value) for name, value in known.items()}}
-
-
-def _modules(folder: Path) -> str:
-    """Return where Python looks for modules: a plan's own first, as torchtitan's."""
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def _code_within(child: subprocess.Popen[bytes], folder: Path, limit_s: float) -> int | None:

@@ -12,7 +12,7 @@ from meshwright.service.requests.fields import FIELDS, Choices, FormQuestion, Re
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import TYPES, words_of
 from meshwright.service.web.fields import FormField
-from meshwright.solver.configuration import RECOMPUTE, SCHEDULES, VARIABLES, Variable
+from meshwright.solver.configuration import RECOMPUTE, SCHEDULES, VARIABLES
 from meshwright.solver.problem import ALLOWED
 
 
@@ -69,19 +69,18 @@ FIRST, DOCUMENTS, LIMITS = _part("first"), _part("documents"), _part("limits")
 (CONFIG,) = _part("config")
 
 
-def _pin(variable: Variable) -> FormField:
-    """A variable with one value only, called as its meaning begins: "Tensor parallel size: GPUs that …"."""
-    return FormField(
-        name=f"pin-{variable.short}",
-        at=("search", "pin", variable.name),
-        label=variable.meaning.partition(":")[0].removesuffix(" size"),
-        kind="number",
-        placeholder="any",
-    )
-
-
 PINS = (
-    *(_pin(one) for one in VARIABLES.values() if one.in_tables),
+    *(
+        FormField(
+            name=f"pin-{one.short}",
+            at=("search", "pin", one.name),
+            label=one.meaning.partition(":")[0].removesuffix(" size"),
+            kind="number",
+            placeholder="any",
+        )
+        for one in VARIABLES.values()
+        if one.in_tables
+    ),
     FormField(
         name="pin-recompute",
         at=("search", "pin", "recompute_granularity"),

@@ -21,7 +21,6 @@ from meshwright.service.api.deps import (
     TenantDep,
 )
 from meshwright.service.api.routes.catalogs import TITLES, definition_of, heading_of, page_of
-from meshwright.service.api.schemas import DefinitionView
 from meshwright.service.stores.definitions import Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from meshwright.service.web.choices import suggestions_of
@@ -86,7 +85,11 @@ def _add_pages(kind: Kind) -> None:
             found=found,
             newest=newest.version,
             document=_text(found.document),
-            facts=_facts(found),
+            facts=[
+                (name.replace("_", " "), str(value))
+                for name, value in found.document.items()
+                if isinstance(value, int | float | str) and name != "name"
+            ],
         )
 
     def delete(request: Request, name: str, service: ServiceDep, caller: CallerDep) -> Response:
@@ -201,11 +204,3 @@ def _inside(fault: InvalidProblemError) -> InvalidProblemError:
 
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False)
-
-
-def _facts(found: DefinitionView) -> list[tuple[str, str]]:
-    return [
-        (name.replace("_", " "), str(value))
-        for name, value in found.document.items()
-        if isinstance(value, int | float | str) and name != "name"
-    ]
