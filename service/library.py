@@ -297,8 +297,12 @@ def plan(
     """
     problem = problem_of(request)
     costs, warnings = costs_of(problem, _calibrations_of(profile))
-    answer = ask(problem, costs, on_progress=on_progress, should_stop=should_stop)
-    return PlanResult(problem=problem, answer=answer, profile=costs, warnings=warnings)
+    return PlanResult(
+        problem=problem,
+        answer=ask(problem, costs, on_progress=on_progress, should_stop=should_stop),
+        profile=costs,
+        warnings=warnings,
+    )
 
 
 def predict(
@@ -363,8 +367,11 @@ def explain(
     """
     asked = problem_of(request)
     problem, own = _asked(asked, configuration)
-    found = plan(recommended(asked), profile=profile, on_progress=on_progress, should_stop=should_stop)
-    return compared_with_best(found, problem, own)
+    return compared_with_best(
+        plan(recommended(asked), profile=profile, on_progress=on_progress, should_stop=should_stop),
+        problem,
+        own,
+    )
 
 
 def compared_with_best(found: PlanResult, problem: Problem, own: Configuration) -> ExplainResult:
@@ -410,8 +417,13 @@ def export(
     chosen = plan_of_rank(answer.plans, rank)
     bundle = export_plan(chosen, problem, launcher_of(problem, launcher))
     if save_dir is not None:
-        document = answer_document(replace(answer, plans=(chosen,)), problem)
-        save_export(Path(save_dir), bundle.files, document, plan_id=chosen.plan_id, force=force)
+        save_export(
+            Path(save_dir),
+            bundle.files,
+            answer_document(replace(answer, plans=(chosen,)), problem),
+            plan_id=chosen.plan_id,
+            force=force,
+        )
     return bundle
 
 

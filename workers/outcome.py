@@ -37,8 +37,11 @@ def outcome_of(answer: Answer, *, cache_key: str, cancelled: bool) -> Outcome:
         return Outcome(state="cancelled", answer=body if plans else None, plans=plans)
     state = _STATES[answer.status]
     if state == "failed":
-        problem = {"code": "no_plan", "detail": "the time limit came before the first plan was found"}
-        return Outcome(state=state, answer=body, problem=problem)
+        return Outcome(
+            state=state,
+            answer=body,
+            problem={"code": "no_plan", "detail": "the time limit came before the first plan was found"},
+        )
     return Outcome(state=state, answer=body, plans=plans, cache_key=cache_key)
 
 

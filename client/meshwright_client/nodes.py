@@ -97,9 +97,13 @@ def detect(cluster_from: str | Path | None, environ: Mapping[str, str] | None = 
     if "TORCHELASTIC_RUN_ID" not in environ:
         return nodes
     # A worker of torchrun, which numbers nodes as it likes and has several on each; one of all asks.
-    rank = _count(environ, "torchelastic", "RANK", least=0)
-    world = _count(environ, "torchelastic", "WORLD_SIZE")
-    return replace(nodes, rank=rank, world=world, node_rank=None, tasks_per_node=None)
+    return replace(
+        nodes,
+        rank=_count(environ, "torchelastic", "RANK", least=0),
+        world=_count(environ, "torchelastic", "WORLD_SIZE"),
+        node_rank=None,
+        tasks_per_node=None,
+    )
 
 
 def _slurm(environ: Mapping[str, str]) -> Nodes:

@@ -92,14 +92,19 @@ def _routes() -> tuple[BaseRoute, ...]:
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
     queue = queue_for(settings.queue_url)
-    limits = TenantLimits(
-        max_queued_jobs=settings.max_queued_jobs,
-        max_submits_per_minute=settings.max_submits_per_minute,
-        max_cpu_s_per_day=settings.max_cpu_s_per_day,
-        idempotency_ttl_s=settings.idempotency_ttl_s,
-    )
     engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
-    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s, limits=limits)
+    use_cases = Jobs(
+        database,
+        engine,
+        queue,
+        queue_timeout_s=settings.queue_timeout_s,
+        limits=TenantLimits(
+            max_queued_jobs=settings.max_queued_jobs,
+            max_submits_per_minute=settings.max_submits_per_minute,
+            max_cpu_s_per_day=settings.max_cpu_s_per_day,
+            idempotency_ttl_s=settings.idempotency_ttl_s,
+        ),
+    )
     return Service(
         settings=settings,
         database=database,

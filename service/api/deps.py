@@ -328,8 +328,11 @@ async def idempotency_key_of(
 
 def repeatable_of(service: Service, key: str | None, *parts: object) -> Repeatable:
     """A request under its key: ``parts`` are what it asks for."""
-    digest = digest_of(*parts) if key is not None else ""
-    return Repeatable(key=key, digest=digest, ttl_s=service.settings.idempotency_ttl_s)
+    return Repeatable(
+        key=key,
+        digest=digest_of(*parts) if key is not None else "",
+        ttl_s=service.settings.idempotency_ttl_s,
+    )
 
 
 def origin_of(request: Request) -> Origin:

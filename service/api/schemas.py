@@ -122,9 +122,12 @@ class ListQuery(BaseModel):
         Raises:
             InvalidProblemError: ``labels`` is not a list of labels.
         """
-        labels = {} if self.labels is None else read_selector(self.labels, "/query/labels")
-        owner = caller if self.owner == "me" else self.owner
-        return JobFilter(state=self.state, owner=owner, labels=labels, fleets=fleets)
+        return JobFilter(
+            state=self.state,
+            owner=caller if self.owner == "me" else self.owner,
+            labels={} if self.labels is None else read_selector(self.labels, "/query/labels"),
+            fleets=fleets,
+        )
 
 
 class JobQuery(ListQuery):
@@ -397,8 +400,9 @@ def view_of(view: type[View], record: object, **more: object) -> View:
 
 def job_view(view: type[AnyJobView], job: JobSummary, **more: object) -> AnyJobView:
     """One job as the API shows it."""
-    progress, problem = _progress(job), _failure(job.problem)
-    return view_of(view, job, progress=progress, problem=problem, links=_links(job), **more)
+    return view_of(
+        view, job, progress=_progress(job), problem=_failure(job.problem), links=_links(job), **more
+    )
 
 
 def job_detail(job: JobRecord) -> JobDetail:
@@ -421,17 +425,23 @@ def _progress(job: JobSummary) -> ProgressView | None:
 def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
     if problem is None:
         return None
-    title = problem["code"].replace("_", " ").capitalize()
-    return ProblemView(type=type_of(problem["code"]), title=title, detail=problem["detail"])
+    return ProblemView(
+        type=type_of(problem["code"]),
+        title=problem["code"].replace("_", " ").capitalize(),
+        detail=problem["detail"],
+    )
 
 
 def _links(job: JobSummary) -> LinksView:
     here = f"/v1/jobs/{job.id}"
     if job.kind == FLEET:
         whole = f"/v1/fleets/{job.id}"
-        cancel = None if job.state in TERMINAL_STATES else f"{whole}:cancel"
-        children = f"{here}/children" if job.has_answer else None
-        return LinksView(self=whole, events=f"{here}/events", cancel=cancel, children=children)
+        return LinksView(
+            self=whole,
+            events=f"{here}/events",
+            cancel=None if job.state in TERMINAL_STATES else f"{whole}:cancel",
+            children=f"{here}/children" if job.has_answer else None,
+        )
     return LinksView(
         self=here,
         events=f"{here}/events",
@@ -535,14 +545,19 @@ class FleetFilesView(ApiAnswer):
 
 def fleet_view(job: JobSummary, heading: QuestionHeading) -> FleetView:
     """One fleet of a list as the API shows it."""
-    named = {"name": heading.fleet, "cluster": heading.cluster, "num_nodes": heading.num_nodes}
-    return job_view(FleetView, job, **named)
+    return job_view(
+        FleetView, job, name=heading.fleet, cluster=heading.cluster, num_nodes=heading.num_nodes
+    )
 
 
 def fleet_detail(job: JobRecord) -> FleetDetail:
     """One fleet with its question and its schedule."""
-    answer = None if job.answer is None else FleetAnswerView(**job.answer)
-    return job_view(FleetDetail, job, name=job.request["name"], answer=answer)
+    return job_view(
+        FleetDetail,
+        job,
+        name=job.request["name"],
+        answer=None if job.answer is None else FleetAnswerView(**job.answer),
+    )
 
 
 # --------------------------------------------------------------------------------------------------

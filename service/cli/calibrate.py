@@ -60,13 +60,14 @@ def calibrate_command(
         sys.stderr.write(f"wrote {out}\n")
     if json_output:
         learnt = calibration.to_json() if calibration else None
-        document = {
-            "calibration": learnt,
-            "runs": [one.to_json() for one in _compared(calibration, measured)],
-            "scatter": _scatter(calibration),
-            "measure_next": following,
-        }
-        print_json(document)
+        print_json(
+            {
+                "calibration": learnt,
+                "runs": [one.to_json() for one in _compared(calibration, measured)],
+                "scatter": _scatter(calibration),
+                "measure_next": following,
+            }
+        )
     else:
         screen().print(Group(*_shown(calibration, measured, following)))
     if calibration is not None:

@@ -54,9 +54,14 @@ class ServiceClient:
 
     def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
         """The job of a request."""
-        headers = {"Idempotency-Key": key} if key else {}
         parameters = {"fresh": "true"} if fresh else {}
-        return self._call("POST", "/v1/jobs", json=request, headers=headers, params=parameters)
+        return self._call(
+            "POST",
+            "/v1/jobs",
+            json=request,
+            headers={"Idempotency-Key": key} if key else {},
+            params=parameters,
+        )
 
     def job(self, job_id: str) -> dict[str, Any]:
         """A job."""
@@ -113,8 +118,12 @@ class ServiceClient:
         """The job at every change, the finished one last (long-poll with ETag)."""
         etag = ""
         while True:
-            headers = {"If-None-Match": etag} if etag else {}
-            reply = self._send("GET", f"/v1/jobs/{job_id}", params={"wait": LONG_POLL_S}, headers=headers)
+            reply = self._send(
+                "GET",
+                f"/v1/jobs/{job_id}",
+                params={"wait": LONG_POLL_S},
+                headers={"If-None-Match": etag} if etag else {},
+            )
             if reply.status_code == httpx.codes.NOT_MODIFIED:
                 continue
             job: dict[str, Any] = reply.json()
@@ -148,8 +157,11 @@ def _key_header() -> dict[str, str]:
 
 
 def _no_address(url: str) -> InvalidProblemError:
-    message = f'"{shown(url)}" is not the address of a service'
-    return InvalidProblemError.of("--url", message, allowed="http://HOST:PORT or https://HOST:PORT")
+    return InvalidProblemError.of(
+        "--url",
+        f'"{shown(url)}" is not the address of a service',
+        allowed="http://HOST:PORT or https://HOST:PORT",
+    )
 
 
 def _faults(reply: httpx.Response) -> list[FieldError]:

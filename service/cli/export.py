@@ -92,15 +92,24 @@ def write_export(
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
-    document = document_of(chosen.plan, chosen.problem, chosen.search)
-    files = save_export(save_dir, bundle.files, document, plan_id=chosen.plan_id, force=force)
+    files = save_export(
+        save_dir,
+        bundle.files,
+        document_of(chosen.plan, chosen.problem, chosen.search),
+        plan_id=chosen.plan_id,
+        force=force,
+    )
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")
 
 
 def _bundle(chosen: SavedPlan, launcher: str | None, version: str | None, start: Start) -> ExportBundle:
     """Return the launch files of a plan; their warnings are printed."""
-    name = launcher_of(chosen.problem, launcher, pointer="--launcher")
-    bundle = export(chosen.plan, chosen.problem, name, version=version)
+    bundle = export(
+        chosen.plan,
+        chosen.problem,
+        launcher_of(chosen.problem, launcher, pointer="--launcher"),
+        version=version,
+    )
     bundle = scheduled(bundle, chosen.plan, chosen.problem, start.scheduler, image=start.image)
     say_warnings(bundle.warnings)
     return bundle

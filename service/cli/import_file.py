@@ -184,9 +184,11 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
     if isinstance(found, SwitchTree):
         return fields_of_switches(found)
     if isinstance(found, CollectiveTables):
-        network = link_from(before.child("inter_node")) or gpu.inter_node
         return fields_of_collectives(
-            found, measured_from(before.child("measured")), source, network=network
+            found,
+            measured_from(before.child("measured")),
+            source,
+            network=link_from(before.child("inter_node")) or gpu.inter_node,
         )
     raise InvalidProblemError.of("/file", f"{source}: states no cluster, model or run")
 
@@ -278,10 +280,9 @@ def _imported(request: ImportRequest) -> Imported:
     title = FORMATS[name].title
     if isinstance(found, MeasuredRun):
         return _run(request, title, found)
-    gpu = find_gpu(request.gpu, pointer="--gpu") if request.gpu else None
     text, read, notes = cluster_text(
         found,
-        gpu=gpu,
+        gpu=find_gpu(request.gpu, pointer="--gpu") if request.gpu else None,
         into=request.into,
         group=request.group,
         num_nodes=request.num_nodes,
@@ -321,17 +322,23 @@ def _gpu(request: ImportRequest) -> Imported:
         notes.append(borrowed_words(gpu))
     peak = f"{gpu.peak_bf16_flops / TERA:g} TFLOP/s in 16 bits"
     memory = f"{gpu.memory_bytes / GIB:g} GiB at {gpu.hbm_bytes_per_s / GB:g} GB/s"
-    read = f"GPU {gpu.display_name}, {peak}, {memory}"
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    return Imported(text=text, read=read, notes=tuple(notes), usage="meshwright plan --cluster {}")
+    return Imported(
+        text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True),
+        read=f"GPU {gpu.display_name}, {peak}, {memory}",
+        notes=tuple(notes),
+        usage="meshwright plan --cluster {}",
+    )
 
 
 def _model(request: ImportRequest) -> Imported:
     model = model_from_mapping(model_part(str(request.file)))
     billions = model.num_parameters() / 1e9
-    read = f"Hugging Face config, {model.num_layers} layers, {billions:.1f} billion parameters"
-    text = json.dumps(model_to_mapping(model), indent=1) + "\n"
-    return Imported(text=text, read=read, notes=(), usage="meshwright plan --model {}")
+    return Imported(
+        text=json.dumps(model_to_mapping(model), indent=1) + "\n",
+        read=f"Hugging Face config, {model.num_layers} layers, {billions:.1f} billion parameters",
+        notes=(),
+        usage="meshwright plan --model {}",
+    )
 
 
 def _model_of(request: ImportRequest) -> ModelSpec:
@@ -436,9 +443,11 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
         if logged not in (None, own):
             unlike = f"{name} is {logged} in the log, {own} in {model.name}"
             notes.append(f"{unlike}: the log's counts; what it leaves out is taken from that model")
-    usage = "meshwright calibrate {}"
     return Imported(
-        text=table_with(_existing(request), row), read=f"{title}, {time}", notes=tuple(notes), usage=usage
+        text=table_with(_existing(request), row),
+        read=f"{title}, {time}",
+        notes=tuple(notes),
+        usage="meshwright calibrate {}",
     )
 
 

@@ -101,8 +101,11 @@ def _folder(folder: Path) -> Source:
         raise _unreadable(folder, fault.strerror or "cannot be read") from None
     paths = [path for path in paths if path.name not in _OURS and not path.name.startswith(".")]
     if not 0 < len(paths) <= MAX_FILES:
-        message = f"{shown_path(folder)} holds {len(paths)} files that may be launch files"
-        raise InvalidProblemError.of("--from-args", message, allowed=f"1 to {MAX_FILES}; or name the files")
+        raise InvalidProblemError.of(
+            "--from-args",
+            f"{shown_path(folder)} holds {len(paths)} files that may be launch files",
+            allowed=f"1 to {MAX_FILES}; or name the files",
+        )
     return source_of_folder({path.name: text_of(path) for path in paths})
 
 

@@ -109,11 +109,14 @@ def option_parameter(name: str, option: Option, default: object = None) -> inspe
     """Return a parameter of a command that is this option."""
     kind: Any = list[str] if option.repeats else option.kind
     names = (f"--{name.replace('_', '-')}",) if option.switch else ()
-    given = typer.Option(
-        default, *names, help=option.help, metavar=option.metavar, autocompletion=_completion(option)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(
+            default, *names, help=option.help, metavar=option.metavar, autocompletion=_completion(option)
+        ),
+        annotation=kind | None if default is None else kind,
     )
-    annotation = kind | None if default is None else kind
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=given, annotation=annotation)
 
 
 _PROBLEM = inspect.Parameter(

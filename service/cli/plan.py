@@ -75,15 +75,16 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         if save_dir or measure_next:
             raise typer.BadParameter("--save-dir and --measure-next do not go with a sweep")
         raise typer.Exit(run_sweep(request, form=form, calibration=profile))
-    code = run_plan(
-        request,
-        form=form,
-        save_dir=save_dir,
-        force=force,
-        calibration=profile,
-        measure_next=measure_next,
+    raise typer.Exit(
+        run_plan(
+            request,
+            form=form,
+            save_dir=save_dir,
+            force=force,
+            calibration=profile,
+            measure_next=measure_next,
+        )
     )
-    raise typer.Exit(code)
 
 
 plan.command_class = GroupedCommand  # type: ignore[attr-defined]

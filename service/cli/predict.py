@@ -58,8 +58,11 @@ def predict_command(
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
     if pin:
-        message = "predict searches nothing that could be pinned; it prices one configuration"
-        raise InvalidProblemError.of("--pin", message, allowed=f"--set {pin[0]}")
+        raise InvalidProblemError.of(
+            "--pin",
+            "predict searches nothing that could be pinned; it prices one configuration",
+            allowed=f"--set {pin[0]}",
+        )
     if plan is not None:
         if request or config or assign or from_args or variable or ignored or run:
             raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
@@ -107,14 +110,15 @@ def _print(
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     if as_json:
-        document = {
-            **found.to_json(),
-            "assumed": dict(assumed),
-            **more,
-            "notes": list(notes),
-            "unread": list(unread),
-        }
-        print_json(document)
+        print_json(
+            {
+                **found.to_json(),
+                "assumed": dict(assumed),
+                **more,
+                "notes": list(notes),
+                "unread": list(unread),
+            }
+        )
     else:
         console = screen()
         console.print(found.render(console.width))

@@ -50,8 +50,11 @@ def request_of(problem: Path | None, given: Mapping[str, Any], *, has_files: boo
             value = given[name] if read is None else read(f"--{name.replace('_', '-')}", given[name])
             _PUT.get(row.path, _put)(request, row.path, value)
     if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
-        message = "names what adapters are put on, and there are none"
-        raise InvalidProblemError.of("--lora-target", message, allowed="with a --lora-rank above 0")
+        raise InvalidProblemError.of(
+            "--lora-target",
+            "names what adapters are put on, and there are none",
+            allowed="with a --lora-rank above 0",
+        )
     return request
 
 
@@ -82,8 +85,10 @@ def _put_nodes(request: Request, path: str, value: object) -> None:
     part = _object(request, "cluster")
     groups = part.get("groups")
     if name == "gpus_per_node" and "groups" not in part and "name" in part:
-        message = f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them'
-        raise InvalidProblemError.of("--gpus-per-node", message)
+        raise InvalidProblemError.of(
+            "--gpus-per-node",
+            f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them',
+        )
     if isinstance(groups, list):
         if len(groups) != 1 or not isinstance(groups[0], dict):
             raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")
@@ -215,11 +220,14 @@ def _constraint(text: str) -> str:
     try:
         constraint_of(written_out)
     except ExpressionError as fault:
-        message = f"character {typed_at(text, fault.at)}: {fault.reason}"
         word = re.match(r"\w+", text[typed_at(text, fault.at) - 1 :])
         nearest = fault.nearest or (near_short_name(word.group()) if word else None)
-        allowed = None if nearest else fault.allowed
-        raise InvalidProblemError.of("--constraint", message, allowed=allowed, nearest=nearest) from fault
+        raise InvalidProblemError.of(
+            "--constraint",
+            f"character {typed_at(text, fault.at)}: {fault.reason}",
+            allowed=None if nearest else fault.allowed,
+            nearest=nearest,
+        ) from fault
     return written_out
 
 

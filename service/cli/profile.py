@@ -120,8 +120,11 @@ def _groups(only: str | None) -> tuple[MeasuredGroup, ...]:
 def _sizes(option: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if len(words) > MAX_SIZES or not all(_SIZE.fullmatch(word) and int(word) <= MAX_SIZE for word in words):
-        allowed = f"whole numbers from 1 to {MAX_SIZE} with commas between them, at most {MAX_SIZES}"
-        raise InvalidProblemError.of(option, f'"{shown(text)}" is not a list of sizes', allowed=allowed)
+        raise InvalidProblemError.of(
+            option,
+            f'"{shown(text)}" is not a list of sizes',
+            allowed=f"whole numbers from 1 to {MAX_SIZE} with commas between them, at most {MAX_SIZES}",
+        )
     return tuple(sorted({int(word) for word in words}))
 
 

@@ -80,9 +80,10 @@ _PARAMETERS = [
 def _body(_own: object, **given: Any) -> dict[str, Any]:  # noqa: ANN401 - values of options
     hours = given["repair_hours"]
     if not 0.0 < hours <= _MOST_HOURS:
-        allowed = f"above 0, to {_MOST_HOURS:.0f}"
         raise InvalidProblemError.of(
-            "--repair-hours", f"{hours:g} hours are not a repair time", allowed=allowed
+            "--repair-hours",
+            f"{hours:g} hours are not a repair time",
+            allowed=f"above 0, to {_MOST_HOURS:.0f}",
         )
     given |= {
         "repair_hours": hours * _HOUR_S,
@@ -190,8 +191,9 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
             detect,
         )
     except ModuleNotFoundError as fault:
-        message = f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
-        raise MissingServiceError(message) from None
+        raise MissingServiceError(
+            f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
+        ) from None
     if scheduler not in SCHEDULERS:
         raise UnknownNameError.among("--cluster-from", scheduler, SCHEDULERS)
     try:
@@ -199,8 +201,9 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
     except UnknownNodesError as fault:
         raise InvalidProblemError.of("--cluster-from", str(fault)) from None
     if found.num_nodes is None:
-        message = f"{scheduler} does not tell how many nodes there are"
-        raise InvalidProblemError.of("--cluster-from", message)
+        raise InvalidProblemError.of(
+            "--cluster-from", f"{scheduler} does not tell how many nodes there are"
+        )
     planned = {group.gpus_per_node for group in cluster.groups}
     if found.gpus_per_node is not None and found.gpus_per_node not in planned:
         each = " or ".join(map(str, sorted(planned)))
@@ -216,9 +219,10 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
     if any(not count.isdecimal() or len(count) > MAX_DIGITS for _, _, count in named) or (
         len(words) > 1 and not all(n for n, _, _ in named)
     ):
-        message = f"{' '.join(words)[:80]!r} is not a number of nodes"
         raise InvalidProblemError.of(
-            "--lost-nodes", message, allowed="a number from 1, or GROUP=NUMBER of each group"
+            "--lost-nodes",
+            f"{' '.join(words)[:80]!r} is not a number of nodes",
+            allowed="a number from 1, or GROUP=NUMBER of each group",
         )
     if not named[0][0]:
         return int(named[0][2])
@@ -234,9 +238,10 @@ def _slow(words: list[str]) -> dict[str, float]:
         try:
             found[node] = float(pace)
         except ValueError:
-            message = f"{word[:80]!r} is not NODE=PACE, such as 17=.7"
             raise InvalidProblemError.of(
-                "--slow-node", message, allowed=f"a pace from {MIN_PACE:g}, below 1"
+                "--slow-node",
+                f"{word[:80]!r} is not NODE=PACE, such as 17=.7",
+                allowed=f"a pace from {MIN_PACE:g}, below 1",
             ) from None
     return found
 

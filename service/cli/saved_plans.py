@@ -179,15 +179,19 @@ def find_plan(plan_id: str) -> SavedPlan:
         return SavedPlan(document=newest, body=_of_rank(newest["plans"], rank))
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
-        message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
         ids = list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
         near = get_close_matches(plan_id[:_ID_LENGTH], ids, n=_MOST_NAMED)
-        raise InvalidProblemError.of("plan_id", message, nearest=", ".join(near) or None)
+        raise InvalidProblemError.of(
+            "plan_id",
+            f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again',
+            nearest=", ".join(near) or None,
+        )
     if len(found) > 1:
         some, more = list(found)[-_MOST_NAMED:], len(found) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        message = f'"{shown(plan_id)}" fits {len(found)} plans'
-        raise InvalidProblemError.of("plan_id", message, nearest=", ".join(some) + rest)
+        raise InvalidProblemError.of(
+            "plan_id", f'"{shown(plan_id)}" fits {len(found)} plans', nearest=", ".join(some) + rest
+        )
     document, body = next(iter(found.values()))
     return SavedPlan(document=document, body=body)
 

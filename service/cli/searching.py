@@ -99,10 +99,16 @@ def run_plan(
         from meshwright.service.report.page import render_page  # noqa: PLC0415 - only for a folder
         from meshwright.service.reporting import ReportOptions, report_of  # noqa: PLC0415 - the same
 
-        page = render_page(
-            report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
+        _save(
+            save_dir,
+            answer,
+            problem,
+            document,
+            page=render_page(
+                report_of(answer, problem, profile, ReportOptions(verdicts=verdicts_of(answer.plans)))
+            ),
+            force=force,
         )
-        _save(save_dir, answer, problem, document, page=page, force=force)
     if owed:  # after the files: whoever reads a pipe may have gone, as head does
         console = screen()
         console.print(wrapped(certificate_words(answer), console.width, indent=2))
@@ -139,8 +145,13 @@ def _save(
         bundle = export(answer.plans[0], problem, problem.launcher)
         files |= bundle.files
         warnings = bundle.warnings
-    plan_id = answer.plans[0].plan_id if answer.plans else ""
-    save_folder(folder, files, plan_id=plan_id, force=force, problem=document["problem"])
+    save_folder(
+        folder,
+        files,
+        plan_id=answer.plans[0].plan_id if answer.plans else "",
+        force=force,
+        problem=document["problem"],
+    )
     say_warnings(warnings)
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
 
@@ -232,8 +243,13 @@ def _solved(
         plans = body.pop("plans")
         unknown: EndState = "cancelled" if should_stop() else "failed"
         state = _STATES.get(body["status"], unknown)
-        why = NO_PLAN_FOUND if state == "failed" else None
-        yield SolvedPoint(values=point.values, state=state, answer=body, plans=plans, problem=why)
+        yield SolvedPoint(
+            values=point.values,
+            state=state,
+            answer=body,
+            plans=plans,
+            problem=NO_PLAN_FOUND if state == "failed" else None,
+        )
     line.clear()
 
 

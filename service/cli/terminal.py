@@ -33,8 +33,9 @@ _UNSPELLABLE = "meshwright-plain"
 def screen() -> Console:
     """stdout: as wide as the terminal or COLUMNS, else PIPE_WIDTH; colour only in a terminal."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = None if known else PIPE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    return Console(
+        file=sys.stdout, width=None if known else PIPE_WIDTH, highlight=False, emoji=False, markup=False
+    )
 
 
 def print_json(document: object) -> None:

@@ -74,12 +74,15 @@ def _install(names: list[str], beside: str | None) -> int:
     for name in wanted:
         check_launcher(name, at="--install")
         if name not in BUILDERS:
-            message = f"{name} builds no rank without a GPU"
-            raise InvalidProblemError.of("--install", message, allowed=", ".join((*BUILDERS, "all")))
+            raise InvalidProblemError.of(
+                "--install", f"{name} builds no rank without a GPU", allowed=", ".join((*BUILDERS, "all"))
+            )
     if beside is not None:
-        allowed = f"--install {beside}" if beside in BUILDERS else "--install alone"
-        message = "--install makes environments and verifies nothing"
-        raise InvalidProblemError.of(beside, message, allowed=allowed)
+        raise InvalidProblemError.of(
+            beside,
+            "--install makes environments and verifies nothing",
+            allowed=f"--install {beside}" if beside in BUILDERS else "--install alone",
+        )
     for name in wanted:
         environment = BUILDERS[name].environment
         try:

@@ -59,12 +59,12 @@ def downgrade(database: Database, revision: str) -> None:
         UnsupportedSchemaError: this release does not know the revision, or that of the schema.
     """
     if revision != "base" and revision not in known():
-        message = f"{revision}: no such revision. Allowed: base, {', '.join(known())}"
-        raise UnsupportedSchemaError(message)
+        raise UnsupportedSchemaError(f"{revision}: no such revision. Allowed: base, {', '.join(known())}")
     found = current(database)
     if found is not None and found not in known():
-        message = f"a newer release made revision {found}: run `meshwright db downgrade` with that release"
-        raise UnsupportedSchemaError(message)
+        raise UnsupportedSchemaError(
+            f"a newer release made revision {found}: run `meshwright db downgrade` with that release"
+        )
     if revision != "base" and (found is None or found < revision):
         raise UnsupportedSchemaError(f"{revision}: the schema is at {found}, which is older")
     from alembic import command  # noqa: PLC0415 - see above

@@ -59,8 +59,11 @@ def find_profile(connection: Connection, tenant: str, profile_id: str) -> Profil
     """Return one profile of this tenant."""
     if not is_identifier(profile_id):
         return None
-    query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.id == profile_id)
-    return one_of(connection, ProfileRecord, query)
+    return one_of(
+        connection,
+        ProfileRecord,
+        select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.id == profile_id),
+    )
 
 
 def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | None:
@@ -132,10 +135,11 @@ def delete_profile(connection: Connection, tenant: str, profile_id: str) -> bool
 
 def find_measurement(connection: Connection, tenant: str, key: str) -> MeasurementRecord | None:
     """Return the measurement of an idempotency key."""
-    query = select(*_MEASUREMENT).where(
-        measurements.c.tenant == tenant, measurements.c.idempotency_key == key
+    return one_of(
+        connection,
+        MeasurementRecord,
+        select(*_MEASUREMENT).where(measurements.c.tenant == tenant, measurements.c.idempotency_key == key),
     )
-    return one_of(connection, MeasurementRecord, query)
 
 
 def newest_measurements(

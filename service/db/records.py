@@ -429,19 +429,23 @@ def children_of(
     connection: Connection, tenant: str, parent_id: str, *, after: int, limit: int
 ) -> list[JobSummary]:
     """Return up to ``limit`` children of a sweep, in order, after the position ``after``."""
-    query = (
+    return all_of(
+        connection,
+        JobSummary,
         select(*_SUMMARY)
         .where(jobs.c.tenant == tenant, jobs.c.parent_id == parent_id, jobs.c.position > after)
         .order_by(jobs.c.position)
-        .limit(limit)
+        .limit(limit),
     )
-    return all_of(connection, JobSummary, query)
 
 
 def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
     """Return one child with its question and its answer."""
-    query = select(*_RECORD).where(jobs.c.parent_id == parent_id, jobs.c.position == position)
-    return one_of(connection, JobRecord, query)
+    return one_of(
+        connection,
+        JobRecord,
+        select(*_RECORD).where(jobs.c.parent_id == parent_id, jobs.c.position == position),
+    )
 
 
 def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str, Any], str | None]]:

@@ -75,8 +75,11 @@ def usage_of(connection: Connection, tenant: str, *, days: int) -> list[UsageRec
     """Return the usage of every key of a tenant on the last ``days`` days, newest first."""
     columns = [key_usage.c[one.name] for one in fields(UsageRecord)]
     since = key_usage.c.tenant == tenant, key_usage.c.day > _TODAY - days
-    query = select(*columns).where(*since).order_by(key_usage.c.day.desc(), key_usage.c.key_id)
-    return all_of(connection, UsageRecord, query)
+    return all_of(
+        connection,
+        UsageRecord,
+        select(*columns).where(*since).order_by(key_usage.c.day.desc(), key_usage.c.key_id),
+    )
 
 
 def note_worker(connection: Connection, name: str, *, kind: str, version: str) -> None:

@@ -105,5 +105,8 @@ def objectives_of(result: FleetResult) -> list[tuple[str, float, float, float]]:
 
 def scheduled(result: FleetResult) -> ScheduledFleet:
     """Return the schedule and the plans of an answer."""
-    plans = {job.name: plan_of(result, job.name) for job in result.request.fleet.jobs}
-    return ScheduledFleet(request=result.request, schedule=result.answer.schedule, plans=plans)
+    return ScheduledFleet(
+        request=result.request,
+        schedule=result.answer.schedule,
+        plans={job.name: plan_of(result, job.name) for job in result.request.fleet.jobs},
+    )

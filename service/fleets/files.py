@@ -105,8 +105,11 @@ def _begin(request: FleetRequest, run: PlannedRun) -> str:
     try:
         begin = request.begin + timedelta(minutes=run.start_min)
     except OverflowError:
-        message = f"a job would start {run.start_min / _HOUR_MIN:.3g} h later, after the year 9999"
-        raise InvalidProblemError.of("/begin", message, allowed="fewer steps, or no begin") from None
+        raise InvalidProblemError.of(
+            "/begin",
+            f"a job would start {run.start_min / _HOUR_MIN:.3g} h later, after the year 9999",
+            allowed="fewer steps, or no begin",
+        ) from None
     return f"--begin={begin.strftime('%Y-%m-%dT%H:%M:%S')}"
 
 

@@ -35,8 +35,11 @@ def answered(
         if not without_plan:
             try:
                 _require_jobs(request)
-                answer = plan_fleet(request.fleet, least, durations, request.at, limits)
-                return FleetResult(request=request, answer=answer, durations=durations)
+                return FleetResult(
+                    request=request,
+                    answer=plan_fleet(request.fleet, least, durations, request.at, limits),
+                    durations=durations,
+                )
             except InvalidProblemError as fault:
                 without_plan = _by_job(request, fault)
                 if not skip_impossible or not without_plan:

@@ -88,8 +88,10 @@ def _distinct(fleet: FleetRequest) -> Iterable[Problem]:
         for kind, group in fleet.cluster.group_named.items():
             if (kind, planned.problem.launcher) not in seen:
                 seen.add((kind, planned.problem.launcher))
-                cluster = replace(planned.problem.cluster, groups=(group,), between_groups=None)
-                yield replace(planned.problem, cluster=cluster)
+                yield replace(
+                    planned.problem,
+                    cluster=replace(planned.problem.cluster, groups=(group,), between_groups=None),
+                )
 
 
 def num_choices(fleet: FleetRequest) -> int:
@@ -114,9 +116,10 @@ def _pointing_to(state: int) -> Iterator[None]:
 def _states(plain: Mapping[str, object]) -> list[dict[str, Any]]:
     raw = plain.get("states", [])
     if not isinstance(raw, list) or len(raw) > MAX_STATES:
-        message = "must be a list of states, each of a running fleet"
         raise InvalidProblemError.of(
-            "/states", message, allowed=f"up to {MAX_STATES}; then send the fleet anew"
+            "/states",
+            "must be a list of states, each of a running fleet",
+            allowed=f"up to {MAX_STATES}; then send the fleet anew",
         )
     for at, state in enumerate(raw):
         if not isinstance(state, Mapping):

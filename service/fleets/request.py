@@ -128,9 +128,10 @@ def _cluster(reader: FieldReader) -> ClusterSpec:
         )
     cluster = cluster_from_mapping(raw)
     if cluster.differs:
-        message = "links between nodes differ, but a fleet does not choose which nodes a job gets"
         raise InvalidProblemError.of(
-            "/cluster/groups/0/links", message, allowed="one network for all nodes"
+            "/cluster/groups/0/links",
+            "links between nodes differ, but a fleet does not choose which nodes a job gets",
+            allowed="one network for all nodes",
         )
     return cluster
 
@@ -146,8 +147,11 @@ def _begin(reader: FieldReader) -> datetime | None:
         return None
     if found.tzinfo is not None:
         local = found.replace(tzinfo=None).isoformat(timespec="minutes")
-        message = f"{text!r} has a time zone, which Slurm's --begin has not"
-        reader.fault("begin", message, allowed=f"a time of the cluster's clock, such as {local}")
+        reader.fault(
+            "begin",
+            f"{text!r} has a time zone, which Slurm's --begin has not",
+            allowed=f"a time of the cluster's clock, such as {local}",
+        )
         return None
     if found >= _LAST_BEGIN:
         reader.fault("begin", f"{text!r} is too late", allowed="a time before the year 3000")
@@ -188,11 +192,17 @@ def read_jobs(
         before = len(reader.faults)
         name = reader.text("name")
         if not _NAME.fullmatch(name):
-            allowed = "1 to 64 letters, digits, dots, dashes and underscores"
-            raise InvalidProblemError.of(f"{reader.pointer}/name", "is not a name", allowed=allowed)
+            raise InvalidProblemError.of(
+                f"{reader.pointer}/name",
+                "is not a name",
+                allowed="1 to 64 letters, digits, dots, dashes and underscores",
+            )
         if name.lower() in _RESERVED:
-            message = f"{name} is a file of the fleet's own folder"
-            raise InvalidProblemError.of(f"{reader.pointer}/name", message, allowed="another name")
+            raise InvalidProblemError.of(
+                f"{reader.pointer}/name",
+                f"{name} is a file of the fleet's own folder",
+                allowed="another name",
+            )
         if any(job.name == name for job, _ in found):
             raise InvalidProblemError.of(f"{reader.pointer}/name", f"{name} is used twice")
         job = _job(reader, name)

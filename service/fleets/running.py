@@ -153,9 +153,10 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
         }
         if sum(held.values()) > kind.nodes:
             words = ", ".join(f"{name} {nodes}" for name, nodes in held.items())
-            message = f"running jobs hold {sum(held.values())} of {kind.nodes} nodes ({words})"
             raise InvalidProblemError.of(
-                "/jobs", message, allowed="state: failed for the job that lost its nodes"
+                "/jobs",
+                f"running jobs hold {sum(held.values())} of {kind.nodes} nodes ({words})",
+                allowed="state: failed for the job that lost its nodes",
             )
     done = {name for name, one in state.jobs.items() if one.state == "done"}
     jobs = tuple(_from_now(job, state, done) for job in request.fleet.jobs if job.name not in done)

@@ -349,8 +349,9 @@ class Jobs:
                 remember(connection, tenant, repeatable, subject=subject)
 
     def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
-        digest = "" if key is None else digest_of(*parts)
-        return Repeatable(key=key, digest=digest, ttl_s=self._limits.idempotency_ttl_s)
+        return Repeatable(
+            key=key, digest="" if key is None else digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s
+        )
 
     def _wake(self, job: JobRecord) -> None:
         """Wake a worker; for a sweep so many as there may be, and join it if all is known already."""

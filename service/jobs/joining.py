@@ -235,8 +235,10 @@ def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]
 def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[str, Any]:
     """Return why no point has a plan; the nearest configuration is that of the point that lacks least."""
     reasons = [f"{words_of(row['values'])}: {row['infeasible'] or 'nothing fits'}" for row in rows]
-    found = [(answer or {}).get("infeasible") or {} for answer in answers]
-    nearest = min(found, key=lambda one: _lacks(one.get("nearest")))
+    nearest = min(
+        [(answer or {}).get("infeasible") or {} for answer in answers],
+        key=lambda one: _lacks(one.get("nearest")),
+    )
     more = [f"and {len(reasons) - MAX_REASONS} points more"] if len(reasons) > MAX_REASONS else []
     return {**nearest, "reasons": [*reasons[:MAX_REASONS], *more], "conflicts": []}
 

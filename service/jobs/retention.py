@@ -47,15 +47,17 @@ class Retention:
                 only=_whole(self._keep_jobs_s),
             )
         )
-        keys = self._database.write_patiently(
-            lambda connection: _delete_older(
-                connection,
-                idempotency_keys.c.created_at_s,
-                (idempotency_keys.c.tenant, idempotency_keys.c.key),
-                age_s=self._idempotency_ttl_s,
-            )
+        return Pruned(
+            jobs=finished,
+            keys=self._database.write_patiently(
+                lambda connection: _delete_older(
+                    connection,
+                    idempotency_keys.c.created_at_s,
+                    (idempotency_keys.c.tenant, idempotency_keys.c.key),
+                    age_s=self._idempotency_ttl_s,
+                )
+            ),
         )
-        return Pruned(jobs=finished, keys=keys)
 
 
 def _whole(age_s: float) -> ColumnElement[bool]:

@@ -53,8 +53,11 @@ class Sweeps:
             raise  # its lease runs out, and it is joined again
         except (SQLAlchemyError, ArithmeticError, LookupError, TypeError, ValueError):
             _log.exception("sweep %s: its points cannot be joined", claim.job_id)
-            detail = "its points could not be joined; the log has the details"
-            stored = self._engine.fail(claim, code="internal_error", detail=detail)
+            stored = self._engine.fail(
+                claim,
+                code="internal_error",
+                detail="its points could not be joined; the log has the details",
+            )
         _log.info("sweep %s: %s", claim.job_id, "joined" if stored else "joined by another")
         return True
 

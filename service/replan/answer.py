@@ -124,8 +124,11 @@ def way_of(found: Replan, rank: int) -> FinishOption:
         InvalidProblemError: there is none.
     """
     if not 1 <= rank <= len(found.ways):
-        allowed = f"1 to {len(found.ways)}" if found.ways else "none: there is no way"
-        raise InvalidProblemError.of("/rank", f"there is no way of rank {rank}", allowed=allowed)
+        raise InvalidProblemError.of(
+            "/rank",
+            f"there is no way of rank {rank}",
+            allowed=f"1 to {len(found.ways)}" if found.ways else "none: there is no way",
+        )
     return found.ways[rank - 1]
 
 

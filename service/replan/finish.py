@@ -58,8 +58,9 @@ def replanned(job: Changed, profile: Profile) -> Replan:
     notes, refused = [f"priced with {profile.title}", *profile.warnings, *timing.notes()], list[str]()
     ways = [*timing.as_it_is(refused), *timing.same_layout(refused)]
     layouts, why = _new_layouts(job, profile)
-    found = [(job.plan.config, now), *((one.config, one.prediction) for one in layouts)]
-    require_credible(job.problem, profile, found)
+    require_credible(
+        job.problem, profile, [(job.plan.config, now), *((one.config, one.prediction) for one in layouts)]
+    )
     refused += why
     others = [one for one in layouts if one.config != job.plan.config]
     ways += [timing.way("new layout", layout) for layout in others]

@@ -257,12 +257,15 @@ def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:
 def _settled(problem: Problem, plan: Plan) -> Problem:
     """Return the job's question with what the plan decided; the rest of the run is asked for as a whole."""
     problem = settled_problem(plan, problem)
-    workload = replace(problem.workload, global_batch_size=plan.config.global_batch_size)
     options = replace(
         problem.options, batch_sizes=(), num_nodes=(), reserve_nodes=0, gpus="all",
         deadline_days=None, objective="step_time", pareto=False, baseline=None, certify="none",
     )  # fmt: skip
-    return replace(problem, workload=workload, options=options)
+    return replace(
+        problem,
+        workload=replace(problem.workload, global_batch_size=plan.config.global_batch_size),
+        options=options,
+    )
 
 
 def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
@@ -302,12 +305,16 @@ def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
 def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:
     """Yield faults unless saved, done and all steps are in this order."""
     if total is None:
-        message = "is required: the job does not state how many tokens it trains on"
-        yield FieldError(pointer="/steps_total", message=message)
-    elif asked.steps_done > total:
-        message = f"{asked.steps_done} steps are more than the run has"
         yield FieldError(
-            pointer="/steps_done", message=message, allowed=f"0 to {total}", nearest=str(total)
+            pointer="/steps_total",
+            message="is required: the job does not state how many tokens it trains on",
+        )
+    elif asked.steps_done > total:
+        yield FieldError(
+            pointer="/steps_done",
+            message=f"{asked.steps_done} steps are more than the run has",
+            allowed=f"0 to {total}",
+            nearest=str(total),
         )
     if asked.saved_step is not None and asked.saved_step > asked.steps_done:
         yield FieldError(
@@ -353,16 +360,23 @@ def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int
     if isinstance(given, int):
         if len(groups) > 1:
             names = ", ".join(cluster.group_names)
-            message = "the cluster is mixed: state how many of which group"
-            raise InvalidProblemError.of("/lost_nodes", message, allowed=f"an object of {names}")
+            raise InvalidProblemError.of(
+                "/lost_nodes",
+                "the cluster is mixed: state how many of which group",
+                allowed=f"an object of {names}",
+            )
         given = {cluster.group_names[0]: given}
     for name in given.keys() - set(cluster.group_names):
         raise UnknownNameError.among("/lost_nodes", name, cluster.group_names)
     had = [min(group.num_nodes, running) if len(groups) == 1 else group.num_nodes for group in groups]
     for name, most in zip(cluster.group_names, had, strict=True):
         if not 0 <= given.get(name, 0) <= most:
-            message = f"{given[name]} nodes are lost, but the job had {most}"
-            raise InvalidProblemError.of("/lost_nodes", message, allowed=f"1 to {most}", nearest=str(most))
+            raise InvalidProblemError.of(
+                "/lost_nodes",
+                f"{given[name]} nodes are lost, but the job had {most}",
+                allowed=f"1 to {most}",
+                nearest=str(most),
+            )
     return tuple(given.get(name, 0) for name in cluster.group_names)
 
 
@@ -379,9 +393,10 @@ def _refuse_fewer_hosts(asked: ReplanRequest, cluster: ClusterSpec) -> None:
         "/num_nodes": asked.num_nodes is not None and asked.num_nodes < cluster.num_nodes,
     }
     for field in (one for one, gone in fewer.items() if gone):
-        message = "links between nodes differ, and a re-plan does not know which hosts are left"
         raise InvalidProblemError.of(
-            field, message, allowed="a new request, with the links of the hosts that are left"
+            field,
+            "links between nodes differ, and a re-plan does not know which hosts are left",
+            allowed="a new request, with the links of the hosts that are left",
         )
 
 
@@ -401,8 +416,12 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
         counts = [asked.num_nodes]
     if counts[0] + asked.spare_nodes > MAX_NODES:
         most = MAX_NODES - counts[0]
-        message = f"{asked.spare_nodes} are too many in addition to the {counts[0]} that are left"
-        raise InvalidProblemError.of("/spare_nodes", message, allowed=f"0 to {most}", nearest=str(most))
+        raise InvalidProblemError.of(
+            "/spare_nodes",
+            f"{asked.spare_nodes} are too many in addition to the {counts[0]} that are left",
+            allowed=f"0 to {most}",
+            nearest=str(most),
+        )
     counts[0] += asked.spare_nodes
     if not sum(counts):
         fewer = f"1 to {sum(lost) - 1}, or " if sum(lost) > 1 else ""
@@ -423,8 +442,11 @@ def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
         written = "torch_dist_fully_reshardable"  # as our launch files have it saved
     name = given.format or written
     if name is None:
-        message = f"is required: {problem.launcher} has no usual one"
-        raise InvalidProblemError.of("/checkpoint/format", message, allowed=", ".join(FORMATS))
+        raise InvalidProblemError.of(
+            "/checkpoint/format",
+            f"is required: {problem.launcher} has no usual one",
+            allowed=", ".join(FORMATS),
+        )
     if name not in FORMATS:
         raise UnknownNameError.among("/checkpoint/format", name, FORMATS)
     found, stage = FORMATS[name], plan.config.zero_stage

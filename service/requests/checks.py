@@ -56,9 +56,12 @@ def _group_terms(problem: Problem, text: str, at: str) -> Iterator[FieldError]:
             yield fault
         elif term[1] not in groups:
             near = get_close_matches(term[1], groups, n=1, cutoff=0.0)
-            message = f"{name}: {shown(term[1])} is not a node group of this cluster"
-            nearest = written_term(term[0], near[0] if near else groups[0])
-            yield FieldError(pointer=at, message=message, allowed=", ".join(groups), nearest=nearest)
+            yield FieldError(
+                pointer=at,
+                message=f"{name}: {shown(term[1])} is not a node group of this cluster",
+                allowed=", ".join(groups),
+                nearest=written_term(term[0], near[0] if near else groups[0]),
+            )
 
 
 LAUNCHERS = ("any", *launcher_names())
@@ -78,12 +81,18 @@ def check_launcher(name: str, *, at: str = "/launcher") -> None:
 def _unlike_links(problem: Problem) -> Iterator[FieldError]:
     """Check that plans on links that differ are ranked by their step."""
     if problem.cluster.differs and not is_plain(problem):
-        message = "where links between nodes differ, plans are ranked by their step, of one batch"
-        at = pointer("search", "objective")
-        yield FieldError(pointer=at, message=message, allowed="step_time", nearest="step_time")
+        yield FieldError(
+            pointer=pointer("search", "objective"),
+            message="where links between nodes differ, plans are ranked by their step, of one batch",
+            allowed="step_time",
+            nearest="step_time",
+        )
     if problem.cluster.differs and problem.options.pareto:
-        message = "where links between nodes differ, there is no front of time and memory"
-        yield FieldError(pointer=pointer("search", "pareto"), message=message, allowed="false")
+        yield FieldError(
+            pointer=pointer("search", "pareto"),
+            message="where links between nodes differ, there is no front of time and memory",
+            allowed="false",
+        )
 
 
 def check_limits(problem: Problem) -> None:
@@ -138,13 +147,18 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
     if model.diffusion is None:
         return
     if work.lora_rank:
-        message = f"adapters of {model.title} are not priced: its layers have other names"
         yield FieldError(
-            pointer=pointer("workload", "lora_rank"), message=message, allowed="0", nearest="0"
+            pointer=pointer("workload", "lora_rank"),
+            message=f"adapters of {model.title} are not priced: its layers have other names",
+            allowed="0",
+            nearest="0",
         )
     if work.lengths is not None:
-        message = f"{model.title} trains on samples of one size, not on documents"
-        yield FieldError(pointer=pointer("workload", "lengths"), message=message, allowed="none")
+        yield FieldError(
+            pointer=pointer("workload", "lengths"),
+            message=f"{model.title} trains on samples of one size, not on documents",
+            allowed="none",
+        )
 
 
 def _images(problem: Problem) -> Iterator[FieldError]:
@@ -154,30 +168,52 @@ def _images(problem: Problem) -> Iterator[FieldError]:
     if model.tower is None:
         for at, there, nearest in ((images, work.images_per_sample, "0"), (frozen, work.frozen, "[]")):
             if there:
-                message = f"{model.title} has no vision tower"
-                yield FieldError(pointer=at, message=message, allowed=nearest, nearest=nearest)
+                yield FieldError(
+                    pointer=at,
+                    message=f"{model.title} has no vision tower",
+                    allowed=nearest,
+                    nearest=nearest,
+                )
         return
     if not work.images_per_sample:
-        message = f"{model.title} has a vision tower, and no sequence has an image"
-        allowed = f"above 0 to {MAX_IMAGES}, or the language model's config alone (text_config)"
-        yield FieldError(pointer=images, message=message, allowed=allowed, nearest="1")
+        yield FieldError(
+            pointer=images,
+            message=f"{model.title} has a vision tower, and no sequence has an image",
+            allowed=f"above 0 to {MAX_IMAGES}, or the language model's config alone (text_config)",
+            nearest="1",
+        )
     elif work.image_tokens is None:
         pixels = f"pixels / {model.tower.pixels_per_token}"
-        message = "is required: the tower takes images of any size"
-        yield FieldError(pointer="/workload/image_tokens", message=message, allowed=f"1 or more: {pixels}")
+        yield FieldError(
+            pointer="/workload/image_tokens",
+            message="is required: the tower takes images of any size",
+            allowed=f"1 or more: {pixels}",
+        )
     else:
         tokens = work.images(model.tower).tokens
         if tokens > work.seq_length:
             most = f"{work.seq_length / tokens * work.images_per_sample:.4g}"
-            message = f"{work.images_per_sample:g} images take {tokens:.0f} of {work.seq_length} tokens"
-            yield FieldError(pointer=images, message=message, allowed=f"0 to {most}", nearest=most)
+            yield FieldError(
+                pointer=images,
+                message=f"{work.images_per_sample:g} images take {tokens:.0f} of {work.seq_length} tokens",
+                allowed=f"0 to {most}",
+                nearest=most,
+            )
     if set(work.frozen) == {*FROZEN_PARTS}:
         message, nearest = "nothing is trained: every part is frozen", '["vision", "projector"]'
-        allowed = f"at most {len(FROZEN_PARTS) - 1} of {', '.join(FROZEN_PARTS)}"
-        yield FieldError(pointer=frozen, message=message, allowed=allowed, nearest=nearest)
+        yield FieldError(
+            pointer=frozen,
+            message=message,
+            allowed=f"at most {len(FROZEN_PARTS) - 1} of {', '.join(FROZEN_PARTS)}",
+            nearest=nearest,
+        )
     if work.frozen and work.lora_rank:
-        message = "next to adapters all three parts are frozen anyway"
-        yield FieldError(pointer=frozen, message=message, allowed="[]", nearest="[]")
+        yield FieldError(
+            pointer=frozen,
+            message="next to adapters all three parts are frozen anyway",
+            allowed="[]",
+            nearest="[]",
+        )
 
 
 def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
@@ -226,8 +262,12 @@ def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
     if isinstance(value, str | bool):
         yield FieldError(pointer=at, message=f'"{shown(str(value))}" is not an integer', allowed=allowed)
     elif not low <= value <= high:
-        nearest = str(min(max(value, low), high))
-        yield FieldError(pointer=at, message=f"{value} is out of range", allowed=allowed, nearest=nearest)
+        yield FieldError(
+            pointer=at,
+            message=f"{value} is out of range",
+            allowed=allowed,
+            nearest=str(min(max(value, low), high)),
+        )
 
 
 def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
@@ -245,8 +285,11 @@ def _bounds(problem: Problem) -> Iterator[FieldError]:
         elif low > high:
             yield FieldError(pointer=at, message=f"[{low}, {high}] is empty", nearest=f"[{high}, {low}]")
         elif high < VARIABLES[name].least:
-            allowed = f"from {VARIABLES[name].least}"
-            yield FieldError(pointer=at, message=f"[{low}, {high}] holds no legal value", allowed=allowed)
+            yield FieldError(
+                pointer=at,
+                message=f"[{low}, {high}] holds no legal value",
+                allowed=f"from {VARIABLES[name].least}",
+            )
 
 
 def _contradictions(problem: Problem) -> Iterator[FieldError]:
@@ -257,9 +300,12 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
             yield FieldError(pointer=at, message=f"{value} is pinned and forbidden")
         low, high = options.bounds.get(name, (0, MAX_SIZE))
         if isinstance(value, int) and not low <= value <= high:
-            nearest = str(min(max(value, low), high))
-            message = f"{value} is pinned outside its bounds"
-            yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)
+            yield FieldError(
+                pointer=at,
+                message=f"{value} is pinned outside its bounds",
+                allowed=f"from {low} to {high}",
+                nearest=str(min(max(value, low), high)),
+            )
 
 
 def _ranks(problem: Problem) -> Iterator[FieldError]:
@@ -267,21 +313,35 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
     workload, hidden = problem.workload, problem.model.hidden_size
     for name in ("optimizer_rank", "lora_rank"):
         if getattr(workload, name) > hidden:
-            at = pointer("workload", name)
-            message = f"{getattr(workload, name)} is more than hidden_size = {hidden}"
-            yield FieldError(pointer=at, message=message, allowed=f"0 to {hidden}", nearest=str(hidden))
+            yield FieldError(
+                pointer=pointer("workload", name),
+                message=f"{getattr(workload, name)} is more than hidden_size = {hidden}",
+                allowed=f"0 to {hidden}",
+                nearest=str(hidden),
+            )
     if workload.base_precision != "bf16" and not workload.lora_rank:
-        at = pointer("workload", "base_precision")
-        message = f"{workload.base_precision} without adapters: it is of frozen weights"
-        yield FieldError(pointer=at, message=message, allowed="bf16, or a lora_rank > 0", nearest="bf16")
+        yield FieldError(
+            pointer=pointer("workload", "base_precision"),
+            message=f"{workload.base_precision} without adapters: it is of frozen weights",
+            allowed="bf16, or a lora_rank > 0",
+            nearest="bf16",
+        )
     if workload.trained_modules and not workload.lora_rank:
-        at, message = pointer("workload", "trained_modules"), "without adapters all weights are trained"
-        yield FieldError(pointer=at, message=message, allowed="[], or a lora_rank > 0", nearest="[]")
+        yield FieldError(
+            pointer=pointer("workload", "trained_modules"),
+            message="without adapters all weights are trained",
+            allowed="[], or a lora_rank > 0",
+            nearest="[]",
+        )
     for name, what in (("optimizer_rank", "rank"), ("optimizer_interval", "decompositions")):
         if getattr(workload, name) and not optimizer_named(workload.optimizer).low_rank:
             able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
-            at, message = pointer("workload", name), f"{workload.optimizer} has no {what}"
-            yield FieldError(pointer=at, message=message, allowed=f"0, or with {able}", nearest="0")
+            yield FieldError(
+                pointer=pointer("workload", name),
+                message=f"{workload.optimizer} has no {what}",
+                allowed=f"0, or with {able}",
+                nearest="0",
+            )
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:
@@ -303,9 +363,11 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
     for name in EXPERT_OPTIONS if problem.model.moe is None else ():
         own = framework_facts(framework_of(problem.stack or problem.launcher))
         if name in stated and stated[name] != getattr(own, name):
-            at = pointer("workload", "framework_options", name)
-            message = f"{str(stated[name])[:40]} is about experts, and {problem.model.title} has none"
-            yield FieldError(pointer=at, message=message, allowed="absent")
+            yield FieldError(
+                pointer=pointer("workload", "framework_options", name),
+                message=f"{str(stated[name])[:40]} is about experts, and {problem.model.title} has none",
+                allowed="absent",
+            )
     for launcher in launchers_of(problem.launcher):
         try:
             facts = with_options(
@@ -372,7 +434,8 @@ def _abilities(problem: Problem) -> Iterator[FieldError]:
     for name, values in offers.items():
         if name in pins and pins[name] not in values:
             where = " with a pipeline" if pins[name] in able.zero_stages else ""
-            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){where}"
             yield FieldError(
-                pointer=pointer("search", "pin", name), message=message, allowed=", ".join(map(str, values))
+                pointer=pointer("search", "pin", name),
+                message=f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){where}",
+                allowed=", ".join(map(str, values)),
             )

@@ -95,12 +95,16 @@ def _one(raw: Mapping[str, object], problem: Problem, *, at: Where, whole: bool)
         step = drawn.data_parallel_size * drawn.micro_batch_size
         batch = step * given.num_microbatches
     elif not whole:
-        message = "is required: a class of replicas has its own share of the batch"
-        raise InvalidProblemError.of(pointer(*at, "num_microbatches"), message)
+        raise InvalidProblemError.of(
+            pointer(*at, "num_microbatches"),
+            "is required: a class of replicas has its own share of the batch",
+        )
     if len(split) != len(stages) or sum(split) != problem.model.num_layers or min(split) < 1:
         layers = problem.model.num_layers
-        message = f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}"
-        raise InvalidProblemError.of(pointer(*at, "stage_layers"), message)
+        raise InvalidProblemError.of(
+            pointer(*at, "stage_layers"),
+            f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}",
+        )
     config = settled_on_groups(problem.cluster, drawn, batch)
     _raise_any(_contradictions(raw, config, at))
     return config
@@ -136,15 +140,21 @@ def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldErr
     elif group not in names:
         yield from UnknownNameError.among(pointer(*at, "group"), group, names).errors
     if type(size) is not int or not 1 <= size <= MAX_TENSOR:
-        where = pointer(*at, "tensor_parallel_size")
-        yield FieldError(pointer=where, message="must be an integer", allowed=f"from 1 to {MAX_TENSOR}")
+        yield FieldError(
+            pointer=pointer(*at, "tensor_parallel_size"),
+            message="must be an integer",
+            allowed=f"from 1 to {MAX_TENSOR}",
+        )
 
 
 def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
     for name, only in PLACED_ONLY.items():
         if getattr(given, name) != only:
-            message = f"only {only} where stages are placed on node groups"
-            yield FieldError(pointer=pointer(*at, name), message=message, nearest=str(only))
+            yield FieldError(
+                pointer=pointer(*at, name),
+                message=f"only {only} where stages are placed on node groups",
+                nearest=str(only),
+            )
 
 
 def _most_replicas(config: Configuration, problem: Problem) -> int:
@@ -173,8 +183,7 @@ def _placed_misfits(config: Configuration, problem: Problem) -> Iterator[FieldEr
     """Yield faults: more GPUs than there are, or another number of sequences."""
     at = pointer(*_AT, "replicas" if config.replicas else "stage_groups")
     for name, (used, have) in lacking_gpus(problem, config).items():
-        message = f"the stages on {name} take {used} GPUs, there are {have}"
-        yield FieldError(pointer=at, message=message)
+        yield FieldError(pointer=at, message=f"the stages on {name} take {used} GPUs, there are {have}")
     batch = problem.workload.global_batch_size
     if config.global_batch_size != batch:
         message = f"a step works off {config.global_batch_size} sequences, but the global batch is {batch}"

@@ -70,15 +70,21 @@ def read_lengths_file(path: Path) -> Mapping[str, object]:
         return read_problem_file(path)
     counts, content = Counter[int](), _content(path, FILE)
     if len(content) > FILE.max_bytes:
-        message = f"{shown_path(path)} is too long; state a histogram"
-        raise InvalidProblemError.of("/workload/lengths", message, allowed=f"up to {FILE.max_bytes} bytes")
+        raise InvalidProblemError.of(
+            "/workload/lengths",
+            f"{shown_path(path)} is too long; state a histogram",
+            allowed=f"up to {FILE.max_bytes} bytes",
+        )
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]
         if not line.strip() or (number == 1 and not cells[0][:1].isdigit()):
             continue
         if len(cells) > _COLUMNS or not all(_NUMBER.fullmatch(cell) for cell in cells):
-            message = f"{shown_path(path)}, line {number}: {shown(line)}"
-            raise InvalidProblemError.of("/workload/lengths", message, allowed="TOKENS or TOKENS,COUNT")
+            raise InvalidProblemError.of(
+                "/workload/lengths",
+                f"{shown_path(path)}, line {number}: {shown(line)}",
+                allowed="TOKENS or TOKENS,COUNT",
+            )
         counts[int(cells[0])] += int(cells[1]) if len(cells) > 1 else 1
     if not counts.total():
         raise InvalidProblemError.of("/workload/lengths", f"{shown_path(path)} holds no document")

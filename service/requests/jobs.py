@@ -209,8 +209,11 @@ def read_queueing(raw: Mapping[str, object]) -> Queueing:
     if reader.has("deadline_s"):
         deadline_s = reader.number("deadline_s", low=MIN_DEADLINE_S, high=MAX_DEADLINE_S)
     reader.finish()
-    labels = read_labels(raw["labels"]) if raw.get("labels") is not None else {}
-    return Queueing(priority=priority, deadline_s=deadline_s, labels=labels)
+    return Queueing(
+        priority=priority,
+        deadline_s=deadline_s,
+        labels=read_labels(raw["labels"]) if raw.get("labels") is not None else {},
+    )
 
 
 def read_job_request(
@@ -228,9 +231,8 @@ def read_job_request(
         axes = axes_of(raw["sweep"])
         points = points_of(rest, axes)
         sweep = Sweep(axes=axes, points=tuple(points), problems=tuple(problems_of(points, parse)))
-    problem = sweep.problems[0] if sweep else parse(rest)
     return JobRequest(
-        problem=problem,
+        problem=sweep.problems[0] if sweep else parse(rest),
         sweep=sweep,
         priority=how.priority,
         deadline_s=how.deadline_s,

@@ -259,8 +259,10 @@ def _name_of(source: Source) -> str:
 
 def _overrides_of(request: Request, variables: Mapping[str, str], values: Values) -> Overrides:
     if "cluster" not in request:
-        message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
-        raise InvalidProblemError.of("/cluster", message)
+        raise InvalidProblemError.of(
+            "/cluster",
+            "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)",
+        )
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     several = isinstance(groups, list) and any(
@@ -283,9 +285,10 @@ def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
         raise InvalidProblemError.of("/workload", "must be an object")
     for name in workload:
         if name not in (*_OVERRIDABLE, *_OF_DATA):
-            allowed = ", ".join((*_OVERRIDABLE, *_OF_DATA))
             raise InvalidProblemError.of(
-                pointer("workload", name), "is set by the launch file", allowed=allowed
+                pointer("workload", name),
+                "is set by the launch file",
+                allowed=", ".join((*_OVERRIDABLE, *_OF_DATA)),
             )
     return _plain({name: value for name, value in workload.items() if name not in _OF_DATA}, "workload")
 
@@ -371,9 +374,8 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         raise InvalidProblemError.of(
             pointer(_AT, "files"), "the files are too big together", allowed=f"{MAX_TEXT} characters"
         )
-    source = Source(name=name, text=text, files={**files, name: text} if files else {})
     return GivenLaunchFile(
-        source=source,
+        source=Source(name=name, text=text, files={**files, name: text} if files else {}),
         launcher=str(launcher) if launcher else None,
         variables=variables,
         ignored=_ignored(raw.get("ignore", [])),
@@ -412,8 +414,11 @@ def in_the_text(fault: FieldError) -> FieldError:
     """Return a fault of a name in a body's file as a fault of its text, with the name."""
     if fault.pointer.startswith("/"):
         return fault
-    named = fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}"
-    return replace(fault, pointer=pointer(_AT, "text"), message=named)
+    return replace(
+        fault,
+        pointer=pointer(_AT, "text"),
+        message=fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}",
+    )
 
 
 def _ignored(value: object) -> tuple[str, ...]:

@@ -109,15 +109,20 @@ def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[F
     log = launcher_capabilities(settled.launcher).training_log
     if run.framework != log:
         stands = f"plan {plan.plan_id} is for launcher {settled.launcher}"
-        message = f"the log is {run.framework}'s, {stands}; name the plan of that launcher"
-        yield FieldError(pointer="--plan", message=message, allowed=f"a log of {log}" if log else None)
+        yield FieldError(
+            pointer="--plan",
+            message=f"the log is {run.framework}'s, {stands}; name the plan of that launcher",
+            allowed=f"a log of {log}" if log else None,
+        )
         return
     wanted = _facts_of(plan.config, settled, run)
     for name, value in (*run.configuration.items(), *run.words.items()):
         allowed = wanted.get(name, (value,))
         if value not in allowed:
-            message = f"{name} is {value} in the log, {allowed[0]} in plan {plan.plan_id}"
-            yield FieldError(pointer="--plan", message=message)
+            yield FieldError(
+                pointer="--plan",
+                message=f"{name} is {value} in the log, {allowed[0]} in plan {plan.plan_id}",
+            )
 
 
 def _facts_of(c: Configuration, settled: Problem, run: MeasuredRun) -> dict[str, tuple[int | str, ...]]:

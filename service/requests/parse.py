@@ -231,11 +231,11 @@ def _precision(precision: str, asked: Asked) -> dict[str, object]:
         return {"precision": precision}
     stated = asked.request.workload.framework_options.get("precision_recipe", precision)
     if stated != precision:
-        message = (
-            f"{precision} contradicts workload.framework_options.precision_recipe = {shown(str(stated))}"
-        )
         raise InvalidProblemError.of(
-            "/workload/precision", message, allowed=f"fp8, or {precision} in both", nearest="fp8"
+            "/workload/precision",
+            f"{precision} contradicts workload.framework_options.precision_recipe = {shown(str(stated))}",
+            allowed=f"fp8, or {precision} in both",
+            nearest="fp8",
         )
     return {"precision": "fp8"}
 

@@ -137,8 +137,11 @@ def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:
     if isinstance(given, list):
         return tuple(sorted(set(given)))
     if given.min > given.max:
-        at = pointer("workload", "global_batch_size")
-        raise InvalidProblemError.of(at, "the range is empty", nearest=f"{given.max} to {given.min}")
+        raise InvalidProblemError.of(
+            pointer("workload", "global_batch_size"),
+            "the range is empty",
+            nearest=f"{given.max} to {given.min}",
+        )
     doubled = (given.min << times for times in range((given.max // given.min).bit_length()))
     return tuple(sorted({*doubled, given.max}))
 
@@ -291,8 +294,9 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
     if given is None:
         return ()
     if isinstance(given, NodeRange) and given.max - given.min >= MAX_SPAN:
-        at = pointer("search", "num_nodes")
-        raise InvalidProblemError.of(at, "the range is too wide", allowed=f"up to {MAX_SPAN} numbers")
+        raise InvalidProblemError.of(
+            pointer("search", "num_nodes"), "the range is too wide", allowed=f"up to {MAX_SPAN} numbers"
+        )
     if isinstance(given, NodeRange) and given.min > given.max:
         at, ends = pointer("search", "num_nodes"), f"{given.min} to {given.max}"
         raise InvalidProblemError.of(at, f"{ends} is empty", nearest=f"{given.max} to {given.min}")
@@ -321,11 +325,15 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
     yield from _placed_faults(problem)
     options = problem.options
     if options.deadline_days is not None and options.total_tokens is None:
-        at = pointer("workload", "total_tokens")
-        yield FieldError(pointer=at, message="is required for a deadline: the tokens of the whole run")
+        yield FieldError(
+            pointer=pointer("workload", "total_tokens"),
+            message="is required for a deadline: the tokens of the whole run",
+        )
     if options.grid_co2_g_per_kwh is not None and options.total_tokens is None:
-        at = pointer("workload", "total_tokens")
-        yield FieldError(pointer=at, message="is required for CO2: the tokens of the whole run")
+        yield FieldError(
+            pointer=pointer("workload", "total_tokens"),
+            message="is required for CO2: the tokens of the whole run",
+        )
     if options.objective == "robust" and options.batch_sizes:
         message = "plans of several batches are not ranked by the quantile of a step"
         yield FieldError(
@@ -371,10 +379,11 @@ def _power_faults(problem: Problem) -> Iterator[FieldError]:
             )
     most_kw, least_kw = problem.options.max_power_kw, min(draws_kw, default=0.0)
     if most_kw is not None and most_kw < least_kw:
-        at = pointer("search", "max_power_kw")
-        message = f"{most_kw:g} kW is less than one GPU draws while it computes"
         yield FieldError(
-            pointer=at, message=message, allowed=f"at least {least_kw:g}", nearest=f"{least_kw:g}"
+            pointer=pointer("search", "max_power_kw"),
+            message=f"{most_kw:g} kW is less than one GPU draws while it computes",
+            allowed=f"at least {least_kw:g}",
+            nearest=f"{least_kw:g}",
         )
 
 
@@ -430,5 +439,8 @@ def _node_faults(problem: Problem) -> Iterator[FieldError]:
             pointer=at, message=f"{max(options.num_nodes)} of {left} nodes{spare}", nearest=str(left)
         )
     if options.gpus == "all" and len(options.num_nodes) > MAX_COUNTS:
-        message = f"{len(options.num_nodes)} numbers of nodes are too many to rank together"
-        yield FieldError(pointer=at, message=message, allowed=f'up to {MAX_COUNTS}, or gpus = "fewest"')
+        yield FieldError(
+            pointer=at,
+            message=f"{len(options.num_nodes)} numbers of nodes are too many to rank together",
+            allowed=f'up to {MAX_COUNTS}, or gpus = "fewest"',
+        )

@@ -177,9 +177,13 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     if kind == "literal_error":
         return _not_among(where, value, root)
     if kind in _OF_A_RANGE:
-        nearest = str(next(iter(context.values()))) if kind.endswith("equal") else None
         message = f"{shown(str(value))} is out of range"
-        return FieldError(pointer=at, message=message, allowed=_range_of(where, root), nearest=nearest)
+        return FieldError(
+            pointer=at,
+            message=message,
+            allowed=_range_of(where, root),
+            nearest=str(next(iter(context.values()))) if kind.endswith("equal") else None,
+        )
     if kind in {"too_short", "too_long"}:
         message, size = "is empty", "at least 1 entry"
         if where[:2] == ("search", "bounds"):
@@ -205,8 +209,11 @@ def _option_error(where: Sequence[int | str], value: object) -> FieldError:
     name = str(where[len(_OPTIONS)])
     containers: dict[type, str] = {list: "a list", dict: "an object"}
     kind = containers.get(type(value)) or shown(str(value))
-    allowed = allowed_values(name) if name in option_names() else None
-    return FieldError(pointer=pointer(*where), message=f"must be one value, not {kind}", allowed=allowed)
+    return FieldError(
+        pointer=pointer(*where),
+        message=f"must be one value, not {kind}",
+        allowed=allowed_values(name) if name in option_names() else None,
+    )
 
 
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -234,9 +241,12 @@ def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]
 def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldError:
     known = sorted(_owner(where, root).model_fields)
     near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
-    nearest = " or ".join(near) or None
-    allowed = None if near else ", ".join(known)
-    return FieldError(pointer=pointer(*where), message="unknown field", allowed=allowed, nearest=nearest)
+    return FieldError(
+        pointer=pointer(*where),
+        message="unknown field",
+        allowed=None if near else ", ".join(known),
+        nearest=" or ".join(near) or None,
+    )
 
 
 def words_of(kind: object) -> tuple[str, ...]:
@@ -254,10 +264,11 @@ def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel])
 
 def _unknown_word(where: Sequence[int | str], given: str, words: Sequence[str]) -> FieldError:
     near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
-    message = f'"{shown(given)}" is not supported' if given else "must be text"
-    allowed = ", ".join(words) or None
     return FieldError(
-        pointer=pointer(*where), message=message, allowed=allowed, nearest=next(iter(near), None)
+        pointer=pointer(*where),
+        message=f'"{shown(given)}" is not supported' if given else "must be text",
+        allowed=", ".join(words) or None,
+        nearest=next(iter(near), None),
     )
 
 

@@ -60,8 +60,11 @@ def _split(problem: Problem) -> Iterator[FieldError]:
     at = "/search/pin/stage_layers"
     alone = launcher_capabilities(problem.launcher).alone(problem.model)
     if split and (sum(split) != layers or not holds_layers(split, alone)):
-        message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
-        yield FieldError(pointer=at, message=message, allowed=chunk_sizes(alone))
+        yield FieldError(
+            pointer=at,
+            message=f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}",
+            allowed=chunk_sizes(alone),
+        )
     elif split:
         yield from _launchers_own(problem, at)
 
@@ -171,19 +174,22 @@ def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:
 def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Iterator[FieldError]:
     value, whole = problem.options.pin.get(name), gcd(*wholes)
     if isinstance(value, int) and whole % value:
-        nearest = _nearest(value, lambda size: whole % size == 0)
-        message = f"{value} does not divide {of} = {' and '.join(map(str, wholes))}"
-        at = pointer("search", "pin", name)
-        yield FieldError(pointer=at, message=message, allowed=f"divisors of {whole}", nearest=nearest)
+        yield FieldError(
+            pointer=pointer("search", "pin", name),
+            message=f"{value} does not divide {of} = {' and '.join(map(str, wholes))}",
+            allowed=f"divisors of {whole}",
+            nearest=_nearest(value, lambda size: whole % size == 0),
+        )
 
 
 def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldError]:
     value = problem.options.pin.get(name)
     if isinstance(value, int) and value > most:
-        at = pointer("search", "pin", name)
-        allowed = f"from 1 to {most}" if most > 1 else "1"
         yield FieldError(
-            pointer=at, message=f"{value} is more than {of}", allowed=allowed, nearest=str(most)
+            pointer=pointer("search", "pin", name),
+            message=f"{value} is more than {of}",
+            allowed=f"from 1 to {most}" if most > 1 else "1",
+            nearest=str(most),
         )
 
 

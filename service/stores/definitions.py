@@ -154,17 +154,25 @@ class Definitions:
                 return newest, False
             names = select(func.count(definitions.c.name.distinct())).where(*_there(tenant, kind))
             if newest is None and connection.execute(names).scalar_one() >= MAX_NAMES:
-                message = f"there are {MAX_NAMES} of this kind; delete one first"
-                raise InvalidProblemError.of("/path/name", message)
+                raise InvalidProblemError.of(
+                    "/path/name", f"there are {MAX_NAMES} of this kind; delete one first"
+                )
             own = *_there(tenant, kind), definitions.c.name == name
             versions = select(func.count()).select_from(definitions).where(*own)
             if newest is not None and connection.execute(versions).scalar_one() >= MAX_VERSIONS:
-                message = f"there are {MAX_VERSIONS} versions; delete them, or use another name"
-                raise InvalidProblemError.of("/path/name", message)
+                raise InvalidProblemError.of(
+                    "/path/name", f"there are {MAX_VERSIONS} versions; delete them, or use another name"
+                )
             last = select(func.coalesce(func.max(definitions.c.version), 0) + 1)
             last = last.where(*_own(tenant, kind), definitions.c.name == name)
-            values = {"version": last.scalar_subquery(), "document": document, "created_at_s": now_s()}
-            new = insert(definitions).values(tenant=tenant, kind=kind, name=name, **values)
+            new = insert(definitions).values(
+                tenant=tenant,
+                kind=kind,
+                name=name,
+                version=last.scalar_subquery(),
+                document=document,
+                created_at_s=now_s(),
+            )
             # IntegrityError if another request did at the same time: ``settled`` tries again
             return added_to(connection, DefinitionRecord, new.returning(*_RECORD)), True
 
@@ -229,6 +237,8 @@ def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:
         return dict(document)
     groups = document["groups"]
     if len(groups) != 1:
-        message = f"this cluster has {len(groups)} groups, each with its own number of nodes"
-        raise InvalidProblemError.of("/cluster/num_nodes", message)
+        raise InvalidProblemError.of(
+            "/cluster/num_nodes",
+            f"this cluster has {len(groups)} groups, each with its own number of nodes",
+        )
     return {**document, "groups": [{**groups[0], "num_nodes": num_nodes}]}

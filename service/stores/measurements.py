@@ -216,8 +216,11 @@ def _observation(
         message = "give what was measured: step_time_s, peak_memory_bytes or out_of_memory"
         raise InvalidProblemError([FieldError(pointer="", message=message)])
     if out and seconds is not None:
-        message = "a run that is out of memory has no step time"
-        raise InvalidProblemError.of("/step_time_s", message, allowed="null with out_of_memory")
+        raise InvalidProblemError.of(
+            "/step_time_s",
+            "a run that is out of memory has no step time",
+            allowed="null with out_of_memory",
+        )
     problem = parse_problem(request)
     return Observation(
         name=plan_id,

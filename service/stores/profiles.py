@@ -215,10 +215,13 @@ class ProfileStore:
         except InvalidProblemError as fault:
             errors = (replace(error, pointer="/profile") for error in fault.errors)
             raise InvalidProblemError(errors) from None
-        title = (
-            profile.title if version is None else f"{profile.title} (version {version} of this cluster's)"
+        return replace(
+            profile,
+            title=profile.title
+            if version is None
+            else f"{profile.title} (version {version} of this cluster's)",
+            warnings=(*profile.warnings, *warnings),
         )
-        return replace(profile, title=title, warnings=(*profile.warnings, *warnings))
 
 
 def _left_out(problem: Problem, fault: InvalidProblemError) -> str:

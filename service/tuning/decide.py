@@ -188,16 +188,22 @@ def believed(problem: Problem, plan: Plan, one: RunResult) -> RunResult:
         return one
     if one.step_time_s is not None and one.step_time_s > one.seconds:
         whole_s = round(one.seconds, 1)
-        said = f"a step of {one.step_time_s:g} s is longer than its whole run of {whole_s:g} s"
-        return replace(one, outcome="refused", said=said, step_time_s=None, peak_memory_bytes=None)
+        return replace(
+            one,
+            outcome="refused",
+            said=f"a step of {one.step_time_s:g} s is longer than its whole run of {whole_s:g} s",
+            step_time_s=None,
+            peak_memory_bytes=None,
+        )
     seen = _observation(problem, plan, one)
     profile = default_profile_of(seen)
     why = impossible(seen, profile)
     if why is None:
         return one
     if impossible(replace(seen, peak_memory_bytes=None), profile) is None:
-        said = f"its peak is left out: {why.partition(' is left out: ')[2]}"
-        return replace(one, said=said, peak_memory_bytes=None)
+        return replace(
+            one, said=f"its peak is left out: {why.partition(' is left out: ')[2]}", peak_memory_bytes=None
+        )
     return replace(one, outcome="refused", said=why, step_time_s=None, peak_memory_bytes=None)
 
 
@@ -231,10 +237,10 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when the process ends, however
         except OSError:
-            message = (
-                f"another tuning is running in {shown_path(folder)}; wait for it, or choose another folder"
-            )
-            raise InvalidProblemError.of("--save-dir", message) from None
+            raise InvalidProblemError.of(
+                "--save-dir",
+                f"another tuning is running in {shown_path(folder)}; wait for it, or choose another folder",
+            ) from None
         yield
 
 
@@ -257,8 +263,10 @@ def kept_runs(folder: Path, problem: Problem) -> list[RunResult]:
     except (OSError, ValueError, LookupError, TypeError):
         raise InvalidProblemError.of("--save-dir", f"{shown_path(path)} cannot be read") from None
     if not same:
-        message = f"{shown_path(folder)} holds the tuning of another question; choose another folder"
-        raise InvalidProblemError.of("--save-dir", message)
+        raise InvalidProblemError.of(
+            "--save-dir",
+            f"{shown_path(folder)} holds the tuning of another question; choose another folder",
+        )
     return runs if begun is None else [*runs, _interrupted(folder, begun)]
 
 

@@ -149,9 +149,10 @@ def _own_script(folder: Path) -> str:
     if not step.isdecimal() or int(step) >= _NOT_OF_SRUN:
         return script.name
     if not _ONE_NODE.search(script.read_text(encoding="utf-8")):
-        message = "srun has started this, and a plan of several nodes would wait for its nodes"
         raise InvalidProblemError.of(
-            "command", message, allowed="the shell of salloc or a batch script, or a command after --"
+            "command",
+            "srun has started this, and a plan of several nodes would wait for its nodes",
+            allowed="the shell of salloc or a batch script, or a command after --",
         )
     return "launch.sh"
 

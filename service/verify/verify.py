@@ -159,15 +159,15 @@ def builder_of(launcher: str, *, elsewhere: bool = False) -> LauncherBuild:
         MissingEnvironmentError: its environment was not made.
     """
     if launcher not in BUILDERS:
-        message = f"{launcher} builds no rank without a GPU"
-        raise InvalidProblemError.of("/launcher", message, allowed=", ".join(BUILDERS))
+        raise InvalidProblemError.of(
+            "/launcher", f"{launcher} builds no rank without a GPU", allowed=", ".join(BUILDERS)
+        )
     builder = BUILDERS[launcher]
     if not (elsewhere or builder.environment.is_ready):
-        message = (
+        raise MissingEnvironmentError(
             f"the environment of {launcher} is not installed in {builder.environment.folder.parent}: "
             f"meshwright verify --install {launcher}"
         )
-        raise MissingEnvironmentError(message)
     return builder
 
 

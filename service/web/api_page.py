@@ -52,7 +52,6 @@ def operations_of(document: Mapping[str, Any]) -> dict[str, list[Operation]]:
 def _operation(path: str, method: str, one: Mapping[str, Any]) -> Operation:
     status, success = next((code, answer) for code, answer in one["responses"].items() if code[0] == "2")
     content = success.get("content", {})
-    kind = next(iter(content), "")
     paragraphs = re.split(r"\n\s*\n", one.get("description", ""))
     return Operation(
         key=one["operationId"],
@@ -67,7 +66,7 @@ def _operation(path: str, method: str, one: Mapping[str, Any]) -> Operation:
         body=_example(one.get("requestBody", {}).get("content", {})),
         status=status,
         answer=_example(content),
-        kind=kind,
+        kind=next(iter(content), ""),
     )
 
 

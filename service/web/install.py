@@ -66,10 +66,18 @@ def _page_of(request: Request, response: Response) -> Response:
     if response.status_code == HTTPStatus.UNAUTHORIZED:
         back = request.url.path if request.method == "GET" else "/"
         target = f"/sign-in?next={quote(back)}"
-        headers = {"HX-Redirect": target} if "hx-request" in request.headers else None
-        return RedirectResponse(target, status_code=303, headers=headers)
-    heading = _HEADINGS.get(response.status_code, str(problem["title"]))
-    shown = page(request, "failure.html", status=response.status_code, heading=heading, problem=problem)
+        return RedirectResponse(
+            target,
+            status_code=303,
+            headers={"HX-Redirect": target} if "hx-request" in request.headers else None,
+        )
+    shown = page(
+        request,
+        "failure.html",
+        status=response.status_code,
+        heading=_HEADINGS.get(response.status_code, str(problem["title"])),
+        problem=problem,
+    )
     for name in ("Retry-After", "Allow"):
         if name in response.headers:
             shown.headers[name] = response.headers[name]

@@ -33,8 +33,11 @@ HEADERS = {
 
 def page(request: Request, template: str, *, status: int = 200, **context: object) -> HTMLResponse:
     """Return one page; ``context`` is the template's own."""
-    body = templates().get_template(template).render({**_frame(request), **context})
-    return HTMLResponse(body, status_code=status, headers=HEADERS)
+    return HTMLResponse(
+        templates().get_template(template).render({**_frame(request), **context}),
+        status_code=status,
+        headers=HEADERS,
+    )
 
 
 @cache

@@ -88,8 +88,11 @@ def submission_of_fleet(
 
 def asked(question: FleetQuestion) -> FleetAsked:
     """Return a fleet in the form that is stored."""
-    versions = versions_of_fleet(question.fleet)
-    return FleetAsked(request=question.request, versions=versions, time_limit_s=question.time_limit_s)
+    return FleetAsked(
+        request=question.request,
+        versions=versions_of_fleet(question.fleet),
+        time_limit_s=question.time_limit_s,
+    )
 
 
 @router.post(
@@ -130,8 +133,10 @@ def list_fleets(query: Annotated[ListQuery, Query()], jobs: JobsDep, caller: Cal
         page_token=query.page_token,
     )
     headings = jobs.headings(caller.tenant, [one.id for one in page.items])
-    found = [fleet_view(one, headings[one.id]) for one in page.items if one.id in headings]
-    view = FleetPage(fleets=found, next_page_token=page.next_page_token)
+    view = FleetPage(
+        fleets=[fleet_view(one, headings[one.id]) for one in page.items if one.id in headings],
+        next_page_token=page.next_page_token,
+    )
     return Response(view.model_dump_json(exclude_none=True), media_type="application/json")
 
 
@@ -194,8 +199,11 @@ async def export_archive(
 ) -> Response:
     """The files of ``export`` as a zip archive; scripts are executable."""
     made = await _files(request, fleet_id, service, tenant)
-    headers = {"Content-Disposition": f'attachment; filename="fleet-{fleet_id}.zip"'}
-    return Response(zipped(made.files), media_type="application/zip", headers=headers)
+    return Response(
+        zipped(made.files),
+        media_type="application/zip",
+        headers={"Content-Disposition": f'attachment; filename="fleet-{fleet_id}.zip"'},
+    )
 
 
 @router.post(

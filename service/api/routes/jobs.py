@@ -341,8 +341,9 @@ def list_replans(
 ) -> ReplanPage:
     """Return the last 100 re-plans of a job, newest first, with the key and body of each request."""
     page = service.replans.page(tenant, job_id, page_size=page_size, page_token=page_token)
-    found = [view_of(ReplanView, one) for one in page.items]
-    return ReplanPage(replans=found, next_page_token=page.next_page_token)
+    return ReplanPage(
+        replans=[view_of(ReplanView, one) for one in page.items], next_page_token=page.next_page_token
+    )
 
 
 @router.get(

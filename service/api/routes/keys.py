@@ -99,5 +99,6 @@ def read_audit(
 ) -> AuditPage:
     """The audit trail of this tenant, newest first."""
     page = Keys(service.database, actor="").trail(tenant, page_size=page_size, page_token=page_token)
-    acts = [view_of(AuditView, act) for act in page.items]
-    return AuditPage(acts=acts, next_page_token=page.next_page_token)
+    return AuditPage(
+        acts=[view_of(AuditView, act) for act in page.items], next_page_token=page.next_page_token
+    )

@@ -137,13 +137,15 @@ def page_of_fleet(fleet: JobRecord) -> Response:
 
 
 def _html(text: str) -> Response:
-    headers = {
-        "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-    return HTMLResponse(text, headers=headers)
+    return HTMLResponse(
+        text,
+        headers={
+            "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        },
+    )
 
 
 def profile_for(service: Service, problem: Problem, versions: Mapping[str, str]) -> tuple[Profile, bool]:

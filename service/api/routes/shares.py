@@ -74,9 +74,12 @@ def new_link(
     days = reader.number("expires_in_days", low=1e-5, high=MAX_LIFE_DAYS, default=DEFAULT_LIFE_DAYS)
     reader.refuse_unknown()
     reader.finish()
-    repeatable = repeatable_of(service, idempotency_key, "share", job_id, body)
     record, token = ShareLinks(service.database).create(
-        caller.tenant, job_id, days=days, key_id=caller.key_id, repeatable=repeatable
+        caller.tenant,
+        job_id,
+        days=days,
+        key_id=caller.key_id,
+        repeatable=repeatable_of(service, idempotency_key, "share", job_id, body),
     )
     return view_of(NewShareLinkView, record, path=f"{SHARED}{token}" if token else None)
 

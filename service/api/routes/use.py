@@ -37,11 +37,19 @@ def list_workers(service: ServiceDep, tenant: TenantDep) -> WorkerList:
 
 
 def _usage(one: UsageRecord) -> UsageView:
-    day = datetime.fromtimestamp(one.day * DAY_S, UTC).date()
-    return UsageView(day=day, key_id=one.key_id or None, cpu_s=one.cpu_s, jobs=one.jobs)
+    return UsageView(
+        day=datetime.fromtimestamp(one.day * DAY_S, UTC).date(),
+        key_id=one.key_id or None,
+        cpu_s=one.cpu_s,
+        jobs=one.jobs,
+    )
 
 
 def _worker(one: WorkerRecord, tenant: str) -> WorkerView:
-    busy = None if one.kind == "verify" else one.job_id is not None
-    job_id = one.job_id if one.tenant == tenant else None
-    return view_of(WorkerView, one, busy=busy, job_id=job_id, busy_since=moment(one.claimed_at_s))
+    return view_of(
+        WorkerView,
+        one,
+        busy=None if one.kind == "verify" else one.job_id is not None,
+        job_id=one.job_id if one.tenant == tenant else None,
+        busy_since=moment(one.claimed_at_s),
+    )

@@ -28,9 +28,14 @@ def show_api(request: Request, service: ServiceDep) -> Response:
     """Every operation of this server."""
     areas = operations_of(request.app.openapi())
     base, has_keys = str(request.base_url).rstrip("/"), service.access.has_keys
-    commands = {
-        one.key: curl_of(one, base, has_keys=has_keys)
-        for operations in areas.values()
-        for one in operations
-    }
-    return page(request, "api.html", areas=areas, commands=commands, base=base)
+    return page(
+        request,
+        "api.html",
+        areas=areas,
+        commands={
+            one.key: curl_of(one, base, has_keys=has_keys)
+            for operations in areas.values()
+            for one in operations
+        },
+        base=base,
+    )

@@ -110,8 +110,12 @@ async def what_if(request: Request, job_id: str, service: ServiceDep, tenant: Te
         answer = answer_of(job.answer, plans.items)
         profile, is_own = profile_for(service, problem, answer.versions)
         method: Method = "predict" if is_own else "none"
-        grid = what_ifs(problem, profile, answer, method=method, budget_s=WHAT_IF_BUDGET_S)
-        return page(request, "what_if.html", job=job, grid=grid)
+        return page(
+            request,
+            "what_if.html",
+            job=job,
+            grid=what_ifs(problem, profile, answer, method=method, budget_s=WHAT_IF_BUDGET_S),
+        )
 
     return await computed(request, made)
 

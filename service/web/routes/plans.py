@@ -116,11 +116,11 @@ def download_all(
 ) -> Response:
     """All launch files in one zip."""
     _, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
-    headers = {
-        **HEADERS,
-        "Content-Disposition": f'attachment; filename="{launcher}-{plan_id[:8]}.zip"',
-    }
-    return Response(zipped(bundle.files), media_type="application/zip", headers=headers)
+    return Response(
+        zipped(bundle.files),
+        media_type="application/zip",
+        headers={**HEADERS, "Content-Disposition": f'attachment; filename="{launcher}-{plan_id[:8]}.zip"'},
+    )
 
 
 @router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])
@@ -132,8 +132,11 @@ def download(
     if text is None:
         raise NotFoundError("there is no such file")
     saved = "".join(char for char in name.rpartition("/")[2] if char.isalnum() or char in "._-")
-    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{saved}"'}
-    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+    return Response(
+        text,
+        media_type="text/plain; charset=utf-8",
+        headers={**HEADERS, "Content-Disposition": f'attachment; filename="{saved}"'},
+    )
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:

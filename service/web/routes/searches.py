@@ -33,8 +33,14 @@ router = APIRouter()
 @router.get("/", dependencies=[READS])
 def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: TenantDep) -> Response:
     """The form, and the newest jobs."""
-    recent = job_rows(jobs, tenant, jobs.page(tenant, page_size=RECENT, page_token=None).items)
-    return _form_page(request, service, tenant, "question.html", Form(), recent=recent)
+    return _form_page(
+        request,
+        service,
+        tenant,
+        "question.html",
+        Form(),
+        recent=job_rows(jobs, tenant, jobs.page(tenant, page_size=RECENT, page_token=None).items),
+    )
 
 
 @router.post("/jobs", dependencies=[SUBMITS])

@@ -85,8 +85,13 @@ def come_back(
         key_id = service.people.signed_in(attempt, code, _callback(request, service))
     except (UnauthorizedError, ForbiddenError) as fault:
         fault_words = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
-        status = 401 if isinstance(fault, UnauthorizedError) else 403
-        return _form(request, service, back, status=status, fault=fault_words)
+        return _form(
+            request,
+            service,
+            back,
+            status=401 if isinstance(fault, UnauthorizedError) else 403,
+            fault=fault_words,
+        )
     service.access.forget()  # the tenant or the scope of a person may have changed
     response = page(request, "signed_in.html", back=back)
     response.delete_cookie(ATTEMPT_COOKIE, path="/sign-in/oidc", httponly=True, samesite="lax")

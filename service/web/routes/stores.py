@@ -59,9 +59,8 @@ def _add_pages(kind: Kind) -> None:
 
     def keep(request: Request, values: DocumentFormDep, service: ServiceDep, tenant: TenantDep) -> Response:
         try:
-            document = _document(_fields(kind), values)
             name = "".join(values.get("name", [])).strip()
-            service.definitions.put(tenant, kind, name, document)
+            service.definitions.put(tenant, kind, name, _document(_fields(kind), values))
         except InvalidProblemError as fault:
             return _list(
                 request, service, tenant, kind, faulty(_fields(kind), values, _inside(fault)), status=422
@@ -168,10 +167,6 @@ def _list(
 ) -> Response:
     items = page_of(service, tenant, kind, MAX_PAGE_SIZE, None).items
     words = dict(suggestions_of(service, tenant)[f"{kind}s"])
-    rows = [
-        {"name": one["name"], "version": one.get("version"), "words": words.get(one["name"], "")}
-        for one in items
-    ]
     return page(
         request,
         "definitions.html",
@@ -179,7 +174,10 @@ def _list(
         kind=kind,
         noun=TITLES[kind],
         heading=heading_of(kind),
-        rows=rows,
+        rows=[
+            {"name": one["name"], "version": one.get("version"), "words": words.get(one["name"], "")}
+            for one in items
+        ],
         form=form,
         fields=_fields(kind),
     )
