@@ -479,8 +479,11 @@ def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
     for plan in plans:
         if plan.rank == rank:
             return plan
-    ranks = f"1 to {len(plans)}" if plans else "none: the answer holds no plan"
-    raise InvalidProblemError.of("/rank", f"there is no plan of rank {rank}", allowed=ranks)
+    raise InvalidProblemError.of(
+        "/rank",
+        f"there is no plan of rank {rank}",
+        allowed=f"1 to {len(plans)}" if plans else "none: the answer holds no plan",
+    )
 
 
 def problem_of(request: Request) -> Problem:

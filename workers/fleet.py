@@ -58,8 +58,12 @@ class FleetWork:
             self.claim.tenant, self.claim.request, versions_of_fleet(question.fleet)
         )
         self.durations = self._durations(question, on_progress, should_stop)
-        limits = Limits(effort=question.effort, seed=question.seed, ended=should_stop)
-        found = answered(question.fleet, self.durations, limits, skip_impossible=question.skip_impossible)
+        found = answered(
+            question.fleet,
+            self.durations,
+            Limits(effort=question.effort, seed=question.seed, ended=should_stop),
+            skip_impossible=question.skip_impossible,
+        )
         self.was_stopped = should_stop()
         self.result = found
 
@@ -101,8 +105,12 @@ class FleetWork:
             return outcome_without_answer(fault, cancelled=cancelled)
         if cancelled:
             return Outcome(state="cancelled", answer=document, parts=parts)
-        key = None if self.was_stopped else self.cache_key
-        return Outcome(state="succeeded", answer=document, parts=parts, cache_key=key)
+        return Outcome(
+            state="succeeded",
+            answer=document,
+            parts=parts,
+            cache_key=None if self.was_stopped else self.cache_key,
+        )
 
     def _durations(
         self, question: FleetQuestion, on_progress: OnProgress, should_stop: ShouldStop
@@ -159,13 +167,17 @@ def _known(checkpoint: Mapping[str, Any] | None) -> tuple[dict[str, Answer], dic
 
 def _without_schedule(error: BaseException | None, *, cancelled: bool) -> Outcome:
     if isinstance(error, StoppedError) and not cancelled:
-        detail = "the time limit came before every job had a plan"
-        return Outcome(state="failed", problem={"code": "time_limit", "detail": detail})
+        return Outcome(
+            state="failed",
+            problem={"code": "time_limit", "detail": "the time limit came before every job had a plan"},
+        )
     if (
         not cancelled
         and isinstance(error, InvalidProblemError)
         and all(one.pointer.startswith(("/jobs/", "/arrived/")) for one in error.errors)
     ):
-        faults = [fault_document(one) for one in error.errors]
-        return Outcome(state="infeasible", answer={"status": "infeasible", "faults": faults})
+        return Outcome(
+            state="infeasible",
+            answer={"status": "infeasible", "faults": [fault_document(one) for one in error.errors]},
+        )
     return outcome_without_answer(error, cancelled=cancelled)

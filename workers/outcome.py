@@ -59,8 +59,10 @@ def outcome_without_answer(error: BaseException | None, *, cancelled: bool) -> O
     elif isinstance(error, PlannerError):
         problem = {"code": error.code, "detail": str(error)[:MAX_DETAIL_CHARS]}
     else:
-        detail = f"the search broke with {type(error).__name__}; the worker's log has the details"
-        problem = {"code": "internal_error", "detail": detail}
+        problem = {
+            "code": "internal_error",
+            "detail": f"the search broke with {type(error).__name__}; the worker's log has the details",
+        }
     if error is not None:
         _log.error("the search broke", exc_info=error)
     return Outcome(state="failed", problem=problem)

@@ -92,10 +92,9 @@ def _routes() -> tuple[BaseRoute, ...]:
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
     queue = queue_for(settings.queue_url)
-    engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
     use_cases = Jobs(
         database,
-        engine,
+        JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs),
         queue,
         queue_timeout_s=settings.queue_timeout_s,
         limits=TenantLimits(

@@ -74,8 +74,15 @@ class Edge:
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.count(method=method, route=route, status=status, seconds=seconds)
-        data = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
-        _log.info("%s %s %d", method, route, status, extra={"data": data})
+        _log.info(
+            "%s %s %d",
+            method,
+            route,
+            status,
+            extra={
+                "data": {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+            },
+        )
 
 
 class _Sent:

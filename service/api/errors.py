@@ -122,9 +122,12 @@ def _service_error(request: Request, error: Exception) -> Response:
 
 def _bad_parameters(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    faults = [_bad_parameter(request, fault) for fault in found]
     return problem_response(
-        request, 422, code="invalid_parameter", detail="a parameter is invalid", errors=faults
+        request,
+        422,
+        code="invalid_parameter",
+        detail="a parameter is invalid",
+        errors=[_bad_parameter(request, fault) for fault in found],
     )
 
 

@@ -74,9 +74,11 @@ def problem_response(
         request_id=request_id,
         errors=[FaultView(**asdict(error)) for error in errors] or None,
     )
-    sent = {**NO_PAGE, **(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
     return Response(
-        view.model_dump_json(exclude_none=True), status_code=status, media_type=MEDIA_TYPE, headers=sent
+        view.model_dump_json(exclude_none=True),
+        status_code=status,
+        media_type=MEDIA_TYPE,
+        headers={**NO_PAGE, **(headers or {}), **({"X-Request-ID": request_id} if request_id else {})},
     )
 
 

@@ -59,10 +59,9 @@ def calibrate_command(
         write_file(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", "--out")
         sys.stderr.write(f"wrote {out}\n")
     if json_output:
-        learnt = calibration.to_json() if calibration else None
         print_json(
             {
-                "calibration": learnt,
+                "calibration": calibration.to_json() if calibration else None,
                 "runs": [one.to_json() for one in _compared(calibration, measured)],
                 "scatter": _scatter(calibration),
                 "measure_next": following,

@@ -67,7 +67,6 @@ def model_rows() -> list[Row]:
     rows: list[Row] = []
     for name in model_names():
         model = find_model(name)
-        experts = model.moe.num_experts if model.moe else 0
         rows.append(
             {
                 "name": name,
@@ -75,7 +74,7 @@ def model_rows() -> list[Row]:
                 "billion_parameters": round(model.num_parameters() / _BILLION, 1),
                 "layers": model.num_layers,
                 "hidden_size": model.hidden_size,
-                "experts": experts,
+                "experts": model.moe.num_experts if model.moe else 0,
             }
         )
     return rows

@@ -54,13 +54,12 @@ class ServiceClient:
 
     def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
         """The job of a request."""
-        parameters = {"fresh": "true"} if fresh else {}
         return self._call(
             "POST",
             "/v1/jobs",
             json=request,
             headers={"Idempotency-Key": key} if key else {},
-            params=parameters,
+            params={"fresh": "true"} if fresh else {},
         )
 
     def job(self, job_id: str) -> dict[str, Any]:

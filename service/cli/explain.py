@@ -65,10 +65,12 @@ def explain(
             )
         _explain_plan(plan, as_json=json_output)
         return
-    asked = ConfigurationOptions(
-        config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+    own = own_of(
+        request,
+        ConfigurationOptions(
+            config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+        ),
     )
-    own = own_of(request, asked)
     problem = recommended(own.problem)
     costs = profile_for(problem, profile)
     line = ProgressLine()
@@ -102,9 +104,15 @@ def _explain_plan(plan_id: str, *, as_json: bool) -> None:
         print_json({**plan.to_json(), **own})
         return
     console = screen()
-    words = profile_words(kept.answer, kept.problem)
     console.print(
-        render_plan(plan, kept.problem, width=console.width, profile=words, answer=kept.answer, groups=uses)
+        render_plan(
+            plan,
+            kept.problem,
+            width=console.width,
+            profile=profile_words(kept.answer, kept.problem),
+            answer=kept.answer,
+            groups=uses,
+        )
     )
 
 
@@ -117,5 +125,10 @@ def _uses_of_groups(plan: Plan, kept: SavedPlan) -> list[GroupUse]:
     seen, best = predict_all(problem, profile, [plan.config, kept.answer.plans[0].config])
     uses = group_uses(problem, profile, replace(plan, prediction=seen))
     with cancellable() as should_stop:
-        watch = Watch(time_limit_s=SEARCH_S * (len(uses) + 1), should_stop=should_stop)
-        return with_one_more_node(problem, profile, best.step_time_s, uses, watch)
+        return with_one_more_node(
+            problem,
+            profile,
+            best.step_time_s,
+            uses,
+            Watch(time_limit_s=SEARCH_S * (len(uses) + 1), should_stop=should_stop),
+        )

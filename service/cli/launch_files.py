@@ -230,8 +230,11 @@ def _options_of_fewer_ranks() -> Iterator[None]:
     except FewerRanksError as fault:
         if fault.group is None:
             raise
-        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in fault.group.items())
-        raise InvalidProblemError.of("/cluster", fault.errors[0].message, allowed=options) from fault
+        raise InvalidProblemError.of(
+            "/cluster",
+            fault.errors[0].message,
+            allowed=" ".join(f"--{name.replace('_', '-')} {value}" for name, value in fault.group.items()),
+        ) from fault
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:

@@ -94,14 +94,22 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         for command in defined.registered_commands:
             own = command.name or getattr(command.callback, "__name__", "")
             command.epilog = examples_of(f"{name} {own}")
-        info = TyperInfo(defined, name=name, epilog=examples_of(name))
         return get_group_from_info(
-            info, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
+            TyperInfo(defined, name=name, epilog=examples_of(name)),
+            pretty_exceptions_short=True,
+            suggest_commands=True,
+            rich_markup_mode=None,
         )
-    single = CommandInfo(
-        name=name, cls=getattr(defined, "command_class", None), callback=defined, epilog=examples_of(name)
+    built = get_command_from_info(
+        CommandInfo(
+            name=name,
+            cls=getattr(defined, "command_class", None),
+            callback=defined,
+            epilog=examples_of(name),
+        ),
+        pretty_exceptions_short=True,
+        rich_markup_mode=None,
     )
-    built = get_command_from_info(single, pretty_exceptions_short=True, rich_markup_mode=None)
     for one in built.params:
         if one.callback is None and not one.required and one.nargs == 1:
             absent = () if one.multiple else None

@@ -69,14 +69,21 @@ def predict_command(
         _predict_plan(plan, profile, as_json=json_output)
         return
     _require_one(request)
-    asked = ConfigurationOptions(
-        config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+    own = own_of(
+        request,
+        ConfigurationOptions(
+            config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+        ),
     )
-    own = own_of(request, asked)
     costs = profile_for(own.problem, profile)
     found = predict(own.problem, own.configuration, profile=costs)
-    notes = [*own.notes, *ramp_notes(own, costs), *found.notes]
-    _print(found, notes, own.unread, as_json=json_output, assumed=own.assumed)
+    _print(
+        found,
+        [*own.notes, *ramp_notes(own, costs), *found.notes],
+        own.unread,
+        as_json=json_output,
+        assumed=own.assumed,
+    )
 
 
 predict_options = with_request(predict_command, left_out=OF_A_SEARCH)

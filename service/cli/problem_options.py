@@ -153,9 +153,10 @@ def without_files(
     """
     given = {"--set": assign, "--var": variables, "--ignore": ignored, "--run": run}
     for name in (name for name, value in given.items() if value):
-        instead = "--pin, which states the sizes that are searched" if name == "--set" else None
         raise InvalidProblemError.of(
-            name, "is about a launch file, and --from-capture names none", allowed=instead
+            name,
+            "is about a launch file, and --from-capture names none",
+            allowed="--pin, which states the sizes that are searched" if name == "--set" else None,
         )
 
 

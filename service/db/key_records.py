@@ -87,8 +87,13 @@ def newest_keys(
 
 def insert_key(connection: Connection, *, expires_in_s: float | None, **values: object) -> None:
     """Add a key."""
-    until = None if expires_in_s is None else now_s() + expires_in_s
-    connection.execute(insert(api_keys).values(created_at_s=now_s(), expires_at_s=until, **values))
+    connection.execute(
+        insert(api_keys).values(
+            created_at_s=now_s(),
+            expires_at_s=None if expires_in_s is None else now_s() + expires_in_s,
+            **values,
+        )
+    )
 
 
 def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str | None:

@@ -273,8 +273,13 @@ def _problem(
     raw = reader.value("problem")
     at = f"{reader.pointer}/problem"
     if not isinstance(raw, Mapping):
-        message = "is required" if raw is None else "must be an object"
-        faults.append(FieldError(pointer=at, message=message, allowed="a problem without its cluster"))
+        faults.append(
+            FieldError(
+                pointer=at,
+                message="is required" if raw is None else "must be an object",
+                allowed="a problem without its cluster",
+            )
+        )
         return None
     faults += _other_questions(raw, at)
     search = raw.get("search")
@@ -306,18 +311,20 @@ def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
     """Refuse what a fleet decides for its jobs."""
     found = []
     if "cluster" in raw:
-        message = "a job runs on the fleet's cluster"
         found.append(
-            FieldError(pointer=f"{at}/cluster", message=message, allowed="a problem without a cluster")
+            FieldError(
+                pointer=f"{at}/cluster",
+                message="a job runs on the fleet's cluster",
+                allowed="a problem without a cluster",
+            )
         )
     search = raw.get("search")
-    stated = search if isinstance(search, Mapping) else {}
-    for name in OTHER_QUESTIONS:
-        if name in stated:
-            message = "a fleet gives a job its nodes and ranks its plans by their step"
-            found.append(
-                FieldError(
-                    pointer=f"{at}/search/{name}", message=message, allowed="no such field in a fleet"
-                )
-            )
-    return found
+    return found + [
+        FieldError(
+            pointer=f"{at}/search/{name}",
+            message="a fleet gives a job its nodes and ranks its plans by their step",
+            allowed="no such field in a fleet",
+        )
+        for name in OTHER_QUESTIONS
+        if isinstance(search, Mapping) and name in search
+    ]

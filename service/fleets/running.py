@@ -89,9 +89,11 @@ def _arrived(reader: FieldReader, request: FleetRequest, parse: Parse) -> list[t
     reader.faults += [error for errors in faults.values() for error in errors]
     for at, (job, _) in enumerate(read):
         if job.name in request.problems:
-            name = pointer("arrived", at, "name")
             reader.faults.append(
-                FieldError(pointer=name, message=f"{job.name} is a job of the fleet already")
+                FieldError(
+                    pointer=pointer("arrived", at, "name"),
+                    message=f"{job.name} is a job of the fleet already",
+                )
             )
     return [(job, planned) for job, planned in read if planned is not None]
 

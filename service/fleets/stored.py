@@ -73,8 +73,13 @@ def _as_answered(request: Mapping[str, Any], document: Mapping[str, Any]) -> dic
         problem = job.get("problem")
         if job.get("name") not in batches or not isinstance(problem, Mapping):
             return job
-        workload = {**problem["workload"], "global_batch_size": batches[job["name"]]}
-        return {**job, "problem": {**problem, "workload": workload}}
+        return {
+            **job,
+            "problem": {
+                **problem,
+                "workload": {**problem["workload"], "global_batch_size": batches[job["name"]]},
+            },
+        }
 
     states = [
         {**state, "arrived": [*map(with_batch, state["arrived"])]} if "arrived" in state else state

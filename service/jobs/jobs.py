@@ -313,8 +313,10 @@ class Jobs:
         if len(found) > page_size:
             found.pop()
             last = wanted.position(found[-1])
-        token = None if last is None else encode_token(wanted.sort, *last, found_by_s)
-        return Page(items=tuple(found), next_page_token=token)
+        return Page(
+            items=tuple(found),
+            next_page_token=None if last is None else encode_token(wanted.sort, *last, found_by_s),
+        )
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         question = question_of(tenant, submission)
@@ -335,10 +337,12 @@ class Jobs:
             remember(connection, tenant, repeatable, job_id=job.id)
             return job, known is None
 
-        inserts_a_job_alone = not (
-            repeatable.key or submission.labels or question.parts or submission.fleet
+        return self._database.write_together(
+            store,
+            by_one_statement=not (
+                repeatable.key or submission.labels or question.parts or submission.fleet
+            ),
         )
-        return self._database.write_together(store, by_one_statement=inserts_a_job_alone)
 
     def _remember(self, tenant: str, repeatable: Repeatable, subject: str) -> None:
         """Bind the key of a request that changed no other row with it, unless it is bound."""

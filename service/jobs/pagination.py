@@ -35,8 +35,9 @@ def page_of(
     ``position`` returns the place of a row in the list, after which the next page begins.
     """
     shown = tuple(found[:page_size])
-    token = encode_token(*position(shown[-1])) if len(found) > page_size else None
-    return Page(items=shown, next_page_token=token)
+    return Page(
+        items=shown, next_page_token=encode_token(*position(shown[-1])) if len(found) > page_size else None
+    )
 
 
 def encode_token(*position: object) -> str:

@@ -63,8 +63,10 @@ class Retention:
 def _whole(age_s: float) -> ColumnElement[bool]:
     """Return the condition for jobs that no sweep still needs; a sweep goes after its points."""
     sweep, child = jobs.alias("sweep"), jobs.alias("child")
-    is_kept = or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s)
-    kept = select(null()).where(sweep.c.id == jobs.c.parent_id, is_kept)
+    kept = select(null()).where(
+        sweep.c.id == jobs.c.parent_id,
+        or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s),
+    )
     return and_(~exists(kept), ~exists(select(null()).where(child.c.parent_id == jobs.c.id)))
 
 

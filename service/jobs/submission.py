@@ -73,9 +73,11 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     """
     fleet, problem, sweep = submission.fleet, submission.problem, submission.sweep
     if fleet is not None:
-        key = cache_key_of(tenant, fleet.request, fleet.versions)
         return StoredSubmission(
-            request=fleet.request, cache_key=key, time_limit_s=fleet.time_limit_s, kind=FLEET
+            request=fleet.request,
+            cache_key=cache_key_of(tenant, fleet.request, fleet.versions),
+            time_limit_s=fleet.time_limit_s,
+            kind=FLEET,
         )
     if problem is None:
         raise ValueError("a submission needs a problem or a fleet")
@@ -87,9 +89,13 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     for point, one in zip(sweep.points, sweep.problems, strict=True):
         own, own_key = _canonical(tenant, one)
         parts.append(NewChild(values=point.values, request=own, cache_key=own_key))
-    whole = {**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}}
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
-    return StoredSubmission(request=whole, cache_key=key, time_limit_s=limit_s, parts=tuple(parts))
+    return StoredSubmission(
+        request={**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}},
+        cache_key=key,
+        time_limit_s=limit_s,
+        parts=tuple(parts),
+    )
 
 
 def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:

@@ -79,9 +79,12 @@ def note_progress(connection: Connection, parent_id: str) -> None:
     elapsed_s = connection.execute(own.with_for_update()).scalar_one_or_none()  # one writer at a time
     if elapsed_s is None:
         return
-    ended = func.coalesce(func.sum(case((_CHILD.c.state.in_(sorted(TERMINAL_STATES)), 1), else_=0)), 0)
-    best_s = func.min(_CHILD.c.progress["incumbent_step_time_s"].as_float())
-    found = select(ended, func.count(), best_s, func.min(_CHILD.c.started_at_s))
+    found = select(
+        func.coalesce(func.sum(case((_CHILD.c.state.in_(sorted(TERMINAL_STATES)), 1), else_=0)), 0),
+        func.count(),
+        func.min(_CHILD.c.progress["incumbent_step_time_s"].as_float()),
+        func.min(_CHILD.c.started_at_s),
+    )
     found = found.where(_CHILD.c.parent_id == parent_id)
     done, total, step_s, started_at_s = connection.execute(found).one()
     progress: dict[str, Any] = {

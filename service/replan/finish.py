@@ -215,11 +215,15 @@ class _Timing:
             once_s = reliability.checkpoint_s(self._checkpoint_bytes(), after.num_gpus)
             return (2 if saves else 1) * once_s, None
         group = self.job.problem.cluster.groups[0]
-        positions = (
-            positions_of(before.num_gpus, group.gpus_per_node),
-            positions_of(after.num_gpus, group.gpus_per_node, _gone(self.job), replaced=replaced),
+        found = moved(
+            self.job.problem.model,
+            before,
+            after,
+            (
+                positions_of(before.num_gpus, group.gpus_per_node),
+                positions_of(after.num_gpus, group.gpus_per_node, _gone(self.job), replaced=replaced),
+            ),
         )
-        found = moved(self.job.problem.model, before, after, positions)
         stored, gpus = self._checkpoint_bytes(), after.num_gpus
         written = reliability.checkpoint_s(stored, before.num_gpus) if saves else 0.0
         if self.job.place == "local":
@@ -263,9 +267,13 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
 
     def slower(group: NodeGroup) -> NodeGroup:
         gpu: GpuSpec = group.gpu
-        peaks = {name: pace * flops for name, flops in gpu.peak_flops.items()}
         return replace(
-            group, gpu=replace(gpu, peak_flops=peaks, hbm_bytes_per_s=pace * gpu.hbm_bytes_per_s)
+            group,
+            gpu=replace(
+                gpu,
+                peak_flops={name: pace * flops for name, flops in gpu.peak_flops.items()},
+                hbm_bytes_per_s=pace * gpu.hbm_bytes_per_s,
+            ),
         )
 
     slow = with_groups(WhatIfQuestion(problem=job.problem, profile=profile), slower)

@@ -428,10 +428,12 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
         raise InvalidProblemError.of(
             "/lost_nodes", "no node is left, and none is spare", allowed=f"{fewer}spare_nodes above 0"
         )
-    kept = tuple(
-        replace(group, num_nodes=count) for group, count in zip(groups, counts, strict=True) if count
+    return replace(
+        cluster,
+        groups=tuple(
+            replace(group, num_nodes=count) for group, count in zip(groups, counts, strict=True) if count
+        ),
     )
-    return replace(cluster, groups=kept)
 
 
 def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:

@@ -119,9 +119,13 @@ def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...
         if len(faults) >= MAX_ERRORS:
             break
         if not faults:
-            size = one.get("tensor_parallel_size", 1)
             found.append(
-                StageGroup(group=one["group"], num_gpus=0, num_nodes=0.0, tensor_parallel_size=size)
+                StageGroup(
+                    group=one["group"],
+                    num_gpus=0,
+                    num_nodes=0.0,
+                    tensor_parallel_size=one.get("tensor_parallel_size", 1),
+                )
             )
     _raise_any(faults)
     return tuple(found)
@@ -174,8 +178,13 @@ def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where)
             continue
         plain = tuple(value) if isinstance(value, list) else value
         if plain != right[name]:
-            message = f"is {right[name]} here: it follows from the stages and the batch"
-            found.append(FieldError(pointer=pointer(*at, name), message=message, nearest=str(right[name])))
+            found.append(
+                FieldError(
+                    pointer=pointer(*at, name),
+                    message=f"is {right[name]} here: it follows from the stages and the batch",
+                    nearest=str(right[name]),
+                )
+            )
     return found
 
 
@@ -260,8 +269,13 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
             kind = _KINDS[type(_TEMPLATE[name])]
             bounded = isinstance(_TEMPLATE[name], int | tuple) and not isinstance(_TEMPLATE[name], bool)
             least = VARIABLES[name].least if name in INTEGER_VARIABLES else 0
-            allowed = f"from {least} to {MAX_SIZE}" if bounded else None
-            faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=allowed))
+            faults.append(
+                FieldError(
+                    pointer=where,
+                    message=f"must be {kind}",
+                    allowed=f"from {least} to {MAX_SIZE}" if bounded else None,
+                )
+            )
         if len(faults) == MAX_ERRORS:
             break
     _raise_any(faults)
@@ -293,13 +307,12 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
     cp = given.context_parallel_size
     dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
-    schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
     split = given.stage_layers or usual_split(problem, given)
     return {
         "sequence_parallel": tp > 1,
         "data_parallel_size": dp,
         "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
-        "pipeline_schedule": schedule,
+        "pipeline_schedule": "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
         "zero_shard_size": max(dp * cp // given.weight_shard_size, 1) if given.zero_stage else 1,
         "recompute_layers": _recomputed(given, split),
         "stage_layers": list(split),

@@ -475,9 +475,13 @@ def ramp_notes(own: Own, profile: Profile) -> list[str]:
     config, workload = own.configuration, own.problem.workload
     notes, start = [], 0
     for batch, end in own.batch_ramp:
-        problem = replace(own.problem, workload=replace(workload, global_batch_size=batch))
-        micro_batches = batch // (config.data_parallel_size * config.micro_batch_size)
-        found = predict(problem, profile, replace(config, num_microbatches=micro_batches))
+        found = predict(
+            replace(own.problem, workload=replace(workload, global_batch_size=batch)),
+            profile,
+            replace(
+                config, num_microbatches=batch // (config.data_parallel_size * config.micro_batch_size)
+            ),
+        )
         steps = (end - start) / (batch * workload.seq_length)
         time = f"{steps:,.0f} steps of {found.step_time_s:.3g} s"
         notes.append(f"until {end:,} tokens the batch is {batch}: {time}")

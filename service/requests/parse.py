@@ -93,8 +93,12 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         raise _named_by_precision(fault, request.workload) from None
     if request.search.baseline is None:
         return problem
-    baseline = completed(request.search.baseline, problem, at=("search", "baseline"))
-    return replace(problem, options=replace(problem.options, baseline=baseline))
+    return replace(
+        problem,
+        options=replace(
+            problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
+        ),
+    )
 
 
 def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:

@@ -264,8 +264,11 @@ def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
         most = _most(counts)
         if most is not None:
             smaller = {**part, "num_nodes": most}
-            clean = smaller if part is cluster else {**cluster, "groups": [smaller]}
-            return {**raw, "cluster": clean, "search": {**search, "num_nodes": counts}}
+            return {
+                **raw,
+                "cluster": smaller if part is cluster else {**cluster, "groups": [smaller]},
+                "search": {**search, "num_nodes": counts},
+            }
     return dict(raw)
 
 

@@ -117,16 +117,21 @@ def _by_group(
 ) -> tuple[Profile, tuple[str, ...]]:
     left, warnings, groups = list(given), list[str](), list[Profile]()
     for group in problem.cluster.distinct_groups:
-        alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
         mine = [one for one in given if _gpu(one) == group.gpu.slug]
-        own, noted = profile_with(alone, mine)
+        own, noted = profile_with(
+            replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,))), mine
+        )
         left = [one for one in left if one not in mine]
         groups.append(own)
         warnings += noted
     if left:
         raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
-    learnt = tuple(name for one in groups for name in one.learnt_from)
-    corrected = replace(profile, by_group=tuple(groups), uncalibrated=profile, learnt_from=learnt)
+    corrected = replace(
+        profile,
+        by_group=tuple(groups),
+        uncalibrated=profile,
+        learnt_from=tuple(name for one in groups for name in one.learnt_from),
+    )
     return corrected, tuple(warnings)
 
 

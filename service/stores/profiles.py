@@ -198,8 +198,10 @@ class ProfileStore:
         except IncredibleCalibrationError as fault:
             if is_named(problem.profile) or profile.uncalibrated is None:
                 raise
-            said = (*profile.warnings, _left_out(problem, fault))
-            return answer(replace(profile.uncalibrated, warnings=said), fault.configurations)
+            return answer(
+                replace(profile.uncalibrated, warnings=(*profile.warnings, _left_out(problem, fault))),
+                fault.configurations,
+            )
 
     def _named_by(self, problem: Problem) -> Profile:
         document = version = None
@@ -274,8 +276,11 @@ def keep_profile(
     """Add a profile inside a transaction, unless it is there; of a ``scope`` as its next version."""
     found = records.find_profile(connection, tenant, profile_id)
     if found is None:
-        version = None if scope is None else records.next_version(connection, tenant, scope)
-        facts = {**_facts(given), "scope": scope, "version": version}
+        facts = {
+            **_facts(given),
+            "scope": scope,
+            "version": None if scope is None else records.next_version(connection, tenant, scope),
+        }
         records.insert_profile(connection, tenant, profile_id, document=document, **facts)
         found = records.find_profile(connection, tenant, profile_id)
     if found is None:

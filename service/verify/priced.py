@@ -84,8 +84,12 @@ def _with_its_own_routers(target: Target) -> Target:
     model, able = target.model, launcher_capabilities(target.problem.launcher)
     if model.moe is None or not model.moe.selection_bias_counted or "any" in able.model_facts:
         return target
-    own = replace(model, moe=replace(model.moe, selection_bias_counted=False))
-    return replace(target, problem=replace(target.problem, model=own))
+    return replace(
+        target,
+        problem=replace(
+            target.problem, model=replace(model, moe=replace(model.moe, selection_bias_counted=False))
+        ),
+    )
 
 
 def rank_kinds(target: Target) -> list[list[LayerKind]]:
@@ -233,9 +237,14 @@ def _casts_bytes(ctx: Context) -> int:
 def _most_gradients(target: Target, profile: Profile) -> FloatArray:
     """Return the most bytes of gradients that every pipeline rank holds at once."""
     columns, laid = Columns.of([target.config]), LaidOut.of(target.problem, [target.config])
-    prices = laid.prices(price_memory(laid.problem, columns, profile))
     chunks = chunks_of(columns, laid.layout, laid.splits)
-    _, gradients = fullest_moment(prices, columns, chunks, layers_held(chunks), np.zeros(laid.splits.shape))
+    _, gradients = fullest_moment(
+        laid.prices(price_memory(laid.problem, columns, profile)),
+        columns,
+        chunks,
+        layers_held(chunks),
+        np.zeros(laid.splits.shape),
+    )
     return np.asarray(gradients[0])
 
 

@@ -133,16 +133,18 @@ def submit(
     Model, batch and launcher may come from a ``launch_file`` next to the cluster, or from a capture.
     """
     service, caller = service_of(request), request.state.caller
-    submission = submission_of(
-        service,
+    job = service.jobs.submit(
         caller.tenant,
-        body,
-        fresh=fresh,
-        idempotency_key=idempotency_key,
-        origin=origin_of(request),
-        caller=caller,
+        submission_of(
+            service,
+            caller.tenant,
+            body,
+            fresh=fresh,
+            idempotency_key=idempotency_key,
+            origin=origin_of(request),
+            caller=caller,
+        ),
     )
-    job = service.jobs.submit(caller.tenant, submission)
     return _detail(
         job, status=202, headers={"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     )
@@ -310,13 +312,17 @@ async def replan_job(
     def answered(changed: Changed) -> Stored:
         from meshwright.service.replan.finish import replanned  # noqa: PLC0415 - loads the search
 
-        learnt = service.profiles.relearnt(tenant, changed.problem)
-        found = service.profiles.answered(learnt, lambda profile, _: replanned(changed, profile))
-        answer = _REPLAN.dump_python(
-            ReplanAnswer.of(found, changed, first_files(found, changed)), mode="json"
+        found = service.profiles.answered(
+            service.profiles.relearnt(tenant, changed.problem),
+            lambda profile, _: replanned(changed, profile),
         )
         return service.replans.keep(
-            tenant, job_id, body, answer, key_id=caller.key_id, repeatable=repeatable
+            tenant,
+            job_id,
+            body,
+            _REPLAN.dump_python(ReplanAnswer.of(found, changed, first_files(found, changed)), mode="json"),
+            key_id=caller.key_id,
+            repeatable=repeatable,
         )
 
     first = await run_in_threadpool(known)

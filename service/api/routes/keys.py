@@ -51,11 +51,11 @@ def create_key(
     )
     reader.refuse_unknown()
     reader.finish()
-    new = NewKey(
-        tenant=caller.tenant, scope=scope, title=title, expires_in_days=days, max_cpu_s_per_day=cpu_s
-    )
     record, token = Keys(service.database, actor=caller.key_id).create_once(
-        new, repeatable_of(service, idempotency_key, "keys", body)
+        NewKey(
+            tenant=caller.tenant, scope=scope, title=title, expires_in_days=days, max_cpu_s_per_day=cpu_s
+        ),
+        repeatable_of(service, idempotency_key, "keys", body),
     )
     response.headers["Cache-Control"] = "no-store"
     return view_of(NewKeyView, record, token=token)

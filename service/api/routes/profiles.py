@@ -49,8 +49,10 @@ def list_profiles(
 ) -> ProfilePage:
     """Profiles, newest first, without their documents."""
     page = stored.page(tenant, page_size=page_size, page_token=page_token)
-    items = [view_of(ProfileView, record) for record in page.items]
-    return ProfilePage(profiles=items, next_page_token=page.next_page_token)
+    return ProfilePage(
+        profiles=[view_of(ProfileView, record) for record in page.items],
+        next_page_token=page.next_page_token,
+    )
 
 
 @router.get("/{profile_id}", dependencies=[READS], responses=declared(404), summary="Fetch a profile")

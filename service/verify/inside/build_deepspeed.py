@@ -181,10 +181,13 @@ def groups_of(model: nn.Module) -> list[Any]:
 
 def experts_of(config: Any, plan: Mapping[str, Any]) -> MoE:
     """Return DeepSpeed's own experts, of which each rank has its share."""
-    expert = LlamaMLP(
-        LlamaConfig(hidden_size=config.hidden_size, intermediate_size=plan["EXPERT_FFN_HIDDEN_SIZE"])
+    return MoE(
+        config.hidden_size,
+        LlamaMLP(
+            LlamaConfig(hidden_size=config.hidden_size, intermediate_size=plan["EXPERT_FFN_HIDDEN_SIZE"])
+        ),
+        **plan["EXPERTS"],
     )
-    return MoE(config.hidden_size, expert, **plan["EXPERTS"])
 
 
 class Embedding(nn.Embedding):

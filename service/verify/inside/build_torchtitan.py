@@ -78,8 +78,9 @@ class Boundary:
         """Replace ``_recv_meta`` of torch's ``PipelineStage``."""
         if source < self.stage_index:
             return stages._StageForwardMeta(forward_metas=Boundary.metas)
-        grads = tuple(replace(meta, requires_grad=False) for meta in self._stage_meta.outputs)
-        return stages._StageBackwardMeta(backward_metas=grads)
+        return stages._StageBackwardMeta(
+            backward_metas=tuple(replace(meta, requires_grad=False) for meta in self._stage_meta.outputs)
+        )
 
     def tell(self: Any, meta: Any, _stage: int) -> None:
         """Replace ``_send_meta`` of torch's ``PipelineStage``."""
@@ -188,9 +189,8 @@ def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
     """Return the bytes of states, and a step of the trainer."""
     training = config.training
     count = case["trace"]
-    size = training.local_batch_size
     loss_of = config.loss.build(compile_config=config.compile)
-    tokens = torch.zeros(size, training.seq_len, dtype=torch.int64)
+    tokens = torch.zeros(training.local_batch_size, training.seq_len, dtype=torch.int64)
     total = torch.ones(())
     options = {"positions": torch.zeros_like(tokens)}
 

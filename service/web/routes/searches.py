@@ -49,8 +49,15 @@ def submit(request: Request, values: FormDep, service: ServiceDep, tenant: Tenan
     try:
         job = _submitted(request, service, tenant, request_of(questions.QUESTION, values), values)
     except InvalidProblemError as fault:
-        form = faulty(questions.QUESTION, values, fault)
-        return _form_page(request, service, tenant, "question.html", form, status=422, recent=())
+        return _form_page(
+            request,
+            service,
+            tenant,
+            "question.html",
+            faulty(questions.QUESTION, values, fault),
+            status=422,
+            recent=(),
+        )
     return seen_at(request, f"/jobs/{job.id}")
 
 
@@ -72,8 +79,15 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         priced = create_prediction(body, tenant, service)
     except InvalidProblemError as fault:
         placed = InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
-        form = faulty(questions.OWN, values, placed)
-        return _form_page(request, service, tenant, "own.html", form, status=422, priced=None)
+        return _form_page(
+            request,
+            service,
+            tenant,
+            "own.html",
+            faulty(questions.OWN, values, placed),
+            status=422,
+            priced=None,
+        )
     seen = priced.prediction
     facts = (
         ("Step", step_time(seen)),
@@ -83,14 +97,20 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         ("OOM risk", risk(seen.out_of_memory_probability)),
         ("Launcher", priced.launcher or "–"),
     )
-    shown = {
-        "words": configuration_words(priced.config, LONG_NAMES),
-        "facts": facts,
-        "priced": priced,
-        "memory": memory_bars(seen, None),
-        "waterfall": waterfall_bars(priced.why.waterfall_s, seen.step_time_s),
-    }
-    return _form_page(request, service, tenant, "own.html", Form(values=values), priced=shown)
+    return _form_page(
+        request,
+        service,
+        tenant,
+        "own.html",
+        Form(values=values),
+        priced={
+            "words": configuration_words(priced.config, LONG_NAMES),
+            "facts": facts,
+            "priced": priced,
+            "memory": memory_bars(seen, None),
+            "waterfall": waterfall_bars(priced.why.waterfall_s, seen.step_time_s),
+        },
+    )
 
 
 def seen_at(request: Request, path: str) -> Response:

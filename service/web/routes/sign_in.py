@@ -84,13 +84,12 @@ def come_back(
         attempt, back = _attempt_of(request, state if code else "")
         key_id = service.people.signed_in(attempt, code, _callback(request, service))
     except (UnauthorizedError, ForbiddenError) as fault:
-        fault_words = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
         return _form(
             request,
             service,
             back,
             status=401 if isinstance(fault, UnauthorizedError) else 403,
-            fault=fault_words,
+            fault=f"{str(fault)[:1].upper()}{str(fault)[1:]}.",
         )
     service.access.forget()  # the tenant or the scope of a person may have changed
     response = page(request, "signed_in.html", back=back)
