@@ -276,7 +276,7 @@ def _require_known_words(able: Capabilities) -> None:
                 raise UnknownNameError.among(f"/{field}", name, known)
 
 
-_COMPOSED = {  # names of ``_position_facts`` and ``_mlp_facts``
+_COMPOSED = {  # names of ``_fact_values`` that are put together
     *(
         f"{kind} rotary scaling{of}"
         for kind in get_args(RotaryScalingKind)
@@ -347,6 +347,13 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
 def _fact_values(model: ModelSpec) -> dict[str, bool]:
     attending = [one for one in model.attentions() if not one.mixes]
+    mixer, pattern, norm = model.mixer, bool(model.layer_pattern), model.normalization
+    known = mixer is not None and mixer.kind == "mamba2"
+    usual = mixer is not None and (mixer.convolution, mixer.chunk, mixer.convolution_bias) == (4, 128, True)
+    chunks, activation = (
+        model.chunked_attention,
+        f"{'' if model.gated_mlp else 'un'}gated {model.mlp_activation}",
+    )
     return {
         TOWER: model.tower is not None,
         "attention to later tokens": not model.causal,
@@ -381,7 +388,13 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
         DIFFUSION: model.diffusion is not None,
         "layers of one block": bool(model.layer_pattern),
         "layers of unlike sizes": model.unlike_layers,
-        **_state_space_facts(model),
+        "MLPs next to state-space layers": known and not pattern,
+        "state-space layers of another form": known
+        and not (usual and mixer is not None and not mixer.projection_bias),
+        "gated delta nets in layers of one block": bool(
+            mixer and mixer.kind == "gated_delta_net" and pattern
+        ),
+        "prediction after layers of one block": pattern and model.num_mtp_layers > 0,
         "mixers in all but listed layers": bool(model.mixer and model.mixer.attention_layers),
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
@@ -394,46 +407,13 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
         "transform before the output head": model.head_transform,
         "normalized output head": model.normalized_head,
         "bias of latent attention": bool(model.mla and model.mla.latent_bias),
-        **_window_facts(model),
-        **_norm_facts(model),
-        **_mlp_facts(model),
-        **_expert_facts(model),
-        **_bias_facts(model),
-        **_position_facts(model),
-    }
-
-
-def _state_space_facts(model: ModelSpec) -> dict[str, bool]:
-    mixer, pattern = model.mixer, bool(model.layer_pattern)
-    known = mixer is not None and mixer.kind == "mamba2"
-    usual = mixer is not None and (mixer.convolution, mixer.chunk, mixer.convolution_bias) == (4, 128, True)
-    return {
-        "MLPs next to state-space layers": known and not pattern,
-        "state-space layers of another form": known
-        and not (usual and mixer is not None and not mixer.projection_bias),
-        "gated delta nets in layers of one block": bool(
-            mixer and mixer.kind == "gated_delta_net" and pattern
-        ),
-        "prediction after layers of one block": pattern and model.num_mtp_layers > 0,
-    }
-
-
-def _window_facts(model: ModelSpec) -> dict[str, bool]:
-    chunks = model.chunked_attention
-    return {
         "attention within chunks": chunks,
         "sliding windows": model.sliding_window is not None and not chunks,
         "sliding windows of listed layers": bool(model.global_layers) and not chunks,
-    }
-
-
-def _norm_facts(model: ModelSpec) -> dict[str, bool]:
-    kind = model.normalization
-    return {
-        "rmsnorm without weights": kind == "rmsnorm_without_weights",
-        "layernorm": kind == "layernorm",
-        "layernorm without bias": kind == "layernorm_without_bias",
-        "layernorm without weights": kind == "layernorm_without_weights",
+        "rmsnorm without weights": norm == "rmsnorm_without_weights",
+        "layernorm": norm == "layernorm",
+        "layernorm without bias": norm == "layernorm_without_bias",
+        "layernorm without weights": norm == "layernorm_without_weights",
         "zero-centered norms": model.zero_centered_norm,
         "norms after attention and MLP": model.norm_position == "after",
         "norms before and after attention and MLP": model.norm_position == "before_and_after",
@@ -448,24 +428,17 @@ def _norm_facts(model: ModelSpec) -> dict[str, bool]:
         "query-key norm without weights": model.query_key_norm == "per_head_without_weights",
         "norm of the embedding": model.embedding_norm,
         "first norm before its residual": model.early_first_norm,
-    }
-
-
-def _mlp_facts(model: ModelSpec) -> dict[str, bool]:
-    gate = "gated" if model.gated_mlp else "ungated"
-    usual = "silu" if model.gated_mlp else "gelu"
-    return {
         "ungated MLP": not model.gated_mlp,
-        f"{gate} {model.mlp_activation}": model.mlp_activation != usual,
-        f"clamp of {gate} {model.mlp_activation}": model.activation_clamp is not None,
-        f"offset of {gate} {model.mlp_activation}": model.gate_offset != 0,
+        activation: model.mlp_activation != ("silu" if model.gated_mlp else "gelu"),
+        f"clamp of {activation}": model.activation_clamp is not None,
+        f"offset of {activation}": model.gate_offset != 0,
+        **(_expert_facts(model, model.moe) if model.moe else {}),
+        **_bias_facts(model),
+        **_position_facts(model),
     }
 
 
-def _expert_facts(model: ModelSpec) -> dict[str, bool]:
-    moe = model.moe
-    if moe is None:
-        return {}
+def _expert_facts(model: ModelSpec, moe: MoeSpec) -> dict[str, bool]:
     normalized, sigmoid = moe.normalized_top_k, moe.router_score == "sigmoid"
     return {
         "experts": True,

@@ -238,9 +238,12 @@ class ModelSpec(Checked):
         mixes = mixer is not None and not mixer.with_attention
         return tuple(bool(mixes and mixer and not mixer.attends(layer)) for layer in range(self.num_layers))
 
+    @lru_cache(maxsize=64)  # noqa: B019 - models are few
     def shapes(self) -> tuple[LayerShape, ...]:
         """Return the shapes that occur: without experts before those with, smaller before larger."""
-        return _shapes_of(self)
+        found = set(self.layer_shapes())
+        sizes = {one: self.shaped(one).layer_parameters(one.kind) for one in found}
+        return tuple(sorted(found, key=lambda one: (one.kind, sizes[one], one)))
 
     def shaped(self, shape: LayerShape) -> ModelSpec:
         """Return the model as it were if the attention of every layer were that of this shape's."""
@@ -276,7 +279,9 @@ class ModelSpec(Checked):
     @cached_property
     def paired(self) -> ModelSpec | None:
         """Return the model with its mixers alone, if its layers have them next to attention."""
-        return _paired(self) if self.mixer and self.mixer.with_attention else None
+        if self.mixer is None or not self.mixer.with_attention:
+            return None
+        return replace(self, **_mixing(replace(self.mixer, with_attention=False)))
 
     @cached_property
     def own_mixer(self) -> MixerSpec | None:
@@ -300,8 +305,14 @@ class ModelSpec(Checked):
 
     @cached_property
     def crossing(self) -> ModelSpec | None:
-        """Return the model with the attention to its context alone; None if it reads none."""
-        return _crossing(self) if self.diffusion and self.diffusion.context_tokens else None
+        """Return the model with the attention to its context alone; None if it reads none.
+
+        Its queries read a window as long as the context, and have no keys of their own.
+        """
+        tokens = self.diffusion.context_tokens if self.diffusion else 0
+        if not tokens:
+            return None
+        return replace(self, diffusion=None, sliding_window=tokens, borrowing_layers=self.num_layers)
 
     @cached_property
     def two_streams(self) -> bool:
@@ -376,11 +387,6 @@ class ModelSpec(Checked):
     def own_kv_heads(self) -> int:
         """Return the number of key/value heads that a layer computes itself."""
         return 0 if self.borrows else self.num_kv_heads
-
-    @cached_property
-    def scaled_values(self) -> int:
-        """Return the elements of a token's values that are multiplied by ``value_scale``."""
-        return self.own_kv_heads * self.v_head_dim if self.value_scale != 1 else 0
 
     @cached_property
     def kv_width(self) -> int:
@@ -608,7 +614,8 @@ class ModelSpec(Checked):
         (DeepSeek-V3, README_WEIGHTS.md: ``enorm``, ``hnorm``, ``shared_head.norm``; Megatron-Core 0.19,
         ``MultiTokenPredictionLayerSubmodules``: ``enorm``, ``hnorm``, ``layer_norm``).
         """
-        return self.num_mtp_layers * (self._parameters(self.mtp_shape) + self.mtp_extra_parameters())
+        layer = self.shaped(self.mtp_shape).layer_parameters(self.mtp_shape.kind)
+        return self.num_mtp_layers * (layer + self.mtp_extra_parameters())
 
     @cached_property
     def mtp_shape(self) -> LayerShape:
@@ -624,12 +631,9 @@ class ModelSpec(Checked):
         """Return the weights of the norm before the output head."""
         return self.norm_weights() * int(self.final_norm)
 
-    def _parameters(self, shape: LayerShape) -> int:
-        return self.shaped(shape).layer_parameters(shape.kind)
-
     def parameters_by_layer(self) -> tuple[int, ...]:
         """Return all weights of each of the ``num_layers`` layers, in model order."""
-        each = {shape: self._parameters(shape) for shape in self.shapes()}
+        each = {shape: self.shaped(shape).layer_parameters(shape.kind) for shape in self.shapes()}
         return tuple(each[shape] for shape in self.layer_shapes())
 
     def num_parameters(self) -> int:
@@ -741,20 +745,15 @@ class ModelSpec(Checked):
             active += self.moe.top_k * self.expert_parameters()
             active += self.shared_expert_parameters() + self.router_parameters()
             active += 2 * self.hidden_size * self.moe.latent_size
-        if self.diffusion:  # of two sets a token passes one; keys and values are those of the context
+        if self.diffusion:  # of two sets a token passes one
             active //= self.weight_sets
-            active -= self._context_products(seq_length)
+        if self.diffusion and self.crossing:  # keys and values are those of the context
+            weights = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
+            lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
+            tokens = sum(share * length for length, share in lengths)
+            active -= round(weights * (1 - self.diffusion.context_tokens / tokens))
         active += self.streams.layer_products(self.hidden_size) if self.streams else 0
         return 2 * active + self.score_flops_per_token(seq_length)
-
-    def _context_products(self, seq_length: int | Documents) -> int:
-        """Return the weights of a context's keys and values less those that a latent token pays for."""
-        if self.crossing is None or self.diffusion is None:
-            return 0
-        weights = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
-        lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
-        tokens = sum(share * length for length, share in lengths)
-        return round(weights * (1 - self.diffusion.context_tokens / tokens))
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
         """Return the forward FLOPs of one layer's scores and weighted values per token, without weights.
@@ -809,13 +808,6 @@ class ModelSpec(Checked):
 
 
 @lru_cache(maxsize=64)
-def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
-    found = set(model.layer_shapes())
-    sizes = {one: model.shaped(one).layer_parameters(one.kind) for one in found}
-    return tuple(sorted(found, key=lambda one: (one.kind, sizes[one], one)))
-
-
-@lru_cache(maxsize=64)
 def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     """Return a model with layers that all attend as a shape does, or borrow keys, or reuse a choice."""
     changes: dict[str, Any] = {
@@ -844,19 +836,6 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
         changes |= {"global_layers": (), **(model.local_attention.stated() if shape.local else {})}
     return replace(model, **changes)
-
-
-@lru_cache(maxsize=64)
-def _paired(model: ModelSpec) -> ModelSpec:
-    mixer = model.mixer
-    return replace(model, **_mixing(replace(mixer, with_attention=False))) if mixer else model
-
-
-@lru_cache(maxsize=64)
-def _crossing(model: ModelSpec) -> ModelSpec:
-    """Return a model with queries that read a window as long as the context, and no keys of their own."""
-    tokens = model.diffusion.context_tokens if model.diffusion else 1
-    return replace(model, diffusion=None, sliding_window=tokens, borrowing_layers=model.num_layers)
 
 
 def _letter(shape: LayerShape) -> str:

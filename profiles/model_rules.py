@@ -30,11 +30,21 @@ _LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the mode
 
 def exclusions_of(model: Model) -> Iterator[Exclusion]:
     """Yield the fields of a model that contradict others; its parts have checked themselves."""
-    for group in (
-        _sizes, _pattern, _unlike_layers, _lists_of_layers, _local_attention, _values, _borrowed_keys,
-        _chosen_keys, _mixer, _diffusion, _norms_and_biases,
-    ):  # fmt: skip
-        yield from group(model)
+    for group, concerned in (
+        (_sizes, True),
+        (_pattern, model.layer_pattern),
+        (_unlike_layers, model.unlike_layers),
+        (_lists_of_layers, True),
+        (_local_attention, model.local_attention),
+        (_values, model.mla or model.keys_are_values),
+        (_borrowed_keys, model.borrowing_layers or model.borrowing_ffn_hidden_size),
+        (_chosen_keys, model.indexer),
+        (_mixer, model.mixer),
+        (_diffusion, model.diffusion),
+        (_norms_and_biases, True),
+    ):
+        if concerned:
+            yield from group(model)
 
 
 def _sizes(model: Model) -> Iterable[Exclusion]:
@@ -74,8 +84,6 @@ def _unpriced(model: Model, names: Iterable[str], where: str) -> Iterator[Exclus
 def _pattern(model: Model) -> Iterable[Exclusion]:
     """Yield a pattern of another length, of unknown letters, or that does not fit the model's parts."""
     pattern, layers, moe, mixer = model.layer_pattern, model.num_layers, model.moe, model.mixer
-    if not pattern:
-        return ()
     wrong = [letter for letter in pattern if letter not in "M*-E"]
     placed = moe and (moe.num_dense_layers, moe.frequency, moe.dense_layers) != (0, 1, ())
     attends = mixer and (mixer.attention_every or mixer.attention_layers)
@@ -107,8 +115,6 @@ def _pattern(model: Model) -> Iterable[Exclusion]:
 def _unlike_layers(model: Model) -> Iterable[Exclusion]:
     """Yield sizes of another number of layers, layers of no block, and what is not priced with them."""
     widths, each, layers = model.layer_ffn_sizes, model.layer_kv_heads, model.num_layers
-    if not model.unlike_layers:
-        return ()
     empty = [layer for layer, sizes in enumerate(zip(widths, each, strict=False)) if not any(sizes)]
     wrong = [one for one in each if one and model.num_attention_heads % one]
     where = "where layers have unlike sizes"
@@ -150,8 +156,6 @@ def _lists_of_layers(model: Model) -> Iterator[Exclusion]:
 
 def _local_attention(model: Model) -> Iterator[Exclusion]:
     """Yield an attention of local layers' own unless some layers are local, and none latent."""
-    if model.local_attention is None:
-        return
     why = "needs local layers next to global ones: sliding_window, and every n-th or listed layers"
     yield Exclusion("local_attention", len(set(model.local_layers())) == 1, why)
     yield Exclusion("local_attention", model.mla, "contradicts mla")
@@ -200,17 +204,15 @@ def _borrowed_keys(model: Model) -> Iterable[Exclusion]:
 def _chosen_keys(model: Model) -> Iterable[Exclusion]:
     """Yield an indexer without the queries' latent, and a reused choice that no layer before made."""
     indexer, latent = model.indexer, model.mla and model.mla.q_lora_rank
-    first = indexer and 0 in indexer.reusing_layers and model.chooser
+    first = 0 in indexer.reusing_layers and model.chooser
     return (
-        Exclusion("indexer", indexer and not latent, "needs latent attention with mla.q_lora_rank"),
+        Exclusion("indexer", not latent, "needs latent attention with mla.q_lora_rank"),
         Exclusion("indexer/reusing_layers", first, "no layer has chosen before layer 0", "1 and higher"),
     )
 
 
 def _mixer(model: Model) -> Iterator[Exclusion]:
     """Yield a mixer that no layer has, and what is not priced next to it."""
-    if model.mixer is None:
-        return
     if model.mixer.with_attention:
         yield from _unpriced(model, ("layer_pattern", "mla", "moe"), "where a mixer is next to attention")
     unused = not model.mixer.with_attention and not any(model.mixing_layers())
@@ -220,8 +222,6 @@ def _mixer(model: Model) -> Iterator[Exclusion]:
 
 def _diffusion(model: Model) -> Iterator[Exclusion]:
     """Yield parts that no diffusion transformer has, and more layers of two streams than layers."""
-    if model.diffusion is None:
-        return
     yield from _unpriced(model, _NOT_IN_DIFFUSION, "in a diffusion transformer")
     double, most = model.diffusion.two_stream_layers, model.num_layers
     why, allowed = f"{double} is more than num_layers = {most}", f"0 to {most}"

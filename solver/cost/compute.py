@@ -385,7 +385,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         heads, rotary = 0.0, np.zeros_like(tokens)
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
-    rotary = rotary + tokens * 4.0 * model.scaled_values / ctx.t
+    scaled = model.own_kv_heads * model.v_head_dim if model.value_scale != 1 else 0
+    rotary = rotary + tokens * 4.0 * scaled / ctx.t
     if model.gate_width and model.mixes_tokens:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices

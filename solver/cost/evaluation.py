@@ -9,7 +9,7 @@ energy, odds, and the independent check.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 
@@ -292,34 +292,25 @@ def _pipelines(
             meshes.setdefault(group, {})[at, mesh.tensor_parallel_size] = mesh
     on = dict[int, PricedPipelines]()
     for group, asked in meshes.items():
-        if group == EVERYWHERE:
-            alone = (nodes.problem, profile)
-        else:
-            alone = (nodes.problems[group], nodes.profiles[group])
-        name = "" if group == EVERYWHERE else nodes.names[group]
+        alone, name = (nodes.problem, profile), ""
+        if group != EVERYWHERE:
+            alone, name = (nodes.problems[group], nodes.profiles[group]), nodes.names[group]
         on[group] = PricedPipelines.of(*alone, list(asked.values()), group, name, with_spread=with_spread)
     rows = {group: {pair: row for row, pair in enumerate(asked)} for group, asked in meshes.items()}
     between_s = cache(lambda one, other, sent: float(nodes.hop_s(one, other, np.array([sent]))[0]))
     found = list[Pipeline]()
     for at, (config, some) in enumerate(zip(configs, places, strict=True)):
-        here = [(on[group], rows[group][at, mesh.tensor_parallel_size]) for group, mesh in some]
-        stages = tuple(
-            Stage(on=own, row=row, stage=number, hop_s=_hop_s(between_s, before, (own, row)))
-            for number, (before, (own, row)) in enumerate(zip([here[0], *here[:-1]], here, strict=True))
-        )
-        found.append(Pipeline(config=config, stages=stages))
+        stages = list[Stage]()
+        for number, (group, mesh) in enumerate(some):
+            own = Stage(on=on[group], row=rows[group][at, mesh.tensor_parallel_size], stage=number)
+            before = stages[-1] if stages else own
+            if before.on.group != group:  # how much longer a transfer takes than one inside the group
+                sent = max(float(one.on.sent_bytes[one.row]) for one in (before, own))
+                inside_s = float(own.on.prices.transfer_s[own.row])
+                own = replace(own, hop_s=between_s(before.on.group, group, sent) - inside_s)
+            stages.append(own)
+        found.append(Pipeline(config=config, stages=tuple(stages)))
     return found
-
-
-_PricedStage = tuple[PricedPipelines, int]  # prices, and the row of them that is the stage's
-
-
-def _hop_s(between_s: Callable[[int, int, float], float], before: _PricedStage, own: _PricedStage) -> float:
-    """Return how much longer a transfer from the stage before takes than one inside the group."""
-    if before[0].group == own[0].group:
-        return 0.0
-    sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
-    return between_s(before[0].group, own[0].group, sent) - float(own[0].prices.transfer_s[own[1]])
 
 
 class StageTable:

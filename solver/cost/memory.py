@@ -506,12 +506,13 @@ def kept_free_words(problem: Problem, profile: Profile) -> str:
     return f"{', '.join(parts)}, for an out-of-memory risk of at most {risk * 100:g} %"
 
 
-def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) -> float:
-    """Return the largest predicted peak that runs out of memory with at most ``probability``.
+def memory_budget_bytes(problem: Problem, profile: Profile) -> float:
+    """Return the largest predicted peak that runs out of memory with no more than the accepted risk.
 
-    ``limit * exp(sigma * ppf(probability))`` of a log-normal peak, and 1e-9 more for judges that round.
+    ``limit * exp(sigma * ppf(risk))`` of a log-normal peak, and 1e-9 more for judges that round.
     """
-    return problem.memory_limit_bytes * (1.0 + 1e-9) * _budget_share(profile, probability)
+    risk = problem.options.max_out_of_memory_probability
+    return problem.memory_limit_bytes * (1.0 + 1e-9) * _budget_share(profile, risk)
 
 
 def _budget_share(profile: Profile, probability: float) -> float:

@@ -125,11 +125,6 @@ def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> We
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), whole=dense)
 
 
-def first_weights(ctx: Context) -> Weights:
-    """Count what precedes the first layer: the embedding, and a vision tower with its projector."""
-    return embedding_weights(ctx) + tower_weights(ctx)
-
-
 def trained_first(ctx: Context) -> Weights:
     """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
     embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
@@ -146,8 +141,7 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    own = _vocabulary_matrix(ctx) / (ctx.t * ctx.g)
-    return np.where(ctx.p > 1, copies * own, 0.0)
+    return np.where(ctx.p > 1, copies * (_vocabulary_matrix(ctx) / (ctx.t * ctx.g)), 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
@@ -195,7 +189,7 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
     """Return the weights of every part in order: layer kinds, what precedes them, head."""
     return [
         *(layer_weights(ctx.of(one), one.kind) for one in kinds),
-        first_weights(ctx),
+        embedding_weights(ctx) + tower_weights(ctx),
         head_weights(ctx),
     ]
 
@@ -347,14 +341,21 @@ def base_bytes_beyond(
     all are cast.
     """
     precision, zero = ctx.workload.base_precision, np.zeros_like(ctx.t)
-    casts = [cast * ~ctx.full for cast in _casts(ctx, kinds)[:-1]] + _casts(ctx, kinds)[-1:]
+    *others, head = _casts(ctx, kinds)
+    casts = [*(cast * ~ctx.full for cast in others), head]
     if not ctx.frozen:
         return casts
     stored = 4.0 if precision == "fp32" else ctx.facts.weight_bytes if ctx.facts.casts_frozen else 2.0
     cut = (stored - ctx.facts.weight_bytes) * np.where(ctx.offloads_weights, 0.0, 1.0)
-    whole = [-_saved_bytes(ctx.of(one), one.kind) + zero for one in kinds] + [zero, zero]
+    whole = [zero] * len(weights)
     if precision == "fp32":
         whole = [2.0 * (own.dense + own.routed) + cast for own, cast in zip(weights, casts, strict=True)]
+    elif precision not in WHOLE_PRECISIONS:  # frozen matrices of 4 or 8 bits, instead of 2 bytes each
+        for part, one in enumerate(kinds):
+            whole[part] = zero - sum(
+                (base_bytes(layer, "bf16") - base_bytes(layer, precision)) * _on_rank(ctx, layer)
+                for layer in quantized_layers(ctx.of(one).model, one.kind)
+            )
     shares = (ctx.dense_replicas.sharing, ctx.expert_replicas.sharing)
     return [
         np.where(
@@ -376,21 +377,10 @@ def casts_bytes(
     forward pass ends, the loss in it, whether or not a layer saves it; it caches none that is frozen
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
     """
-    casts = _casts(ctx, kinds)[:-2]
+    casts = _casts(ctx, kinds)[:-2]  # of layers
     cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
     return np.asarray(cached * ctx.full * (not ctx.frozen)) + rows, np.maximum.reduce(casts)
-
-
-def _saved_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
-    """Return the bytes that frozen matrices of 4 or 8 bits save of 2 each."""
-    precision, layers = ctx.workload.base_precision, quantized_layers(ctx.model, kind)
-    if precision in WHOLE_PRECISIONS:
-        return 0.0
-    return sum(
-        (base_bytes(layer, "bf16") - base_bytes(layer, precision)) * _on_rank(ctx, layer)
-        for layer in layers
-    )
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:

@@ -31,7 +31,6 @@ from meshwright.solver.cost.communication import sent_bytes
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.parameters import (
-    Weights,
     head_weights,
     layer_weights,
     trained_first,
@@ -134,8 +133,7 @@ class NodeGroups:
 
     def budget_bytes(self, group: int) -> float:
         """Return the bytes that a rank of a group may use at its peak."""
-        allowed = self.problem.options.max_out_of_memory_probability
-        return memory_budget_bytes(self.problems[group], self.profiles[group], allowed)
+        return memory_budget_bytes(self.problems[group], self.profiles[group])
 
     @cached_property
     def _fabrics(self) -> dict[tuple[int, int], Fabric]:
@@ -145,14 +143,11 @@ class NodeGroups:
         """Return the network between two groups: every message between them leaves its island."""
         if (one, other) not in self._fabrics:
             look()
-            self._fabrics[one, other] = self._new_fabric(one, other)
+            between = self.problem.cluster.between_groups if one != other else None
+            ends = (self.groups[at].inter_node for at in (one, other))
+            link = between or min(ends, key=lambda link: link.payload_bytes_per_s)
+            self._fabrics[one, other] = self.profiles[other].across(link).fabric
         return self._fabrics[one, other]
-
-    def _new_fabric(self, one: int, other: int) -> Fabric:
-        between = self.problem.cluster.between_groups if one != other else None
-        ends = [self.groups[at] for at in (one, other)]
-        link = between or min((end.inter_node for end in ends), key=lambda link: link.payload_bytes_per_s)
-        return self.profiles[other].across(link).fabric
 
     def hop_s(self, one: int, other: int, sent_bytes: FloatArray) -> FloatArray:
         """Return exposed seconds of activations between neighbours on two groups, each direction.
@@ -189,16 +184,9 @@ class NodeGroups:
         config = Configuration(stage_layers=(self.problem.model.num_layers,))
         ctx = context_of(self.problems[0], Columns.of([config]), self.profiles[0])
         kinds = self.problem.model.layer_kinds()
-        total = sum(_count(trained_weights(ctx, layer_weights(ctx, kind), kind)) for kind in kinds)
-        ends = (
-            trained_first(ctx),
-            trained_weights(ctx, head_weights(ctx), "head"),
-        )
-        return total + sum(map(_count, ends))
-
-
-def _count(weights: Weights) -> float:
-    return float(weights.dense[0] + weights.routed[0])
+        layers = [trained_weights(ctx, layer_weights(ctx, kind), kind) for kind in kinds]
+        parts = [*layers, trained_first(ctx), trained_weights(ctx, head_weights(ctx), "head")]
+        return sum(float(own.dense[0] + own.routed[0]) for own in parts)
 
 
 EVERYWHERE = -1  # instead of a node group: a mesh over all nodes, which the slowest GPU paces
@@ -272,8 +260,7 @@ class PricedPipelines:
     @cached_property
     def budget_bytes(self) -> float:
         """Return the bytes that a rank may use at its peak."""
-        chance = self.problem.options.max_out_of_memory_probability
-        return memory_budget_bytes(self.problem, self.profile, chance)
+        return memory_budget_bytes(self.problem, self.profile)
 
     @cached_property
     def log_time_sigma(self) -> FloatArray:

@@ -97,7 +97,6 @@ from meshwright.solver.cost.timed_layers import (
     is_issued,
     issuing_s,
     shared_out,
-    timed_together,
 )
 from meshwright.solver.cost.towers import (
     LAYER,
@@ -242,7 +241,8 @@ def _passes(
     """Return the passes of a part with its launches; ``alone``: what is timed, without further parts."""
     if ctx.layers is None:
         return launching(busy)
-    timed = timed_together(ctx, *alone)
+    compute, tensor = alone
+    timed = compute + tensor if ctx.layers.with_collectives else compute
     if is_issued(ctx, part):
         return launching(busy + beyond_price(ctx, part, timed))
     return launching(busy) + beyond_price(ctx, part, launching(timed))

@@ -5,7 +5,6 @@ A row's factor depends on the row alone, never on the split, so prices stay line
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,15 +23,9 @@ from meshwright.solver.problem import Problem
 NUM_FEATURES = 24
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
 _KERNELS = {
-    "flash1": 2.0,
-    "flash2": 2.0,
-    "triton": 2.0,
-    "flash3": 2.5,
-    "flash4": 2.5,
-    "cudnn": 2.5,
-    "torch": -1.0,
-}
-_UNFUSED = {"megatron-fused": 0.0}
+    "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
+    "megatron-fused": 0.0, "torch": -1.0,
+}  # fmt: skip
 _NOT_STATED = 1.0
 # Of switches of recipes, in the same unit: what takes another path through the machine lies further off.
 _GRAPHS = {"none": 0.0, "layer": 1.5, "full_iteration": 2.0}
@@ -61,31 +54,23 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
         np.maximum(c.num_gpus / problem.cluster.groups[0].island_gpus, 1.0),
     )  # fmt: skip
     options = workload.framework_options
-    kernel = str(options.get("attention_kernel", ""))
-    switches = (
-        c.sequence_parallel, c.zero_stage / 2.0, c.recompute,
-        np.full(n, 2.0 * (workload.precision == "fp8")),
-        np.full(n, 2.0 * (model.moe is not None)),
-        np.full(n, float(bool(options.get("norm_fused", False)))),
-        np.full(n, (_KERNELS | _UNFUSED).get(kernel, _NOT_STATED)),
-        *(np.full(n, switch) for switch in _recipe_switches(options)),
-    )  # fmt: skip
-    logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
-    weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
-    return np.stack([*logs, *weighted], axis=1)
-
-
-def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
-    """Return switches: CUDA graphs and capacities, dispatcher, overlap, 8 or 4 bits, recomputed modules."""
-    padded = bool(options.get("moe_capacity_factor"))
+    graphs = _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH)
     replayed = [name for name in str(options.get("recompute_modules", "")).split("+") if name]
-    return (
-        _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH) + (_PADDED if padded else 0.0),
+    of_all = (
+        2.0 * (workload.precision == "fp8"),
+        2.0 * (model.moe is not None),
+        float(bool(options.get("norm_fused", False))),
+        _KERNELS.get(str(options.get("attention_kernel", "")), _NOT_STATED),
+        graphs + (_PADDED if options.get("moe_capacity_factor") else 0.0),
         _DISPATCHERS.get(str(options.get("moe_dispatcher", "alltoall")), 0.0),
         float(bool(options.get("overlap_experts", False))),
         _RECIPES.get(str(options.get("precision_recipe", "")), 0.0),
         _MODULE * sum(name not in _SELECTIVE for name in replayed),
     )
+    switches = (c.sequence_parallel, c.zero_stage / 2.0, c.recompute, *(np.full(n, one) for one in of_all))
+    logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
+    weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
+    return np.stack([*logs, *weighted], axis=1)
 
 
 def features_of(problem: Problem, configuration: Configuration) -> FloatArray:

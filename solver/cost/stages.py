@@ -292,17 +292,13 @@ class Stages:
     @property
     def peak_memory_bytes(self) -> FloatArray:
         """Return the memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
-        return np.where(self.rank_valid, _total(self.memory_bytes), 0.0)
+        return np.where(self.rank_valid, reduce(np.add, self.memory_bytes.values()), 0.0)
 
     def take(self, index: IntArray) -> Stages:
         """Return the stages of the rows at ``index``, in that order."""
         arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "memory_bytes"}
         memory_bytes = {name: term[index] for name, term in self.memory_bytes.items()}
         return Stages(**arrays, memory_bytes=memory_bytes)
-
-
-def _total(terms: dict[str, FloatArray]) -> FloatArray:
-    return reduce(np.add, terms.values())
 
 
 def chunks_of(
@@ -335,7 +331,10 @@ def chunks_of(
     valid = np.arange(width)[None, :] < num_chunks[:, None]
     sent = returned = valid.astype(np.float64)
     if layout.counts_prediction:
-        further = _predicted_apart(layout, parts, num_chunks - 1)
+        # The head takes the hidden states of prediction layers from the last layer's, one behind another
+        # (Megatron-LM d98e8a64 ``megatron/core/transformer/multi_token_prediction.py:976``).
+        kind = layout.num_kinds - 1 - 2 * layout.counts_ends
+        further = layout.predicted * parts[..., kind] * (np.arange(width) < num_chunks[:, None] - 1)
         sent, returned = valid + further, valid + np.roll(further, 1, axis=1)
     return Chunks(
         valid=valid,
@@ -349,16 +348,6 @@ def chunks_of(
         num_ranks=num_ranks,
         regular=bool((p == num_ranks).all()) and not in_a_v(columns).any(),
     )
-
-
-def _predicted_apart(layout: LayerLayout, parts: FloatArray, last: IntArray) -> FloatArray:
-    """Count prediction layers' hidden states that a chunk before the last one hands on, (n, C).
-
-    The head takes theirs from the last layer's, one behind another (Megatron-LM d98e8a64
-    ``megatron/core/transformer/multi_token_prediction.py:976``).
-    """
-    kind, chunk = layout.num_kinds - 1 - 2 * layout.counts_ends, np.arange(parts.shape[1])
-    return np.asarray(layout.predicted * parts[..., kind] * (chunk < last[:, None]))
 
 
 def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
@@ -439,18 +428,6 @@ def parts_room_bytes(prices: RowPrices, budget_bytes: float) -> FloatArray:
     return room - prices.buffer_bytes - prices.uneven_bytes
 
 
-def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
-    held = in_flight(columns)
-    missing = chunks.valid.shape[1] - held.shape[1]
-    if missing > 0:  # a split may be padded behind the longest row
-        held = np.pad(held, ((0, 0), (0, missing)))
-    replayed = _kinds(chunks.replayed)
-    kept = [part - again for part, again in zip(_kinds(chunks.parts), replayed, strict=True)]
-    each = _whole(kept, prices.activation_bytes, chunks.last)
-    each += _layers(replayed, prices.checkpoint_bytes)
-    return np.asarray(each * held)
-
-
 def layers_held(chunks: Chunks) -> list[FloatArray]:
     """Count the layers of each kind that every rank holds, (n, R) each."""
     return [_by_rank(count, chunks) for count in _kinds(chunks.parts)]
@@ -491,9 +468,15 @@ def _memory(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
     has_head = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
-    ones = rank_valid.astype(np.float64)
-    kept = _activations(prices, columns, chunks)
-    activations, gradients = fullest_moment(prices, columns, chunks, held, kept)
+    ones, in_use = rank_valid.astype(np.float64), in_flight(columns)
+    missing = chunks.valid.shape[1] - in_use.shape[1]
+    if missing > 0:  # a split may be padded behind the longest row
+        in_use = np.pad(in_use, ((0, 0), (0, missing)))
+    replayed = _kinds(chunks.replayed)
+    kept = [part - again for part, again in zip(_kinds(chunks.parts), replayed, strict=True)]
+    each = _whole(kept, prices.activation_bytes, chunks.last)
+    each += _layers(replayed, prices.checkpoint_bytes)
+    activations, gradients = fullest_moment(prices, columns, chunks, held, each * in_use)
     terms = {
         "weights": _whole(held, prices.weights_bytes, chunks.head_rank),
         "gradients": gradients,
@@ -502,7 +485,7 @@ def _memory(
         "workspace": workspace_bytes(prices, EACH_RANK, has_head) * ones,
         "buffers": prices.buffer_bytes[:, None] * ones,
     }
-    allocated = _total(terms)
+    allocated = reduce(np.add, terms.values())
     terms["context"] = prices.context_bytes[:, None] * ones
     terms["reserve"] = allocated * (prices.reserve[:, None] - 1.0)
     return terms
@@ -552,8 +535,7 @@ def objective_s(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArr
     ``schedule.fill_share``: a sum and a maximum of stage prices, so exact programs can minimise it.
     """
     phi = fill_share(columns)
-    m = columns.num_microbatches
-    bottleneck = (m - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
+    bottleneck = (columns.num_microbatches - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
     slowest = np.where(stages.rank_valid, bottleneck, 0.0).max(axis=1)
     pipeline = phi * stages.rank_time_s.sum(axis=1) + slowest
     return step_of_end_s(pipeline, prices.straggler, prices.fixed_s)

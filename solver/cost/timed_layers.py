@@ -32,11 +32,6 @@ _UNTIMED = (
 )  # fmt: skip
 
 
-def timed_together(ctx: Context, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
-    """Return the price of what the timed seconds hold: computing, and its collectives if included."""
-    return compute + tensor if ctx.layers is not None and ctx.layers.with_collectives else compute
-
-
 def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
     """Return the seconds to add to ``own``, the price, to reach the timed seconds; 0 if none were timed."""
     forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)

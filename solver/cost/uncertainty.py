@@ -9,7 +9,7 @@ runs that were left out (``benchmarks/fit_stacks.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import flash_lookup, layer_gemms
-from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import features
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, objective_s
@@ -83,9 +83,7 @@ def log_time_sigma(
     shares = shares_of(problem, columns, splits, profile, replayed_layers, moved=moved)
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns), shares["launch"])
-    known = doubts()
-    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile) + between(problem) ** 2
-    variance = np.full(len(columns), whole)
+    known, variance = doubts(), np.full(len(columns), _common_variance(problem, profile))
     for name, share in shares.items():
         doubt = f"unidentified_{name}" if SHARES[name] in profile.unidentified else name
         variance += (known[doubt] * share) ** 2
@@ -99,8 +97,7 @@ def least_log_sigma(problem: Problem, profile: Profile) -> float:
     """
     if profile.residual is not None or profile.layers is not None:
         return 0.0
-    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile) + between(problem) ** 2
-    return float(np.sqrt(whole))
+    return float(np.sqrt(_common_variance(problem, profile)))
 
 
 def between(problem: Problem) -> float:
@@ -109,13 +106,14 @@ def between(problem: Problem) -> float:
     return float(catalog_spreads()["between"][kind])
 
 
-def _squared_doubts(problem: Problem, profile: Profile) -> float:
-    """Return what the model and the GPU add to the variance of every configuration."""
+def _common_variance(problem: Problem, profile: Profile) -> float:
+    """Return the variance of every configuration, whatever it depends on: by stack, model and GPU."""
     known = doubts()
     experts = known["unidentified_experts" if OF_EXPERTS in profile.unidentified else "experts"]
     unmeasured = 0.0 if profile.gpu_operators.measured else known["unmeasured_gpu"]
     borrowed = architectures_log_spread() if profile.borrowed else 0.0
-    return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2 + borrowed**2
+    own = (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2 + borrowed**2
+    return profile.log_time_sigma**2 + own + between(problem) ** 2
 
 
 def shares_of(
@@ -154,19 +152,13 @@ def share_of(share: str, still: FloatArray, slower: FloatArray) -> FloatArray:
 def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Return prices of all rows unchanged, then once more for each counted constant, moved alone."""
     names, n = tuple(_counted(profile).values()), len(columns)
-    constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
-    many = columns.take(np.tile(np.arange(n), len(names) + 1))
-    return price(problem, many, replace(profile, constants=constants))
-
-
-def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> dict[str, Any]:
-    """Return constants as columns: first unchanged, then each moved alone."""
-    moved: dict[str, Any] = {}
+    moved: dict[str, Any] = {}  # constants as columns
     for index, name in enumerate(names):
         factors = np.ones(len(names) + 1)
         factors[index + 1] = np.exp(SLOWER[name])
-        moved[name] = np.repeat(getattr(profile.constants, name) * factors, repeat)
-    return moved
+        moved[name] = np.repeat(getattr(profile.constants, name) * factors, n)
+    many = columns.take(np.tile(np.arange(n), len(names) + 1))
+    return price(problem, many, replace(profile, constants=replace(profile.constants, **moved)))
 
 
 def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[tuple[str, ...]]:
@@ -179,27 +171,16 @@ def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[t
         InvalidProblemError: a framework option is unknown or has a wrong value.
     """
     unmeasured = () if profile.gpu_operators.measured else ("operators",)
-    beyond = _beyond(problem, context_of(problem, columns, profile))
+    ctx, beyond = context_of(problem, columns, profile), dict[str, BoolArray]()
+    if ctx.operators.tables:
+        layers = [(ctx.of(one), one.kind) for one in LayerLayout.of(problem.model).kinds]
+        gemm = load_operator_tables(ctx.operators.tables).find("gemm")
+        plain = [g for own, kind in layers for g in layer_gemms(own, kind) if not g.grouped]
+        beyond["gemm"] = np.logical_or.reduce([gemm.extrapolated(g.m, g.n, g.k) for g in plain])
+        attend = [own for own, _ in layers if own.model.mixes_tokens and not own.model.mixes]
+        if ctx.facts.flash and attend:
+            found = [flash_lookup(own) for own in attend]
+            beyond["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
     return [
         (*unmeasured, *(name for name, mask in beyond.items() if mask[row])) for row in range(len(columns))
     ]
-
-
-def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
-    """Return masks of the rows with shapes beyond the tables; none if the GPU has no tables."""
-    if not ctx.operators.tables:
-        return {}
-    gemm = load_operator_tables(ctx.operators.tables).find("gemm")
-    sides = [
-        (g.m, g.n, g.k)
-        for one in LayerLayout.of(problem.model).kinds
-        for g in layer_gemms(ctx.of(one), one.kind)
-        if not g.grouped
-    ]
-    masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
-    contexts = map(ctx.of, LayerLayout.of(problem.model).kinds)
-    attend = [each for each in contexts if each.model.mixes_tokens and not each.model.mixes]
-    if ctx.facts.flash and attend:
-        found = [flash_lookup(each) for each in attend]
-        masks["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
-    return masks

@@ -172,7 +172,7 @@ def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrice
         columns=columns,
         prices=prices,
         layout=layout.with_ends() if problem.counts_ends else layout,
-        budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
+        budget_bytes=memory_budget_bytes(problem, profile),
         uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
         only_split=Prescribed.of(problem),
     )
@@ -610,7 +610,7 @@ def have_room(problem: Problem, profile: Profile) -> bool:
         ((part @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem))).reshape(-1, each).min(axis=1)
         for part in (held, prices.optimizer_bytes)
     )
-    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    budget = memory_budget_bytes(problem, profile)
     in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
     facts = with_options(profile.framework, problem.workload.framework_options)
     there = states[0] * facts.optimizer_offload_fraction

@@ -168,11 +168,15 @@ def test_a_peak_at_the_limit_runs_out_of_memory_every_other_time() -> None:
     assert out_of_memory_probability(79.0, 79.0, 0.1) == pytest.approx(0.5)
 
 
+def accepting(problem: Problem, risk: float) -> Problem:
+    return replace(problem, options=replace(problem.options, max_out_of_memory_probability=risk))
+
+
 def test_the_budget_is_the_peak_of_exactly_that_probability() -> None:
     # ppf(1 %) = -2.326: limit * exp(-2.326 sigma)
     problem = a_problem()
     profile = a_profile(problem)
-    budget = memory_budget_bytes(problem, profile, 0.01)
+    budget = memory_budget_bytes(problem, profile)
     chance = out_of_memory_probability(budget, problem.memory_limit_bytes, profile.log_memory_sigma)
     assert chance == pytest.approx(0.01)
 
@@ -183,7 +187,7 @@ def test_a_peak_of_exactly_the_accepted_chance_is_within_the_budget_however_its_
     problem = a_problem()
     profile, peak = a_profile(problem), 70e9
     chance = out_of_memory_probability(peak, problem.memory_limit_bytes, profile.log_memory_sigma)
-    budget = memory_budget_bytes(problem, profile, chance)
+    budget = memory_budget_bytes(accepting(problem, chance), profile)
     assert budget - peak == pytest.approx(
         70.0, abs=1.0
     )  # 1e-9 of it; CP-SAT rounds half a byte of each layer
@@ -197,7 +201,7 @@ def test_without_spread_the_limit_is_a_wall() -> None:
 def test_more_probability_gives_more_room() -> None:
     problem = a_problem(GPT)
     profile = a_profile(problem)
-    budgets = [memory_budget_bytes(problem, profile, p) for p in (0.0, 0.001, 0.01, 0.5, 1.0)]
+    budgets = [memory_budget_bytes(accepting(problem, p), profile) for p in (0.0, 0.001, 0.01, 0.5, 1.0)]
     assert budgets == sorted(budgets)
 
 

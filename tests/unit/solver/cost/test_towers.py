@@ -14,7 +14,7 @@ from meshwright.profiles.sequences import SequenceLengths
 from meshwright.profiles.towers import FrozenPart, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
-from meshwright.solver.cost.parameters import first_weights, trained_first
+from meshwright.solver.cost.parameters import part_weights, trained_first
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.cost.towers import tower_context
@@ -79,7 +79,8 @@ def test_a_trained_projector_behind_a_frozen_tower_keeps_its_own_tensors() -> No
     ctx = context_of(problem, config, default_profile(problem.cluster, "none"))
     tower = MODEL.tower_parameters()
     trained = trained_first(ctx).dense[0]
-    assert first_weights(ctx).dense[0] - trained == tower - 4096 * 8192 - 8192
+    first, _ = part_weights(ctx, ())
+    assert first.dense[0] - trained == tower - 4096 * 8192 - 8192
     none, whole = (_prices(_problem(frozen=one)) for one in (("vision", "projector"), ()))
     some = _prices(problem)
     for name in ("backward_s", "activation_bytes"):
