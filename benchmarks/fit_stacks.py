@@ -52,17 +52,18 @@ from benchmarks.fit.spreads import (
     together,
 )
 from benchmarks.fit.uncertainty import level_constants
+from meshwright.profiles.catalog import catalog_file
 from meshwright.profiles.profile import (
     STACKS_FILE,
     Constants,
     LevelConstant,
-    forget_levels,
     stack_constants,
     stack_names,
+    unidentified_constants,
 )
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.observations import ProfileOf
-from meshwright.solver.cost.uncertainty import SPREADS_FILE, catalog_spreads
+from meshwright.solver.cost.uncertainty import SPREADS_FILE
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CALIBRATION_RUNS = (4, 16)  # at which the scale of calibrated spreads is judged
@@ -143,7 +144,8 @@ def _write(levels: dict[str, Any]) -> None:
         level["constants"] = level.pop("constants")
     text = yaml.safe_dump(levels, sort_keys=False, width=200, default_flow_style=None)
     STACKS_FILE.write_text(_header(STACKS_FILE) + text, encoding="utf-8")
-    forget_levels()
+    catalog_file.cache_clear()
+    unidentified_constants.cache_clear()
     stack_constants.cache_clear()
 
 
@@ -228,7 +230,7 @@ def _write_spreads(spreads: Mapping[str, Mapping[str, float]]) -> None:
     """Write the file of spreads back under its header."""
     text = yaml.safe_dump(dict(spreads), sort_keys=False, default_flow_style=None, width=100)
     SPREADS_FILE.write_text(_header(SPREADS_FILE) + text, encoding="utf-8")
-    catalog_spreads.cache_clear()
+    catalog_file.cache_clear()
 
 
 def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:

@@ -9,9 +9,7 @@ from itertools import chain
 from math import lcm
 from typing import Any, get_args
 
-import yaml
-
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
 from meshwright.profiles.mixers import MIXER_KINDS
@@ -140,12 +138,6 @@ def packing_multiple(launcher: str, tensor: int, context: int, *, sequence_paral
     return lcm(rings, context * tensor if "sequence parallelism" in stated and sequence_parallel else 1)
 
 
-@cache
-def _catalog() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    return loaded
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedVersion:
     """A version of a launcher with code that has read the files exported for it."""
@@ -159,22 +151,20 @@ class JudgedVersion:
 @cache
 def judged_versions(launcher: str) -> tuple[JudgedVersion, ...]:
     """Return the versions of a launcher that have judged its files, newest first; none where none could."""
-    text = (CATALOG / "frameworks" / "judged.yaml").read_text(encoding="utf-8")
-    entries = yaml.load(text, Loader=yaml.CSafeLoader).get(launcher, ())
+    entries = catalog_file(CATALOG / "frameworks" / "judged.yaml").get(launcher, ())
     return tuple(JudgedVersion(**{name: str(value) for name, value in one.items()}) for one in entries)
 
 
 @cache
 def exact_types(launcher: str) -> frozenset[str]:
     """Return Hugging Face model types of which the launcher itself has built what is priced."""
-    recorded = yaml.load(BUILT_MODELS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    return frozenset(recorded.get(launcher, {}).get("types", ()))
+    return frozenset(catalog_file(BUILT_MODELS).get(launcher, {}).get("types", ()))
 
 
 @cache
 def launcher_names() -> tuple[str, ...]:
     """Return the launchers with known limits."""
-    return tuple(sorted(_catalog()))
+    return tuple(sorted(catalog_file(_FILE)))
 
 
 @cache
@@ -227,22 +217,20 @@ def launcher_capabilities(launcher: str) -> Capabilities:
     """
     if launcher == "any":
         return _union([launcher_capabilities(name) for name in launchers_of(launcher)])
-    if launcher not in _catalog():
+    raw = catalog_file(_FILE).get(launcher)
+    if raw is None:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
     entry: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list | dict) else value
-        for name, value in _catalog()[launcher].items()
+        name: tuple(value) if isinstance(value, list | dict) else value for name, value in raw.items()
     }
-    families = _catalog()[launcher].get("model_families", {})
     for name in (
         "model_constraints",
         "optimizer_constraints",
         "option_constraints",
         "batching_constraints",
     ):
-        stated = _catalog()[launcher].get(name, {})
-        entry[name] = tuple((word, tuple(texts)) for word, texts in stated.items())
-    entry["model_families"] = tuple(tuple(facts) for facts in families.values())
+        entry[name] = tuple((word, tuple(texts)) for word, texts in raw.get(name, {}).items())
+    entry["model_families"] = tuple(tuple(facts) for facts in raw.get("model_families", {}).values())
     try:
         able = Capabilities(launcher=launcher, **entry)
         _require_known_words(able)
@@ -316,7 +304,7 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
 
 def fact_sources(launcher: str) -> Mapping[str, str]:
     """Return the facts of a model that a launcher, or "any", can state, each with its source."""
-    return dict(_catalog()[launcher]["model_facts"])
+    return dict(catalog_file(_FILE)[launcher]["model_facts"])
 
 
 def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
@@ -332,7 +320,8 @@ def first_launcher(model: ModelSpec) -> str:
     Launchers with files that build the model come before those that run a user's own script, which can
     build any model. ``none``, the last of all, takes every model.
     """
-    able = [name for name in _catalog() if not lacking_facts(launcher_capabilities(name), model)]
+    names: list[str] = list(catalog_file(_FILE))
+    able = [name for name in names if not lacking_facts(launcher_capabilities(name), model)]
     return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
 
 

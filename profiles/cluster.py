@@ -12,10 +12,9 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.links import NodeLinks
@@ -352,7 +351,6 @@ class Host:
 
 @cache
 def _usual_hosts() -> Mapping[str, Host]:
-    text = (CATALOG / "hosts.yaml").read_text(encoding="utf-8")
     return {
         name: Host(
             link_bytes_per_s=_REACHED * GB * row["link_gb_per_s"],
@@ -363,7 +361,7 @@ def _usual_hosts() -> Mapping[str, Host]:
             nvme_write_bytes_per_s=row["nvme_write_gb_per_s"] * GB,
             source=row["source"],
         )
-        for row in yaml.load(text, Loader=yaml.CSafeLoader)
+        for row in catalog_file(CATALOG / "hosts.yaml")
         for name in row["of"]
     }
 

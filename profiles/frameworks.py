@@ -17,9 +17,7 @@ from functools import cache, cached_property, lru_cache
 from math import nan
 from typing import Any
 
-import yaml
-
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
 _CATALOG = CATALOG / "frameworks"
@@ -275,26 +273,22 @@ def framework_facts(name: str) -> FrameworkFacts:
         UnknownNameError: no such framework.
         ProfileError: its file lacks a fact or has one too many.
     """
-    raw = _file_of(name)
-    stages = {key: tuple(value) for key, value in raw.items() if isinstance(value, list)}
-    try:
-        return FrameworkFacts(name=name, **{**raw, **stages})
-    except TypeError as error:
-        raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
-
-
-def _file_of(name: str) -> dict[str, Any]:
     if name not in framework_names():
         raise UnknownNameError.among("/framework", name, framework_names())
-    raw = _read(name)
-    return (_file_of(raw.pop("like")) if "like" in raw else _read("common")) | raw
-
-
-def _read(name: str) -> dict[str, Any]:
-    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
-    raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
-    del raw["sources"]  # only for readers of the file
-    return raw
+    raw, nearest = dict[str, Any](), name
+    while nearest:
+        own = catalog_file(_CATALOG / f"{nearest}.yaml")
+        raw = own | raw
+        nearest = own.get("like", "" if nearest == "common" else "common")
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in raw.items()
+        if key not in ("sources", "like")  # only for readers of the file
+    }
+    try:
+        return FrameworkFacts(name=name, **values)
+    except TypeError as error:
+        raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
 
 
 def allowed_values(name: str) -> str:

@@ -13,9 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
@@ -208,8 +206,8 @@ def _hyphenated(name: str) -> str:
 @cache
 def _hub_ids() -> Mapping[str, str]:
     """Return the catalog's name of each hub id (``model_hub_ids.yaml``), and of its shorter spellings."""
-    raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
-    listed = [(*_spellings(hub_id), str(name)) for name, ids in raw.items() for hub_id in ids]
+    named = catalog_file(CATALOG / "model_hub_ids.yaml").items()
+    listed = [(*_spellings(hub_id), str(name)) for name, ids in named for hub_id in ids]
     found: dict[str, str] = {}
     for spell in (
         lambda exact, _: exact,
@@ -249,8 +247,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 
 def _load(path: Path) -> FieldReader:
-    raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
-    return FieldReader(raw, f"/{path.parent.name}/{path.stem}")
+    return FieldReader(catalog_file(path), f"/{path.parent.name}/{path.stem}")
 
 
 def _finish(reader: FieldReader) -> None:
@@ -264,8 +261,8 @@ def _finish(reader: FieldReader) -> None:
 
 @cache
 def _aliases() -> Mapping[str, Mapping[str, str]]:
-    raw = yaml.load((CATALOG / "gpu_aliases.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
-    return {str(name): {key: str(value) for key, value in entry.items()} for name, entry in raw.items()}
+    aliases = catalog_file(CATALOG / "gpu_aliases.yaml").items()
+    return {str(name): {key: str(value) for key, value in entry.items()} for name, entry in aliases}
 
 
 @cache
@@ -341,8 +338,7 @@ def _cluster(name: str) -> ClusterSpec:
 @cache
 def _model(name: str) -> ModelSpec:
     """Return a shape in our own field names, or the keys of a Hugging Face config under ``config``."""
-    path = CATALOG / "models" / f"{name}.yaml"
-    raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
+    raw = catalog_file(CATALOG / "models" / f"{name}.yaml")
     try:
         if "config" not in raw:
             return model_from_shape(raw, name=name)

@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from meshwright.profiles.capabilities import (
@@ -21,7 +20,7 @@ from meshwright.profiles.capabilities import (
     launcher_names,
     launchers_placing_stages,
 )
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Lines
 from meshwright.profiles.collectives.tables import SLOWEST_BYTES_PER_S, slowdown_tables
@@ -64,31 +63,20 @@ class Level:
     """The global level, or what one software stack has of its own."""
 
     fitted_on: str
-    sigmas: Mapping[str, float]  # spreads of ln(measured / predicted), uncalibrated
+    sigmas: dict[str, float]  # spreads of ln(measured / predicted), uncalibrated
     constants: Mapping[str, LevelConstant]
     slowest_network_bytes_per_s: float = SLOWEST_BYTES_PER_S  # per GPU, of the runs that it was fitted on
 
 
-@cache
-def _levels() -> dict[str, Any]:
-    levels: dict[str, Any] = yaml.load(STACKS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    return levels
-
-
-def forget_levels() -> None:
-    """Read the file again at the next use: after it was changed."""
-    _levels.cache_clear()
-    unidentified_constants.cache_clear()
-
-
 def stack_names() -> tuple[str, ...]:
     """Return the stacks that have a level of their own."""
-    return tuple(_levels()["stacks"])
+    return tuple(catalog_file(STACKS_FILE)["stacks"])
 
 
 def level_of(stack: str | None) -> Level:
     """Return the level of one stack in the file (empty if it has none); None: the global one."""
-    raw: dict[str, Any] = _levels()["global"] if stack is None else _levels()["stacks"].get(stack, {})
+    levels = catalog_file(STACKS_FILE)
+    raw: dict[str, Any] = levels["global"] if stack is None else levels["stacks"].get(stack, {})
     return Level(
         fitted_on=str(raw.get("fitted_on", "")),
         sigmas={name: float(raw[name]) for name in SIGMAS if name in raw},
@@ -103,15 +91,6 @@ def level_of(stack: str | None) -> Level:
         },
         slowest_network_bytes_per_s=float(raw.get("slowest_network_bytes_per_s", SLOWEST_BYTES_PER_S)),
     )
-
-
-def level_values(stack: str | None) -> dict[str, float]:
-    """Return every constant and spread of a stack, filled up from the global level (None: only that)."""
-    values: dict[str, float] = {}
-    for level in (level_of(None), level_of(stack)):
-        values |= {name: constant.value for name, constant in level.constants.items()}
-        values.update(level.sigmas)
-    return values
 
 
 @cache
@@ -323,7 +302,8 @@ class Profile:
             network_bytes_per_s=group.inter_node.payload_bytes_per_s,
             rail_only=group.links is not None and group.links.rail_only,
         )
-        tables = slowdown_tables(self._link_tables, at_line_rate, group.measured)
+        like = _PCIE if group.intra_node.kind == "pcie" else self.gpu_operators.tables or _FAST_LINK
+        tables = slowdown_tables(like, at_line_rate, group.measured)
         reached = replace(
             at_line_rate,
             fast_bytes_per_s=at_line_rate.fast_bytes_per_s * constants.fast_link,
@@ -348,27 +328,16 @@ class Profile:
     def across(self, network: LinkSpec) -> Profile:
         """Return the profile of single GPUs on another network, with what the stack loses of its rate."""
         if network not in self._across:  # of two groups, once for all plans that use both
-            self._across[network] = self._new_across(network)
+            stack, own = self.framework.stack, self.group.inter_node
+            shares = [network_share(stack, link.payload_bytes_per_s) for link in (own, network)]
+            constants = replace(self.constants, network=self.constants.network * (shares[1] / shares[0]))
+            group = replace(self.group, inter_node=network, island_gpus=1, measured=None)
+            self._across[network] = replace(self, group=group, constants=constants)
         return self._across[network]
 
     @cached_property
     def _across(self) -> dict[LinkSpec, Profile]:
         return {}
-
-    def _new_across(self, network: LinkSpec) -> Profile:
-        shares = [
-            network_share(self.framework.stack, link.payload_bytes_per_s)
-            for link in (self.group.inter_node, network)
-        ]
-        constants = replace(self.constants, network=self.constants.network * (shares[1] / shares[0]))
-        group = replace(self.group, inter_node=network, island_gpus=1, measured=None)
-        return replace(self, group=group, constants=constants)
-
-    @property
-    def _link_tables(self) -> str:
-        if self.group.intra_node.kind == "pcie":
-            return _PCIE
-        return self.gpu_operators.tables or _FAST_LINK
 
     @cached_property
     def version(self) -> str:
@@ -396,7 +365,9 @@ def stack_constants(stack: str | None) -> Constants:
     Raises:
         ProfileError: the file lacks a constant or has an unknown one.
     """
-    values = level_values(stack)
+    values: dict[str, float] = {}
+    for level in (level_of(None), level_of(stack)):
+        values |= {name: constant.value for name, constant in level.constants.items()} | level.sigmas
     known = {f.name for f in fields(Constants)}
     if values.keys() != known:
         raise ProfileError(f"stacks.yaml, {stack}: wrong constants {sorted(values.keys() ^ known)}")

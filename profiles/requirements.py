@@ -17,9 +17,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-import yaml
-
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.switches import EVERY_SWITCH, switches
@@ -51,8 +49,8 @@ class Requirement:
 @cache
 def packages() -> Mapping[str, Requirement]:
     """Return every package of the catalog by the part of a plan that needs it."""
-    text = (CATALOG / "requirements.yaml").read_text(encoding="utf-8")
-    return {need: _requirement(row) for need, row in yaml.load(text, Loader=yaml.CSafeLoader).items()}
+    rows = catalog_file(CATALOG / "requirements.yaml")
+    return {need: _requirement(row) for need, row in rows.items()}
 
 
 def _requirement(row: Mapping[str, Any]) -> Requirement:

@@ -23,10 +23,8 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
-import yaml
-
 from meshwright.profiles.capabilities import launcher_names
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import GpuSpec, may_slow
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -123,15 +121,18 @@ def switches() -> Mapping[str, Switch]:
     Raises:
         ProfileError: an entry of the catalog names what does not exist.
     """
-    raw: dict[str, Any] = yaml.load(
-        (CATALOG / "switches.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
-    )
-    return {name: _switch(name, entry) for name, entry in raw.items()}
+    return {name: _switch(name, one) for name, one in catalog_file(CATALOG / "switches.yaml").items()}
 
 
 def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
-    needs = entry.get("needs", ())
-    settings = tuple(_setting(name, at, one, needs) for at, one in entry["settings"].items())
+    settings = tuple(
+        Setting(
+            switch=name, name=at, options=one["set"], launchers=one["launchers"], only=one.get("only", ""),
+            needs=(*entry.get("needs", ()), *one.get("needs", ())),
+            **{key: tuple(one[key]) for key in ("gpus", "recompute", "beats", "tried") if key in one},
+        )
+        for at, one in entry["settings"].items()
+    )  # fmt: skip
     known, launchers = {one.name for one in settings}, {*launcher_names()}
     for one in settings:
         strange = {*one.launchers} - launchers
@@ -174,17 +175,6 @@ def open_switches(
         if not switches()[name].options & stated.keys()
         and switches()[name].settings_of(launcher, model, gpus)
     ]
-
-
-def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
-    values: dict[str, Any] = {
-        key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats", "tried")
-    }
-    values["only"] = raw.get("only", "")
-    return Setting(
-        switch=switch, name=name, options=raw["set"], launchers=raw["launchers"],
-        needs=(*needs, *raw.get("needs", ())), **values,
-    )  # fmt: skip
 
 
 def switch_faults(
@@ -310,11 +300,17 @@ class LegalCombinations:
         choices = [_choices(one, one.settings_of(launcher, model, gpus), facts) for one in varied]
         legal, facts_of = {}, {}
         for some in product(*choices):
-            found = _held_together(some, facts) if _kinds(some) else None
-            if found and not _contradict(
-                some, launcher, stated=stated, facts=found, model=model, precision=precision
-            ):
-                key = tuple(one.name for one in some)
+            kinds, key = {*_kinds(some)}, tuple(one.name for one in some)
+            try:
+                found = with_options(facts, _options(some))
+            except InvalidProblemError:  # whatever the launcher and model
+                continue
+            meant = {*stated, *(name for one in some if one.name for name in one.options)}
+            contradicts = any(
+                (kinds <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
+                for one in clashes(launcher, found, model, precision)
+            )
+            if kinds and not contradicts:
                 legal[key], facts_of[key] = some, found
         return cls(facts=facts, choices=choices, legal=legal, facts_of=facts_of)
 
@@ -357,35 +353,14 @@ def _options(some: Sequence[Setting]) -> dict[str, Option]:
 
 def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
     own = {name: getattr(facts, name) for name in sorted(switch.options)}
-    if any(_states(one, own) and one.recompute == RECOMPUTATION for one in able):
+    as_now = (one for one in able if {**own, **one.options} == own)
+    if any(one.recompute == RECOMPUTATION for one in as_now):
         return list(able)
     return [Setting(switch=switch.name, name="", options=own, launchers={}), *able]
 
 
-def _states(setting: Setting, options: Options) -> bool:
-    return all(setting.options.get(name, value) == value for name, value in options.items())
-
-
 def _kinds(some: Sequence[Setting]) -> list[str]:
     return [kind for kind in RECOMPUTATION if all(kind in one.recompute for one in some)]
-
-
-def _held_together(some: Sequence[Setting], facts: FrameworkFacts) -> FrameworkFacts | None:
-    try:
-        return with_options(facts, _options(some))
-    except InvalidProblemError:
-        return None
-
-
-def _contradict(
-    some: Sequence[Setting], launcher: str, *, stated: Options, facts: FrameworkFacts, model: ModelSpec,
-    precision: str,
-) -> bool:  # fmt: skip
-    meant = {*stated, *(name for one in some if one.name for name in one.options)}
-    return any(
-        ({*_kinds(some)} <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
-        for one in clashes(launcher, facts, model, precision)
-    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -192,24 +192,20 @@ def _across(kind: str, shares: NetworkShares, lines: Lines) -> FloatArray:
 
 
 def _rows_across(kind: str, shares: NetworkShares, parts: FloatArray) -> FloatArray:
-    if kind == "all_to_all":
-        return _exchange_across(shares, parts)
+    if kind == "all_to_all":  # more islands never take less time, so noise is levelled
+        sent, times = _exchange_times(shares)
+        islands = zip(_ISLANDS, times, strict=True)
+        return np.array([
+            np.interp(np.log2(parts * k * shares.gpus_per_node), np.log2(sent), row)
+            - np.log2(1.0 - 1.0 / k)
+            for k, row in islands
+        ])  # fmt: skip
     ring = shares.ring_share(parts)
     if kind == "all_gather":
         return np.tile(-np.log2(ring), (ACROSS_ROWS, 1))
     payloads = (parts * count * shares.gpus_per_node for count in _ISLANDS)
     trees = [tree_share(count, payload) for count, payload in zip(_ISLANDS, payloads, strict=True)]
     return np.asarray(-np.log2(np.maximum(ring, trees)))
-
-
-def _exchange_across(shares: NetworkShares, parts: FloatArray) -> FloatArray:
-    """Return the rows of an all-to-all: more islands never take less time, so noise is levelled."""
-    sent, times = _exchange_times(shares)
-    rows = [
-        np.interp(np.log2(parts * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(1.0 - 1.0 / k)
-        for k, row in zip(_ISLANDS, times, strict=True)
-    ]
-    return np.array(rows)
 
 
 @lru_cache(maxsize=2)  # the same on every network

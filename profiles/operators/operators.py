@@ -11,13 +11,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.operators.tables import operator_table_names, operator_tables_digest
@@ -52,7 +50,7 @@ def _attention_medians() -> Mapping[str, float]:
 
 
 FloatArray = NDArray[np.float64]
-_CATALOG = CATALOG / "calibration"
+_SHARES = CATALOG / "calibration" / "operators.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,27 +122,19 @@ def flash_attention_s(
 
 
 @cache
-def _tables() -> dict[str, Any]:
-    table: dict[str, Any] = yaml.load(
-        (_CATALOG / "operators.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
-    )
-    return table
-
-
-@cache
 def architectures_log_spread() -> float:
     """Return the standard deviation of ln(share) between two architectures, of large 16-bit products.
 
     What taking another architecture's share adds to the uncertainty: the spread of the shares of all
     architectures, times the square root of two for the difference of two of them.
     """
-    shares = [entry["gemm"]["fp16"] for entry in _tables()["architectures"].values()]
+    shares = [entry["gemm"]["fp16"] for entry in catalog_file(_SHARES)["architectures"].values()]
     return float(np.sqrt(2.0) * np.std(np.log(shares), ddof=1))
 
 
 def operators_of(gpu: GpuSpec) -> GpuOperators:
     """Return the operator shares of a GPU type; of its architecture when the type was not measured."""
-    table = _tables()
+    table = catalog_file(_SHARES)
     row = table["gpus"].get(gpu.slug)
     values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})
     if gpu.slug in operator_table_names():

@@ -156,24 +156,17 @@ def _grouped_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
     return products + moved / roof.bytes_per_s + roof.fixed_s
 
 
-def _memory_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    return arguments[0] / roof.bytes_per_s + roof.fixed_s
-
-
-def bus_bytes(collective: str, ranks: FloatArray, payload_bytes: FloatArray) -> FloatArray:
-    """Return bytes each rank's link carries: the bus-bandwidth convention of nccl-tests (PERFORMANCE.md).
-
-    ``(n - 1) / n`` of the payload, twice for an all-reduce. The payload is the whole gathered or
-    reduced buffer; of an all-to-all what one rank sends, its own share included.
-    """
-    share = (ranks - 1.0) / ranks * (2.0 if collective == "all_reduce" else 1.0)
-    return np.asarray(share * payload_bytes)
-
-
 def _collective_model(collective: str) -> OperatorModel:
+    """Return a collective with the bus bytes of nccl-tests (PERFORMANCE.md) at line rate as its roof.
+
+    Each rank's link carries ``(n - 1) / n`` of the payload, twice that for an all-reduce. The payload is
+    the whole gathered or reduced buffer; of an all-to-all what one rank sends, its own share included.
+    """
+    times = 2.0 if collective == "all_reduce" else 1.0
+
     def roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
         ranks, payload_bytes = arguments
-        return bus_bytes(collective, ranks, payload_bytes) / roof.bytes_per_s + roof.fixed_s
+        return (ranks - 1.0) / ranks * times * payload_bytes / roof.bytes_per_s + roof.fixed_s
 
     names = ("ranks", "payload_bytes")
     return OperatorModel(arguments=names, axes=names, point=tuple, roof_s=roof_s)
@@ -196,7 +189,10 @@ MODELS: Mapping[str, OperatorModel] = {
         roof_s=_grouped_roof_s,
     ),
     "memory_bound": OperatorModel(
-        arguments=("moved_bytes",), axes=("moved_bytes",), point=tuple, roof_s=_memory_roof_s
+        arguments=("moved_bytes",),
+        axes=("moved_bytes",),
+        point=tuple,
+        roof_s=lambda arguments, roof: arguments[0] / roof.bytes_per_s + roof.fixed_s,
     ),
 } | {name: _collective_model(name) for name in COLLECTIVES}
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
-import yaml
 
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.operators.operators import architectures_log_spread
 from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.profile import Profile
@@ -43,13 +41,9 @@ def _counted(profile: Profile) -> dict[str, str]:
     return {name: SHARES[name] for name in SHARES if name == "launch" or profile.residual is None}
 
 
-@cache
 def catalog_spreads() -> dict[str, dict[str, float]]:
     """Return the catalog's spreads by what they belong to."""
-    spreads: dict[str, dict[str, float]] = yaml.load(
-        SPREADS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
-    )
-    return spreads
+    return catalog_file(SPREADS_FILE)  # type: ignore[no-any-return]
 
 
 def doubts() -> Mapping[str, float]:

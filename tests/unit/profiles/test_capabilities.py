@@ -55,7 +55,7 @@ def test_a_misspelt_word_of_a_launchers_data_is_refused_with_the_nearest(
 ) -> None:
     usual = yaml.safe_load((CATALOG / "frameworks" / "capabilities.yaml").read_text("utf-8"))["megatron-lm"]
     wrong = name if field == "framework" else {name: [name]}
-    monkeypatch.setattr(capabilities, "_catalog", lambda: {"toy": usual | {field: wrong}})
+    monkeypatch.setattr(capabilities, "catalog_file", lambda _: {"toy": usual | {field: wrong}})
     with pytest.raises(ProfileError, match=f"toy: {field}: unknown .* Did you mean .*{near}"):
         launcher_capabilities.__wrapped__("toy")
 

@@ -14,7 +14,6 @@ from meshwright.profiles.profile import (
     default_profile,
     framework_of,
     level_of,
-    level_values,
     network_share,
     squared_distances,
     stack_constants,
@@ -104,13 +103,13 @@ def test_every_constant_stands_beside_its_uncertainty_and_its_source(stack: str 
 def test_a_stack_takes_from_the_global_level_what_it_does_not_name() -> None:
     own = level_of("zero").constants
     assert "attention" not in own
-    assert level_values("zero")["attention"] == level_of(None).constants["attention"].value
-    assert level_values("zero")["gemm"] == own["gemm"].value
+    assert stack_constants("zero").attention == level_of(None).constants["attention"].value
+    assert stack_constants("zero").gemm == own["gemm"].value
 
 
 def test_a_stack_that_nobody_measured_has_the_global_constants() -> None:
     assert level_of("my own trainer").constants == {}
-    assert level_values("my own trainer") == level_values(None)
+    assert stack_constants("my own trainer") == stack_constants(None)
 
 
 def test_what_six_runs_of_zero_cannot_tell_is_marked_as_such() -> None:
