@@ -11,7 +11,7 @@ from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, split
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective, tightened_s
 from meshwright.solver.search.rows import Rows
-from tests.problems.strategies import Shape, columns_of, layout_of, prices_of
+from tests.problems.strategies import FULL, Shape, columns_of, layout_of, prices_of
 from tests.property.exhaustive import exhaust
 
 FORWARD_S, BACKWARD_S = 1e-3, 2e-3
@@ -26,24 +26,29 @@ def alike(
     pp: int = 4,
     embedding: float = 0.0,
     head: float = 0.0,
+    recompute_layers: int = 0,
 ) -> Rows:
-    """Layers of 1 + 2 ms on ``pp`` ranks, ends of as many layers, and nothing else: no transfer or tail."""
-    shapes = [Shape(pp=pp, vpp=vpp, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
-                    schedule=schedule)]  # fmt: skip
-    prices = prices_of(shapes, 1, np.random.default_rng(1))
+    """Layers of 1 + 2 ms on ``pp`` ranks, ends of as many layers, and nothing else: no transfer or tail.
+
+    ``recompute_layers`` of each chunk are replayed in no time.
+    """
+    shape = Shape(pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule,
+                  recompute=FULL * (recompute_layers > 0), recompute_layers=recompute_layers)  # fmt: skip
+    prices = prices_of([shape], 1, np.random.default_rng(1))
     nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, embedding, head])
     prices = replace(
         prices,
         forward_s=nothing + FORWARD_S * layer,
         backward_s=nothing + BACKWARD_S * layer,
         tail_s=nothing,
+        replay_s=nothing,
         straggler=np.ones(1),
         transfer_s=np.zeros(1),
         rank_tail_s=np.zeros(1),
         fixed_s=np.zeros(1),
     )
     layout = layout_of([False] * layers)
-    return Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
+    return Rows(columns=columns_of([shape]), prices=prices, layout=layout, budget_bytes=np.inf)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -66,12 +71,16 @@ def test_equal_stages_are_bounded_by_what_they_take(schedule: str) -> None:
         # 3 ranks of 2 chunks. Three layers next to the embedding take 4 * 15 ms, and 2 * 3 ms and 6 of the
         # head behind them; next to the head they take 4 * 15 ms and the embedding's 6: 66 ms
         (alike(8, num_microbatches=4, schedule="looped_bfs", vpp=2, pp=3, embedding=2.0, head=2.0), 0.066),
+        # 3 ranks of 2 chunks that replay 2 layers, so hold no fewer. The last works 6 * 12 ms, behind the
+        # first chunks of two ranks and before their passes back: 72 + 2 * 2 + 2 * 4 ms
+        (
+            alike(12, num_microbatches=6, schedule="interleaved_1f1b", vpp=2, pp=3, recompute_layers=2),
+            0.084,
+        ),
     ],
-    ids=["gpipe", "two chunks", "both ends"],
+    ids=["gpipe", "two chunks", "both ends", "two layers a chunk"],
 )
-def test_rows_with_all_forward_passes_first_are_refuted_right_below_their_fastest_split(
-    rows: Rows, fastest_s: float
-) -> None:
+def test_rows_are_refuted_right_below_their_fastest_split(rows: Rows, fastest_s: float) -> None:
     assert exhaust(rows, 0).bound_s.min() == pytest.approx(fastest_s)
     assert can_beat(rows, np.array([fastest_s * 1.0001]))[0]
     assert not can_beat(rows, np.array([fastest_s * 0.9999]))[0]

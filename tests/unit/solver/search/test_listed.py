@@ -11,7 +11,7 @@ from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.listed import MOST, Shape, are_listed, number_of_splits, shape_of, splits_of
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
-from meshwright.solver.search.splits import tapers
+from meshwright.solver.search.splits import balanced, tapers
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPES = [
@@ -57,6 +57,10 @@ def test_ends_that_wait_hold_a_layer_less_and_the_rest_is_laid_out_between_them(
     assert first_waits == {(1, 3, 3, 3, 2, 2), (1, 2, 2, 3, 3, 3), (1, 2, 3, 2, 3, 3)}
     assert all(sum(split) == 14 and len(split) == 6 for split in found)
     assert min(map(min, tapers(14, 6, smallest=2, places=4))) == 2
+
+
+def test_a_rank_s_larger_chunks_are_its_first_or_its_last() -> None:
+    assert balanced((4, 2, 1, 2), 2, in_a_v=False) == [(3, 2, 2, 2), (2, 2, 3, 2)]  # rank 0 has 4 + 1
 
 
 def test_more_splits_than_are_simulated_are_not_counted_on() -> None:

@@ -22,11 +22,12 @@ from meshwright.solver.configuration import (
     Configuration,
     configuration_from_json,
 )
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
 from meshwright.solver.search.mixed.lines import _orders
-from meshwright.solver.search.mixed.model import RowOutcome
+from meshwright.solver.search.mixed.model import RowOutcome, solve
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
@@ -36,6 +37,7 @@ from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_rows
+from tests.property.test_mixed_clusters import placed
 
 ROOT = Path(__file__).parents[4]
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
@@ -429,6 +431,11 @@ def a_frontier() -> MixedFrontier:
     return frontier
 
 
+def test_the_first_plans_are_sought_from_the_row_of_least_bound_on() -> None:
+    frontier = a_frontier()
+    assert int(np.argmin(frontier.bounds.objective_s)) in {row for row, _ in frontier._places.values()}
+
+
 def test_sets_of_groups_are_searched_after_a_few_calls_of_cp_sat_even_if_no_plan_is_near() -> None:
     frontier = a_frontier()
     assert frontier.known_s * 0.95 > frontier.bound_s
@@ -480,3 +487,21 @@ def test_a_plan_whose_patterns_are_quicker_than_the_least_time_still_waits() -> 
     longest_us = int(frontier._relaxation_of(_Waiting(1e-9, (row,))).slowest_us[-1])
     frontier._wait(_Waiting(1e-9, (row,), low_us=longest_us + 1))
     assert [one.low_us for one in frontier._heap] == [longest_us + 1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "memory_gib"), [(5, 2, 79.0), (6, 3, 5.0), (5, 2, 4.0), (5, 2, 3.5)]
+)
+def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
+    layers: int, gpus: int, memory_gib: float
+) -> None:
+    slow = a_group(speed=0.5, gpus=gpus, memory_gib=memory_gib, slug="slow")
+    problem = a_mixed_problem((a_group(gpus=gpus, memory_gib=memory_gib), slow), num_layers=layers)
+    rows = mixed_rows(problem)
+    row = int(np.argmax(rows.most_stages))
+    every = evaluate(problem, default_profile(problem.cluster, "none"), placed(rows, row))
+    least_s = min(one.objective_s for one in every if max(one.short_bytes()) <= 0.0)
+    patterns = patterns_of(rows, row, np.inf, by_sender=True)
+    found = solve(rows, [row], patterns, most_s=np.inf, least_us=0, effort=4.0, seed=0, in_order=True)
+    assert found.status == "optimal"
+    assert 0.99 * least_s <= found.objective_s <= least_s  # whole microseconds, of any number of stages
