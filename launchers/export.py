@@ -25,20 +25,45 @@ from meshwright.solver.explain.sentences import limit_sentence, time_sentence
 
 def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
     """Yield warnings on mixed clusters, rings over the network, and options in no file but ``written``."""
-    config, near = target.config, target.near_gpus
+    config, near, limit_w = target.config, target.near_gpus, target.problem.power_limit_w
     ranks = config.tensor_parallel_size * config.context_parallel_size
-    if config.context_parallel_size > 1 and near % ranks and config.num_gpus > near:
-        yield f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"
-    if not target.problem.cluster.is_homogeneous:
-        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
-    options = set(target.workload.framework_options) - {*written, "power_limit_w"}
-    if limit_w := target.problem.power_limit_w:
-        yield f"no file sets power_limit_w: run sudo nvidia-smi -pl {limit_w:g} on every node first"
-    if options:
-        names = ", ".join(sorted(options))[:200]
-        yield f"the prediction assumes framework options that no file here sets: {names}"
-    if target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops:
-        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+    crosses = config.context_parallel_size > 1 and near % ranks and config.num_gpus > near
+    yield from applying(
+        (crosses, f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"),
+        (
+            not target.problem.cluster.is_homogeneous,
+            "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name",
+        ),
+        (limit_w, f"no file sets power_limit_w: run sudo nvidia-smi -pl {limit_w:g} on every node first"),
+        unwritten_options(target, {*written, "power_limit_w"}),
+        (
+            target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops,
+            f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast",
+        ),
+    )
+
+
+def applying(*warnings: tuple[object, str]) -> Iterator[str]:
+    """Yield the warnings that apply, of pairs of a condition and a text."""
+    return (text for applies, text in warnings if applies)
+
+
+def unwritten_options(target: Target, written: Iterable[str]) -> tuple[object, str]:
+    """Return the warning on framework options that no file states, with whether there are any."""
+    names = sorted(set(target.workload.framework_options) - {*written})
+    listed = ", ".join(names)[:200]
+    return names, f"the prediction assumes framework options that no file here sets: {listed}"
+
+
+def zero_2_warning(target: Target) -> tuple[bool, str]:
+    """Return the warning on ZeRO-2 under FSDP2, with whether the plan has it."""
+    kept = "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    return target.config.zero_stage == 2, kept  # noqa: PLR2004 - ZeRO-2
+
+
+def rotary_base_warning(target: Target) -> tuple[bool, str]:
+    """Return the warning on a rotary base that is written by default, with whether it is."""
+    return target.model.rotary_base is None, "the model does not state its rotary base: 10000 is written"
 
 
 MIB = 2**20

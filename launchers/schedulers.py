@@ -89,16 +89,23 @@ def scheduled(
     write = SCHEDULERS[scheduler]
     if write is None:
         if image is not None:
-            message = "Slurm's script uses no image"
-            raise InvalidProblemError.of(f"{where}image", message, allowed="leave it out")
+            raise InvalidProblemError.of(
+                f"{where}image", "Slurm's script uses no image", allowed="leave it out"
+            )
         return bundle
     target = target_of(plan, problem)
     if not problem.cluster.is_homogeneous:
-        message = f"{scheduler} cannot place node ranks on node groups; use slurm with HOSTS_FILE"
-        raise _refused(where, message, allowed="slurm")
+        raise _refused(
+            where,
+            f"{scheduler} cannot place node ranks on node groups; use slurm with HOSTS_FILE",
+            allowed="slurm",
+        )
     if SLURM_FILE not in bundle.files:
-        message = f"{scheduler} starts launch.sh on every node, and this launcher's starts the other nodes"
-        raise _refused(where, message, allowed="slurm, which adds no file here")
+        raise _refused(
+            where,
+            f"{scheduler} starts launch.sh on every node, and this launcher's starts the other nodes",
+            allowed="slurm, which adds no file here",
+        )
     warnings = list(bundle.warnings)
     if target.ordered_nodes:
         message = f"{scheduler} does not place node ranks on chosen nodes"

@@ -260,8 +260,7 @@ def accelerate_warnings(target: Target, written: Sequence[str]) -> Iterator[str]
             f"{count} weights of adapters were priced, as peft 0.21 counts them with transformers 5.23; "
             "other versions adapt other layers of experts: compare with print_trainable_parameters()"
         )
-    if target.config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
-        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    yield from common.applying(common.zero_2_warning(target))
     if target.config.tensor_parallel_size > 1:
         yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'
         yield from filter(None, [launcher_capabilities(target.problem.launcher).tensor_note])

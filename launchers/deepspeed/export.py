@@ -59,7 +59,11 @@ def _values(target: Target) -> Iterator[tuple[str, str, object]]:
             "num_dp": config.data_parallel_size,
         },
     )
-    yield from _recompute(target)
+    yield (
+        "Whether every transformer layer is recomputed (model.gradient_checkpointing_enable()).",
+        "RECOMPUTE_EVERY_LAYER",
+        config.recompute_granularity == "full",
+    )
     yield from _stages(target)
     yield from _experts(target)
 
@@ -95,14 +99,6 @@ def _experts(target: Target) -> Iterator[tuple[str, str, object]]:
             },
         )
         yield "Hidden width of one expert.", "EXPERT_FFN_HIDDEN_SIZE", model.moe.ffn_hidden_size
-
-
-def _recompute(target: Target) -> Iterator[tuple[str, str, object]]:
-    yield (
-        "Whether every transformer layer is recomputed (model.gradient_checkpointing_enable()).",
-        "RECOMPUTE_EVERY_LAYER",
-        target.config.recompute_granularity == "full",
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -148,8 +144,7 @@ def json_file(head: str, target: Target) -> str:
         "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
         "zero_optimization": _zero(target),
     }
-    if "@nvme" in config.offload:
-        values["aio"] = _AIO
+    values |= {"aio": _AIO} if "@nvme" in config.offload else {}
     if config.tensor_parallel_size > 1:
         values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return json.dumps(values, indent=2) + "\n"
@@ -171,15 +166,13 @@ def _zero(target: Target) -> dict[str, object]:
 
 def _stage_3(target: Target) -> dict[str, object]:
     """Return the settings of stage 3, with the options of ZeRO++ that are on."""
-    facts = target.facts
-    plus: dict[str, object] = {}
-    if facts.secondary_shard_size > 1:
-        plus["zero_hpz_partition_size"] = int(facts.secondary_shard_size)
-    if facts.quantized_gathers:
-        plus["zero_quantized_weights"] = True
-    if facts.quantized_reductions:
-        plus["zero_quantized_gradients"] = True
-    return _STAGE_3 | plus
+    size = int(target.facts.secondary_shard_size)
+    plus = {
+        "zero_hpz_partition_size": size if size > 1 else None,
+        "zero_quantized_weights": target.facts.quantized_gathers,
+        "zero_quantized_gradients": target.facts.quantized_reductions,
+    }
+    return {**_STAGE_3, **{name: value for name, value in plus.items() if value}}
 
 
 def _offload(target: Target) -> dict[str, object]:
@@ -277,29 +270,47 @@ def is_plain_data_parallel(target: Target) -> bool:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
-    config = target.config
+    config, split, away = target.config, target.config.tensor_parallel_size > 1, target.config.offload
     yield from common.common_warnings(target, written=_written(target))
     yield common.model_is_in_the_script(target)
     yield accelerate.attention_is_in_the_script(target)
-    if target.workload.lengths is not None:
-        yield common.sequences_in_the_script(target)
-    yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"
-    if config.pipeline_parallel_size > 1:
-        yield "the embedding and the head must not be of the class that the stages are balanced by"
-    if config.tensor_parallel_size > 1:
-        yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
-        yield (
-            "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or "
-            "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
-        )
-    if target.facts.super_offload:
-        yield "gradient_clipping is 0: with clipping, DeepSpeed updates all states after the backward pass"
-    if target.facts.cpu_update_interval > 1.0:
-        yield "ZenFlow applies small gradients some steps late: compare its loss with a run without it"
-    if config.offload != "none":
-        yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
-        yield "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed"
-    if "@nvme" in config.offload:
-        yield f"nvme_path is {NVME_PATH}: mount the drives of every node there as one, or change it"
-    if config.expert_parallel_size > 1:
-        yield "the experts must be deepspeed.moe.layer.MoE"
+    yield from common.applying(
+        (target.workload.lengths is not None, common.sequences_in_the_script(target)),
+        (True, f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"),
+        (
+            config.pipeline_parallel_size > 1,
+            "the embedding and the head must not be of the class that the stages are balanced by",
+        ),
+        (
+            split,
+            "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive",
+        ),
+        (
+            split,
+            (
+                "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or "
+                "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
+            ),
+        ),
+        (
+            target.facts.super_offload,
+            "gradient_clipping is 0: with clipping, DeepSpeed updates all states after the backward pass",
+        ),
+        (
+            target.facts.cpu_update_interval > 1.0,
+            "ZenFlow applies small gradients some steps late: compare its loss with a run without it",
+        ),
+        (
+            away != "none",
+            "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own",
+        ),
+        (
+            away != "none",
+            "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed",
+        ),
+        (
+            "@nvme" in away,
+            f"nvme_path is {NVME_PATH}: mount the drives of every node there as one, or change it",
+        ),
+        (config.expert_parallel_size > 1, "the experts must be deepspeed.moe.layer.MoE"),
+    )

@@ -367,28 +367,26 @@ def _text(values: object) -> str:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of FlagScale from the plan, and the parts that the plan leaves open."""
-    config, padded = target.config, megatron.padded_vocabulary(target)
-    if padded != target.model.vocab_size:
-        yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
-    if is_heterogeneous(config):
-        yield "hetero_process_meshes lists tp, cp, ep, dp and pp of each mesh, as this commit reads them"
-    lost = is_heterogeneous(config) and _splits_sequences(target) and _has_single_ranks(target)
-    if lost and megatron.facts(target).overlap_tensor:
-        yield "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1"
-    if len(hosts_of(target)) > 1:
-        yield (
-            "the meshes communicate over NCCL; for devices that it does not connect, set "
-            "hetero_use_cpu_communication"
-        )
-    options = set(target.workload.framework_options) - {
-        *SWITCHES_OF_ALL,
-        "attention_kernel",
-        "flash_attention",
-        *written_cut(target, megatron.facts(target)),
-    }
-    if options:
-        names = ", ".join(sorted(options))[:200]
-        yield f"the prediction assumes framework options that no file here sets: {names}"
-    kernel = megatron.facts(target).attention_kernel
-    if kernel not in megatron.ATTENTION_BACKENDS:
-        yield f"attention kernel {kernel} has no flag; Transformer Engine chooses"
+    known, unlike = megatron.facts(target), is_heterogeneous(target.config)
+    lost = unlike and _splits_sequences(target) and _has_single_ranks(target)
+    written = (*SWITCHES_OF_ALL, "attention_kernel", "flash_attention", *written_cut(target, known))
+    yield from common.applying(
+        megatron.padding_warning(target),
+        (
+            unlike,
+            "hetero_process_meshes lists tp, cp, ep, dp and pp of each mesh, as this commit reads them",
+        ),
+        (
+            lost and known.overlap_tensor,
+            "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1",
+        ),
+        (
+            len(hosts_of(target)) > 1,
+            (
+                "the meshes communicate over NCCL; for devices that it does not connect, set "
+                "hetero_use_cpu_communication"
+            ),
+        ),
+        common.unwritten_options(target, written),
+        megatron.kernel_warning(known),
+    )

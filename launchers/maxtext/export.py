@@ -297,12 +297,17 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
     )
     yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
-    if target.config.pipeline_parallel_size > 1:
-        yield (
-            "MaxText splits the embedding and the output head over the GPUs of all stages; they are priced "
-            "on the first and the last stage"
-        )
-    if target.model.moe is not None:
-        yield "no published run of MaxText's mixtures of experts is in the catalog: their price is a guess"
-    if target.model.rotary_base is None:
-        yield "the model does not state its rotary base: 10000 is written"
+    yield from common.applying(
+        (
+            target.config.pipeline_parallel_size > 1,
+            (
+                "MaxText splits the embedding and the output head over the GPUs of all stages; they are "
+                "priced on the first and the last stage"
+            ),
+        ),
+        (
+            target.model.moe is not None,
+            "no published run of MaxText's mixtures of experts is in the catalog: their price is a guess",
+        ),
+        common.rotary_base_warning(target),
+    )

@@ -235,13 +235,16 @@ def _check(fields: Fields, mesh: _Axes, model: ModelSpec, shards: int) -> None:
         count = model.moe.num_experts if model.moe else "no"
         fields.fault("ici_expert_parallelism", f"{sizes['expert']} ranks for {count} experts")
     if model.hidden_size % shards:
-        message = f"{shards} ranks of fsdp, context and expert do not divide {model.hidden_size} rows"
-        fields.fault("ici_fsdp_parallelism", message, allowed=f"divisors of {model.hidden_size}")
-    if model.num_kv_heads % tp or model.vocab_size % tp:
-        message = (
-            f"{tp} ranks do not divide {model.num_kv_heads} key/value heads or {model.vocab_size} rows"
+        fields.fault(
+            "ici_fsdp_parallelism",
+            f"{shards} ranks of fsdp, context and expert do not divide {model.hidden_size} rows",
+            allowed=f"divisors of {model.hidden_size}",
         )
-        fields.fault("ici_tensor_sequence_parallelism", message)
+    if model.num_kv_heads % tp or model.vocab_size % tp:
+        fields.fault(
+            "ici_tensor_sequence_parallelism",
+            f"{tp} ranks do not divide {model.num_kv_heads} key/value heads or {model.vocab_size} rows",
+        )
     strategy = fields.choice("context_parallel_strategy")
     if sizes["context"] > 1 and strategy != "ring":
         message = f"{strategy} of context ranks is not priced"

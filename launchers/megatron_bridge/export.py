@@ -13,6 +13,7 @@ from math import lcm
 from meshwright.launchers.export import (
     ARGUMENTS_FILE,
     StartCommand,
+    applying,
     arguments_file,
     bundled,
     common_warnings,
@@ -388,19 +389,31 @@ def found_warnings(target: Target) -> Iterator[str]:
         target, written=(*SWITCHES_OF_ALL, "offload_modules", *written_cut(target, bridge_facts(target)))
     )
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
-    if target.model.moe and not target.model.moe.balance_coefficient:
-        yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"
-    if target.workload.lengths is not None:
-        yield "packed documents need a recipe for fine-tuning: its data set has packed_sequence_specs"
-    # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
-    # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).
-    activation = target.model.mlp_activation
-    if activation != "silu":
-        yield f"no override names the activation: take a recipe of a model with {activation}"
-    yield from overlap_notes(target.problem, target.config)
-    if positions_of(target.model) == "yarn":
-        yield "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model"
-    if target.model.mla:
-        yield "latent attention is of the recipe's model provider; only its sizes are overridden"
-    if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:
-        yield "fp8 runs with delayed scaling, the plain recipe"
+    model, activation = target.model, target.model.mlp_activation
+    yield from applying(
+        (
+            model.moe and not model.moe.balance_coefficient,
+            "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts",
+        ),
+        (
+            target.workload.lengths is not None,
+            "packed documents need a recipe for fine-tuning: its data set has packed_sequence_specs",
+        ),
+        # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields);
+        # providers of the gated models that are exported have silu already (models/*/*_provider.py:
+        # activation_func).
+        (
+            activation != "silu",
+            f"no override names the activation: take a recipe of a model with {activation}",
+        ),
+        *((True, note) for note in overlap_notes(target.problem, target.config)),
+        (
+            positions_of(model) == "yarn",
+            "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model",
+        ),
+        (model.mla, "latent attention is of the recipe's model provider; only its sizes are overridden"),
+        (
+            target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"],
+            "fp8 runs with delayed scaling, the plain recipe",
+        ),
+    )

@@ -218,9 +218,8 @@ WHOLE_STEP, WHOLE_LAYER = "full_iteration", "layer"
 
 def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
     """Return CUDA graphs, kernels that are not fused, and attention in 8 bits."""
-    values: Values = {}
-    if not facts.elementwise_fused:
-        values |= {"bias_activation_fusion": False, "bias_dropout_fusion": False}
+    unfused = () if facts.elementwise_fused else ("bias_activation_fusion", "bias_dropout_fusion")
+    values: Values = dict.fromkeys(unfused, False)
     if facts.cuda_graph == WHOLE_STEP:
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": (WHOLE_STEP,)}
     elif facts.cuda_graph != "none":
@@ -257,8 +256,10 @@ def offload_values(target: Target, facts: FrameworkFacts) -> Values:
     """Return the modules with inputs on the host, if activations are offloaded."""
     if "activations" not in target.config.offload:
         return {}
-    modules = tuple(facts.offload_modules.split("+"))
-    return {"fine_grained_activation_offloading": True, "offload_modules": modules}
+    return {
+        "fine_grained_activation_offloading": True,
+        "offload_modules": tuple(facts.offload_modules.split("+")),
+    }
 
 
 def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
@@ -266,28 +267,25 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
     moe = target.model.moe
     if moe is None:
         return {}
-    values: Values = {"moe_token_dispatcher_type": DISPATCHERS[facts.moe_dispatcher]}
-    if facts.deduplicates:
-        values["moe_flex_dispatcher_backend"] = facts.moe_dispatcher
-    values["moe_grouped_gemm"] = True
-    # Router logits and weights, as in the recipes of DeepSeek-V3 and Qwen3 (Megatron-Bridge 0.3.1,
-    # qwen_provider.py:453); DeepEP takes no others (token_dispatcher.py: "only supports float32 probs").
-    values["moe_router_dtype"] = "fp32"
-    if facts.moe_permute_fusion:
-        values["moe_permute_fusion"] = True
-    if facts.moe_force_balance:
-        values["moe_router_force_load_balancing"] = True
-    if facts.moe_capacity_factor:
-        values["moe_expert_capacity_factor"] = facts.moe_capacity_factor
-        if facts.moe_dispatcher != "deepep":  # TransformerConfig refuses to pad there
-            values["moe_pad_expert_input_to_capacity"] = True
-    if facts.shared_expert_overlap and moe.shared_ffn_hidden_size:
-        values["moe_shared_expert_overlap"] = True
-    if overlapped(target, facts):
-        values["overlap_moe_expert_parallel_comm"] = True
-        if facts.delay_wgrad:
-            values["delay_wgrad_compute"] = True
-    return values
+    overlaps, capacity = overlapped(target, facts), facts.moe_capacity_factor
+    values: Values = {
+        "moe_token_dispatcher_type": DISPATCHERS[facts.moe_dispatcher],
+        "moe_flex_dispatcher_backend": facts.moe_dispatcher if facts.deduplicates else None,
+        "moe_grouped_gemm": True,
+        # Router logits and weights, as in the recipes of DeepSeek-V3 and Qwen3 (Megatron-Bridge 0.3.1,
+        # qwen_provider.py:453); DeepEP takes no others (token_dispatcher.py: "only supports float32
+        # probs").
+        "moe_router_dtype": "fp32",
+        "moe_permute_fusion": facts.moe_permute_fusion,
+        "moe_router_force_load_balancing": facts.moe_force_balance,
+        "moe_expert_capacity_factor": capacity,
+        # TransformerConfig refuses to pad next to DeepEP
+        "moe_pad_expert_input_to_capacity": bool(capacity) and facts.moe_dispatcher != "deepep",
+        "moe_shared_expert_overlap": facts.shared_expert_overlap and moe.shared_ffn_hidden_size > 0,
+        "overlap_moe_expert_parallel_comm": overlaps,
+        "delay_wgrad_compute": overlaps and facts.delay_wgrad,
+    }
+    return {name: value for name, value in values.items() if value}
 
 
 def balance_values(moe: MoeSpec) -> Values:
@@ -297,8 +295,10 @@ def balance_values(moe: MoeSpec) -> Values:
     """
     if not moe.balance_coefficient:
         return {}
-    by = "seq_aux_loss" if moe.balanced_by_sequence else "aux_loss"
-    return {"moe_router_load_balancing_type": by, "moe_aux_loss_coeff": moe.balance_coefficient}
+    return {
+        "moe_router_load_balancing_type": "seq_aux_loss" if moe.balanced_by_sequence else "aux_loss",
+        "moe_aux_loss_coeff": moe.balance_coefficient,
+    }
 
 
 def overlapped(target: Target, facts: FrameworkFacts) -> bool:
@@ -315,8 +315,11 @@ def environment(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVa
     """Yield the variables that Megatron-Core and Transformer Engine read for this plan."""
     yield from _queues(target, facts)
     if facts.cuda_graph != "none":
-        reason = "Megatron-LM requires it with CUDA graphs where the allocator's blocks grow in place."
-        yield EnvironmentVariable(name="NCCL_GRAPH_REGISTER", value="0", reason=reason)
+        yield EnvironmentVariable(
+            name="NCCL_GRAPH_REGISTER",
+            value="0",
+            reason="Megatron-LM requires it with CUDA graphs where the allocator's blocks grow in place.",
+        )
     if "activations" in target.config.offload:
         reason = (
             "Or Transformer Engine 2.10 would send weights to the host along with the named activations."
@@ -335,8 +338,11 @@ def _queues(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVariab
             name="CUDA_DEVICE_MAX_CONNECTIONS", value=MANY_CONNECTIONS, reason=MANY_CONNECTIONS_REASON
         )
     elif split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
-        reason = "Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs."
-        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)
+        yield EnvironmentVariable(
+            name="CUDA_DEVICE_MAX_CONNECTIONS",
+            value="1",
+            reason="Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs.",
+        )
 
 
 def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:

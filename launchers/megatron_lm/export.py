@@ -14,6 +14,7 @@ from meshwright.launchers.export import (
     SLURM_FILE,
     TORCHRUN_FILE,
     StartCommand,
+    applying,
     common_environment,
     common_warnings,
     environment_lines,
@@ -32,17 +33,18 @@ from meshwright.launchers.megatron_core.names import (
     written_cut,
 )
 from meshwright.launchers.megatron_lm.flags import (
-    ATTENTION_BACKENDS,
     FIXED_FACTS,
     WRITTEN_FACTS,
     Section,
     facts,
     gathers_fp8,
     is_fsdp,
+    kernel_warning,
     lacks_flash,
     low_precision_has_units,
     packages_of,
     padded_vocabulary,
+    padding_warning,
     reshards_states,
     sections,
 )
@@ -176,50 +178,61 @@ def export(target: Target) -> ExportBundle:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of Megatron-LM from the plan, and the parts that the plan leaves open."""
     yield from common_warnings(target, written=tuple(target.workload.framework_options))
-    if target.workload.lengths is not None:
-        line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
-        yield f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA"
-    yield from _value_warnings(target)
-    yield from _model_warnings(target)
+    line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
+    config, model = target.config, target.model
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    count, chunks = config.recompute_layers, config.stage_layers
+    yield from applying(
+        (
+            target.workload.lengths is not None,
+            f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA",
+        ),
+        padding_warning(target),
+        (
+            config.sequence_parallel and tp == 1,
+            "sequence parallelism does nothing at tp 1 and is not written",
+        ),
+        (
+            config.recompute_granularity == "full" and min(chunks) < count < max(chunks),
+            f"chunks of fewer than {count} layers recompute all of theirs",
+        ),
+        (
+            is_fsdp(target) and (tp > 1 or cp > 1),
+            "Megatron-FSDP with tp or cp cannot have the single hardware queue that tp and cp want",
+        ),
+        (
+            model.has_rotary_positions and model.rotary_base is None,
+            "the model does not state its rotary base: add --rotary-base if it is not 10000",
+        ),
+        (
+            model.moe and not (model.moe.balance_coefficient or model.moe.selection_bias),
+            "nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise",
+        ),
+        (
+            model.sliding_window and cp > 1,
+            "sliding-window attention under context parallelism depends on the Transformer Engine version",
+        ),
+    )
     yield from _fact_warnings(target)
 
 
-def _value_warnings(target: Target) -> Iterator[str]:
-    config, padded = target.config, padded_vocabulary(target)
-    if padded != target.model.vocab_size:
-        yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
-    if config.sequence_parallel and config.tensor_parallel_size == 1:
-        yield "sequence parallelism does nothing at tp 1 and is not written"
-    count, chunks = config.recompute_layers, config.stage_layers
-    if config.recompute_granularity == "full" and min(chunks) < count < max(chunks):
-        yield f"chunks of fewer than {count} layers recompute all of theirs"
-    if is_fsdp(target) and (config.tensor_parallel_size > 1 or config.context_parallel_size > 1):
-        yield "Megatron-FSDP with tp or cp cannot have the single hardware queue that tp and cp want"
-
-
-def _model_warnings(target: Target) -> Iterator[str]:
-    model = target.model
-    if model.has_rotary_positions and model.rotary_base is None:
-        yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
-    if model.moe and not (model.moe.balance_coefficient or model.moe.selection_bias):
-        yield "nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise"
-    if model.sliding_window and target.config.context_parallel_size > 1:
-        yield "sliding-window attention under context parallelism depends on the Transformer Engine version"
-
-
 def _fact_warnings(target: Target) -> Iterator[str]:
-    known = facts(target)
+    known, stated = facts(target), target.workload.framework_options
+    said = {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known), "power_limit_w"}
     for name, fixed in FIXED_FACTS.items():
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
-    stated = target.workload.framework_options
-    said = {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known), "power_limit_w"}
     for name in sorted(set(stated) - said):
         yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
-    if known.low_precision_weights and not gathers_fp8(target):
-        yield "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only"
-    if known.attention_kernel not in ATTENTION_BACKENDS:
-        yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
-    yield from overlap_notes(target.problem, target.config)
-    if lacks_flash(target):
-        yield f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise"
+    yield from applying(
+        (
+            known.low_precision_weights and not gathers_fp8(target),
+            "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only",
+        ),
+        kernel_warning(known),
+        *((True, note) for note in overlap_notes(target.problem, target.config)),
+        (
+            lacks_flash(target),
+            f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise",
+        ),
+    )

@@ -37,7 +37,6 @@ from meshwright.launchers.megatron_core.names import (
     moment_values,
     offload_values,
     offloaded_optimizer,
-    overlapped,
     recompute_values,
     weight_shard_values,
 )
@@ -151,11 +150,6 @@ def overlaps_tensor(target: Target) -> bool:
     return bool(facts(target).overlap_tensor and target.config.sequence_parallel)
 
 
-def overlaps_experts(target: Target) -> bool:
-    """Return whether all-to-alls of experts overlap the compute of another micro-batch."""
-    return overlapped(target, facts(target))
-
-
 SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -230,41 +224,61 @@ def padded_vocabulary(target: Target) -> int:
     return target.model.padded_vocabulary(VOCABULARY_UNIT * target.config.tensor_parallel_size)
 
 
+def padding_warning(target: Target) -> tuple[bool, str]:
+    """Return the warning on a padded vocabulary, with whether it is padded."""
+    size, padded = target.model.vocab_size, padded_vocabulary(target)
+    return padded != size, f"the vocabulary of {size} is padded to {padded} (a multiple of 128 * tp)"
+
+
+def kernel_warning(known: FrameworkFacts) -> tuple[bool, str]:
+    """Return the warning on an attention kernel without a flag, with whether it has none."""
+    kernel = known.attention_kernel
+    return (
+        kernel not in ATTENTION_BACKENDS,
+        f"attention kernel {kernel} has no flag; Transformer Engine chooses",
+    )
+
+
 def _parallel(target: Target) -> list[MegatronFlag]:
     config = target.config
-    flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
-    if config.sequence_parallel and config.tensor_parallel_size > 1:
-        flags.append(flag("sequence-parallel"))
-        if overlaps_tensor(target):
-            flags.append(flag("tp-comm-overlap"))
-    flags += [
-        flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
-        flag("context-parallel-size", config.context_parallel_size),
-    ]
-    flags += flags_of(context_values(config))
-    if config.rank_order == STAGES_BEFORE_DATA:
-        flags.append(flag("use-tp-pp-dp-mapping"))
-    return flags + flags_of(weight_shard_values(config))
+    sequence = config.sequence_parallel and config.tensor_parallel_size > 1
+    return _switched(
+        {
+            "tensor_model_parallel_size": config.tensor_parallel_size,
+            "sequence_parallel": sequence,
+            "tp_comm_overlap": sequence and overlaps_tensor(target),
+            "pipeline_model_parallel_size": config.pipeline_parallel_size,
+            "context_parallel_size": config.context_parallel_size,
+            **context_values(config),
+            "use_tp_pp_dp_mapping": config.rank_order == STAGES_BEFORE_DATA,
+            **weight_shard_values(config),
+        }
+    )
+
+
+def _switched(values: Values) -> list[MegatronFlag]:
+    """Return the flags of values that are on; nothing states the others."""
+    return flags_of({name: value for name, value in values.items() if value})
 
 
 def _split(target: Target) -> list[MegatronFlag]:
     config = target.config
-    flags = []
-    if target.model.layer_pattern:
-        flags.append(flag("hybrid-layer-pattern", staged_pattern(target)))
-    elif not is_even(config.stage_layers):
-        flags.append(
-            flag("pipeline-model-parallel-layout", layout(config.stage_layers, target.model.num_mtp_layers))
-        )
-    elif config.virtual_pipeline_size > 1:
-        flags.append(flag("num-virtual-stages-per-pipeline-rank", config.virtual_pipeline_size))
-    if config.virtual_pipeline_size > 1:
-        # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
-        group = config.pipeline_parallel_size
-        flags.append(flag("microbatch-group-size-per-virtual-pipeline-stage", group))
-        if not facts(target).overlap_transfer:
-            flags.append(flag("no-overlap-p2p-communication"))
-    return flags
+    vpp, pattern = config.virtual_pipeline_size, target.model.layer_pattern
+    listed = not pattern and not is_even(config.stage_layers)
+    return _switched(
+        {
+            "hybrid_layer_pattern": staged_pattern(target) if pattern else None,
+            "pipeline_model_parallel_layout": (
+                layout(config.stage_layers, target.model.num_mtp_layers) if listed else None
+            ),
+            "num_virtual_stages_per_pipeline_rank": vpp if vpp > 1 and not (pattern or listed) else None,
+            # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
+            "microbatch_group_size_per_virtual_pipeline_stage": (
+                config.pipeline_parallel_size if vpp > 1 else None
+            ),
+            "no_overlap_p2p_communication": vpp > 1 and not facts(target).overlap_transfer,
+        }
+    )
 
 
 def staged_pattern(target: Target) -> str:
@@ -286,82 +300,74 @@ def _expert_ranks(target: Target) -> list[MegatronFlag]:
 
 
 def _batch(target: Target) -> list[MegatronFlag]:
-    flags = [
-        flag("micro-batch-size", target.config.micro_batch_size),
-        flag("global-batch-size", target.workload.global_batch_size),
-        flag("seq-length", target.workload.seq_length),
-        *([flag("sft")] if target.workload.lengths else []),
-    ]
-    if not facts(target).dynamic_context_parallel:
-        return flags
-    capacity = target.workload.seq_length // target.config.context_parallel_size
-    return [
-        *flags,
-        flag("hybrid-context-parallel"),
-        flag("max-seqlen-per-dp-cp-rank", capacity),
-        flag("calculate-per-token-loss"),  # validate_args requires it
-    ]
+    dynamic, length = facts(target).dynamic_context_parallel, target.workload.seq_length
+    return _switched(
+        {
+            "micro_batch_size": target.config.micro_batch_size,
+            "global_batch_size": target.workload.global_batch_size,
+            "seq_length": length,
+            "sft": bool(target.workload.lengths),
+            "hybrid_context_parallel": dynamic,
+            "max_seqlen_per_dp_cp_rank": length // target.config.context_parallel_size if dynamic else None,
+            "calculate_per_token_loss": dynamic,  # validate_args requires it
+        }
+    )
 
 
 def _data_parallel(target: Target) -> list[MegatronFlag]:
-    config = target.config
-    overlap = facts(target).overlap_gradients
-    flags = [flag("overlap-grad-reduce")] if overlap else []
-    if size := cut_bucket(target, facts(target)):
-        flags.append(flag("ddp-bucket-size", size))
-    if config.zero_stage:
-        flags.append(flag("use-distributed-optimizer"))
-        if overlap:
-            flags.append(flag("overlap-param-gather"))
-        instances = shard_instances(target)
-        if instances > 1:
-            flags.append(flag("num-distributed-optimizer-instances", instances))
-    if "optimizer" in config.offload:  # states are in the precision-aware optimizer
-        flags += flags_of(offloaded_optimizer(facts(target)))
-    flags += flags_of(moment_values(target))
-    flags += flags_of(offload_values(target, facts(target)))
-    if is_fsdp(target):
-        flags += [
-            flag("use-megatron-fsdp"),
-            flag("data-parallel-sharding-strategy", SHARDING_STRATEGIES[config.zero_stage]),
-            flag("ckpt-format", "fsdp_dtensor"),
-        ]
-    return flags
-
-
-def shard_instances(target: Target) -> int:
-    """Return the independent shard sets: 1 when the optimizer shards over all of dp * cp."""
-    return target.shard_ranks // target.config.zero_shard_size
+    config, known = target.config, facts(target)
+    sharded = config.zero_stage > 0
+    instances = target.shard_ranks // config.zero_shard_size if sharded else 1  # sets of shards
+    away = "optimizer" in config.offload  # states are in the precision-aware optimizer
+    return _switched(
+        {
+            "overlap_grad_reduce": known.overlap_gradients,
+            "ddp_bucket_size": cut_bucket(target, known),
+            "use_distributed_optimizer": sharded,
+            "overlap_param_gather": sharded and known.overlap_gradients,
+            "num_distributed_optimizer_instances": instances if instances > 1 else None,
+            **(offloaded_optimizer(known) if away else {}),
+            **moment_values(target),
+            **offload_values(target, known),
+            "use_megatron_fsdp": is_fsdp(target),
+            "data_parallel_sharding_strategy": SHARDING_STRATEGIES.get(config.zero_stage),
+            "ckpt_format": "fsdp_dtensor" if is_fsdp(target) else None,
+        }
+    )
 
 
 def _precision(target: Target) -> list[MegatronFlag]:
     known = facts(target)
-    flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
-    if known.precision_recipe == FP4_RECIPE:
-        flags += [flag("fp4-format", "e2m1"), flag("fp4-recipe", FP4_RECIPE)]
-    elif uses_fp8(target):
-        flags.append(flag("fp8-format", FP8_FORMATS.get(known.precision_recipe, FP8_FORMAT)))
-        flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
-        if gathers_fp8(target):
-            flags.append(flag("fp8-param-gather"))
-        if reuses_gradients(target):
-            flags.append(flag("reuse-grad-buf-for-mxfp8-param-ag"))
-    if known.gradient_dtype == "fp32":
-        flags.append(flag("accumulate-allreduce-grads-in-fp32"))
-    elif known.gradient_dtype == "bf16":
-        flags.append(flag("grad-reduce-in-bf16"))
-    flags += [
-        flag("transformer-impl", "transformer_engine"),
-        flag("attention-backend", attention_backend(target)),
-    ]
-    if known.loss_fused:
-        flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
-    flags += flags_of(kernel_values(target, known))
-    if known.cuda_graph == WHOLE_STEP:
-        flags.append(flag("no-check-for-nan-in-loss-and-grad"))  # validate_args: not with a graph
+    recipe, in_fp4 = known.precision_recipe, known.precision_recipe == FP4_RECIPE
+    in_fp8, half = uses_fp8(target) and not in_fp4, target.workload.precision == "fp16"
     dropout = DROPOUT if known.dropout else "0.0"
-    flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
-    return [*flags, flag("optimizer", "adam")]
+    return [
+        *_switched(
+            {
+                "fp16" if half else "bf16": True,
+                **({"fp4_format": "e2m1", "fp4_recipe": FP4_RECIPE} if in_fp4 else {}),
+                "fp8_format": FP8_FORMATS.get(recipe, FP8_FORMAT) if in_fp8 else None,
+                "fp8_recipe": FP8_RECIPES[recipe] if in_fp8 else None,
+                "fp8_param_gather": gathers_fp8(target),
+                "reuse_grad_buf_for_mxfp8_param_ag": reuses_gradients(target),
+                "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
+                "grad_reduce_in_bf16": known.gradient_dtype == "bf16",
+                "transformer_impl": "transformer_engine",
+                "attention_backend": attention_backend(target),
+                "cross_entropy_loss_fusion": known.loss_fused,
+                "cross_entropy_fusion_impl": "native" if known.loss_fused else None,
+            }
+        ),
+        *flags_of(kernel_values(target, known)),
+        *_switched(
+            {
+                "no_check_for_nan_in_loss_and_grad": known.cuda_graph == WHOLE_STEP,  # validate_args
+                "attention_dropout": dropout,
+                "hidden_dropout": dropout,
+                "optimizer": "adam",
+            }
+        ),
+    ]
 
 
 # Defaults of Megatron-LM that no flag repeats.

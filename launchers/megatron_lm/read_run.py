@@ -643,9 +643,10 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
     if group != pp:
         given.note(f"--{name} {group} is priced as {pp}, one of each stage")
     if not pp <= group <= count:
-        message = f"groups of {group} micro-batches, of which there are {count}, over {pp} stages"
         given.fault(
-            at, message, allowed=f"{pp} to {count}" if count >= pp else f"{pp} micro-batches at least"
+            at,
+            f"groups of {group} micro-batches, of which there are {count}, over {pp} stages",
+            allowed=f"{pp} to {count}" if count >= pp else f"{pp} micro-batches at least",
         )
     elif 0 < count % group < pp:
         message = f"{count} micro-batches in groups of {group} leave {count % group} for {pp} stages"

@@ -14,15 +14,16 @@ from meshwright.launchers.export import (
     TORCH_BUCKET_MIB,
     EnvironmentVariable,
     StartCommand,
+    applying,
     bucket_units,
     bundled,
     common_warnings,
     printable,
+    rotary_base_warning,
     written_bucket,
 )
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import packages
 
 # --------------------------------------------------------------------------------------------------
@@ -46,7 +47,13 @@ def nanotron_file(head: str, target: Target) -> str:
             "checkpoints_path": "checkpoints",
             "resume_checkpoint_path": "checkpoints",
         },
-        "data_stages": [_data_stage()],
+        "data_stages": [
+            {
+                "name": "Dry start",
+                "start_training_step": 1,
+                "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
+            }
+        ],
         "general": {"project": "meshwright", "run": printable(target.plan.plan_id), "seed": 42},
         "logging": {"iteration_step_info_interval": 1, "log_level": "info", "log_level_replica": "info"},
         "model": {
@@ -68,11 +75,6 @@ def nanotron_file(head: str, target: Target) -> str:
         },
     }
     return head + yaml.safe_dump(values, sort_keys=True)
-
-
-def _data_stage() -> dict[str, object]:
-    data = {"dataset": None, "num_loading_workers": 1, "seed": 42}
-    return {"name": "Dry start", "start_training_step": 1, "data": data}
 
 
 def _parallelism(target: Target) -> dict[str, object]:
@@ -116,8 +118,7 @@ def _optimizer(target: Target) -> dict[str, object]:
 
 def _model(target: Target) -> dict[str, object]:
     """Return its Qwen2, which without biases is a Llama, and the model with context parallelism."""
-    model: ModelSpec = target.model
-    ring = target.config.context_parallel_size > 1
+    model, ring = target.model, target.config.context_parallel_size > 1
     return {
         "is_qwen2_config": True,
         "attention_bias": model.qkv_bias,
@@ -169,7 +170,10 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(target, ("launch_blocking", *written_bucket(target, BUCKET_UNIT_BYTES)))
     yield "nanotron's model builder has read such files, its own parser has not"
     yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
-    if model.vocab_size % tp:
-        yield f"the vocabulary of {model.vocab_size} is padded to a multiple of tp = {tp}"
-    if model.rotary_base is None:
-        yield "the model does not state its rotary base: 10000 is written"
+    yield from applying(
+        (
+            model.vocab_size % tp,
+            f"the vocabulary of {model.vocab_size} is padded to a multiple of tp = {tp}",
+        ),
+        rotary_base_warning(target),
+    )

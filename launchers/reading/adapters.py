@@ -77,8 +77,11 @@ def adapters_of(
     rank = supplied if isinstance(supplied, int) and supplied > 0 else rank
     said = supplied or fields.has("lora_rank") or fields.has("lora_r")
     if strange and not fastchats and not said:
-        why = "is not given, and what the script takes then is not known"
-        fields.fault("lora_r", why, allowed="lora_r, in the script or next to it (--set lora_rank=…)")
+        fields.fault(
+            "lora_r",
+            "is not given, and what the script takes then is not known",
+            allowed="lora_r, in the script or next to it (--set lora_rank=…)",
+        )
     if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
         fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
     if strange and not fastchats and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
@@ -145,13 +148,17 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
     name = name or fields.valued(lambda text: text.lower() in _KINDS_OF_THEM)
     base = program.rpartition("/")[2]
     if name is not None and not said:
-        why = "of adapters, and nothing states whether the script trains them"
         fields.fault(
-            name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
+            name,
+            "of adapters, and nothing states whether the script trains them",
+            allowed=f"use_peft true or false, or --ignore {name} for training all weights",
         )
     elif not said and re.search(r"(?:^|_)(?:q?lora|peft|p_?tuning|prefix|adapters?)(?=_|\.)", base):
-        why = f"{shown(base)} trains adapters by its name, and no argument names them"
-        fields.fault("lora_r", why, allowed="lora_r with lora_target_modules, or use_peft true or false")
+        fields.fault(
+            "lora_r",
+            f"{shown(base)} trains adapters by its name, and no argument names them",
+            allowed="lora_r with lora_target_modules, or use_peft true or false",
+        )
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules", "lora_modules", "trainable")

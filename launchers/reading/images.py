@@ -54,9 +54,10 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
         return found
     if workload.lora_rank:
         if trained := [part for part in TOWER_PARTS if part not in frozen]:
-            message = f"adapters in {' and '.join(trained)} are not priced"
             raise InvalidProblemError.of(
-                "/workload/frozen", message, allowed="a frozen tower and projector"
+                "/workload/frozen",
+                f"adapters in {' and '.join(trained)} are not priced",
+                allowed="a frozen tower and projector",
             )
         frozen = ()
     images, tokens = known.header.images

@@ -70,9 +70,11 @@ def parallelism_values(target: Target, head_name: str) -> Values:
         "expert_parallel_degree": config.expert_parallel_size,
     }
     if config.pipeline_parallel_size > 1:
-        values["pipeline_parallel_schedule"] = SCHEDULES[config.pipeline_schedule]
-        values["pipeline_parallel_microbatch_size"] = config.micro_batch_size
-        values["module_fqns_per_model_part"] = stage_modules(config.stage_layers, head_name)
+        values |= {
+            "pipeline_parallel_schedule": SCHEDULES[config.pipeline_schedule],
+            "pipeline_parallel_microbatch_size": config.micro_batch_size,
+            "module_fqns_per_model_part": stage_modules(config.stage_layers, head_name),
+        }
     return values
 
 
@@ -288,13 +290,10 @@ def export(target: Target) -> ExportBundle:
         start=start(target, version, both=both),
         warnings=found_warnings(target),
         own=lambda head: (
-            {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})
+            {PYTHON_FILE: python_file(head, target)}
+            | ({TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)} if both else {})
         ),
     )
-
-
-def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
-    return {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
 
 
 def found_warnings(target: Target) -> Iterator[str]:
@@ -304,26 +303,41 @@ def found_warnings(target: Target) -> Iterator[str]:
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
     yield from common.common_warnings(target, (*written, *common.compiled_facts(target)))
-    if target.model.moe:
-        yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
-    if is_stated_by_0_2(target.model) and not in_8_bits(target):
-        yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
-        if config.zero_stage == 0 and config.data_parallel_size > 1:
-            # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
-            # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 fixes it.
-            share = f"1/{config.data_parallel_size}"
-            yield (
+    older, share = (
+        is_stated_by_0_2(target.model) and not in_8_bits(target),
+        f"1/{config.data_parallel_size}",
+    )
+    yield from common.applying(
+        (
+            target.model.moe,
+            "experts are balanced by torchtitan's bias of the router's choice, not by a loss",
+        ),
+        (older, "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"),
+        # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
+        # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 fixes it.
+        (
+            older and config.zero_stage == 0 and config.data_parallel_size > 1,
+            (
                 "under 0.2 replicas divide gradients twice: norms that are logged and clipped are "
                 f"{share} of the true ones; write {share} of training.max_norm, or run 0.3"
-            )
-    yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
-    if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
-        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
-    if config.pipeline_schedule == "zb_v":
-        yield "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait"
-    if config.pipeline_schedule == "dualpipe_v":
-        yield "that a forward and a backward pass overlap is not predicted"
-    if config.recompute_granularity == "selective":
-        yield "selective recomputation is torchtitan's own: it keeps attention and every second product"
-    if target.model.rotary_base is None:
-        yield "the model does not state its rotary base: 10000 is written"
+            ),
+        ),
+        (
+            True,
+            "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel",
+        ),
+        common.zero_2_warning(target),
+        (
+            config.pipeline_schedule == "zb_v",
+            "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait",
+        ),
+        (
+            config.pipeline_schedule == "dualpipe_v",
+            "that a forward and a backward pass overlap is not predicted",
+        ),
+        (
+            config.recompute_granularity == "selective",
+            "selective recomputation is torchtitan's own: it keeps attention and every second product",
+        ),
+        common.rotary_base_warning(target),
+    )

@@ -207,8 +207,11 @@ def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
     oldest = {name: one for name in _OLDEST_FP8 if (one := found.pop(name, None))}
     for name, one in oldest.items():
         if str(one.value).lower() not in ("true", "false", "none"):
-            message = f"line {one.line}: {plainly(shown(str(one.value)))} is neither true nor false"
-            raise InvalidProblemError.of(name, message, allowed="true, false")
+            raise InvalidProblemError.of(
+                name,
+                f"line {one.line}: {plainly(shown(str(one.value)))} is neither true nor false",
+                allowed="true, false",
+            )
     eight = next((one for one in oldest.values() if str(one.value).lower() == "true"), None)
     if eight is not None and "model.converters" not in found:
         found["model.converters"] = LocatedValue(["float8"], eight.line)
@@ -217,8 +220,11 @@ def _in_older_names(values: dict[str, LocatedValue]) -> dict[str, LocatedValue]:
         return found if tokens is None else found | {_TOKENS: tokens}
     said = [int(str(one.value)) if str(one.value).isdecimal() else 0 for one in (tokens, length)]
     if not all(said) or said[0] % said[1]:
-        message = f"line {tokens.line}: {said[0]} is not a multiple of the {said[1]} tokens of a sequence"
-        raise InvalidProblemError.of(_TOKENS, message, allowed=f"multiples of {said[1]}")
+        raise InvalidProblemError.of(
+            _TOKENS,
+            f"line {tokens.line}: {said[0]} is not a multiple of the {said[1]} tokens of a sequence",
+            allowed=f"multiples of {said[1]}",
+        )
     return found | {"training.local_batch_size": LocatedValue(said[0] // said[1], tokens.line)}
 
 

@@ -453,17 +453,18 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
         why = "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP"
         fields.fault(galore, why, allowed="plain replicas, or another optimizer", nearest=nearest)
     if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
-        why = "layerwise: its trainer refuses several GPUs and gradient accumulation"
         fields.fault(
             layers,
-            why,
+            "layerwise: its trainer refuses several GPUs and gradient accumulation",
             allowed="one GPU and one micro-batch, or updates of all layers at once",
             nearest=nearest,
         )
     if name not in OPTIMIZERS:
-        why = "layerwise updates are not priced with weights in fp32"
         fields.fault(
-            layers, why, allowed="weights in bfloat16, or updates of all layers at once", nearest=nearest
+            layers,
+            "layerwise updates are not priced with weights in fp32",
+            allowed="weights in bfloat16, or updates of all layers at once",
+            nearest=nearest,
         )
     return name if name in OPTIMIZERS else optimizer
 
@@ -524,15 +525,21 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     given = known.overrides.model or known.header.model
     planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
-        why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
-        fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
+        fields.fault(
+            named,
+            f"{shown(text)} sees or hears: what trains besides its language model is not priced",
+            allowed=f"a language model, or --ignore {named} and --model for it alone",
+        )
     if named in _PERHAPS_MODELS and named_model(text) is None:
         text = ""
     if not text and known.overrides.model is None and known.header.model is None:
         like = fields.valued(lambda text: named_model(text) is not None)
         if like is not None and not _NO_MODELS.search(like):
-            why = f"{shown(str(fields.raw(like)))} may be the model, under a name that is not known here"
-            fields.fault(like, why, allowed="--model with the name of the one that is trained")
+            fields.fault(
+                like,
+                f"{shown(str(fields.raw(like)))} may be the model, under a name that is not known here",
+                allowed="--model with the name of the one that is trained",
+            )
             fields.stop()
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
 
@@ -614,11 +621,17 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
     if micro is None:
         micro = tool.micro
         if whole:
-            why = f"no {_MICRO} is given: another program makes it of this one"
-            fields.fault("global_batch_size", why, allowed=_MICRO)
+            fields.fault(
+                "global_batch_size",
+                f"no {_MICRO} is given: another program makes it of this one",
+                allowed=_MICRO,
+            )
         elif tool is _FORK:
-            why = "is not given, and the script may have another default than transformers'"
-            fields.fault(_MICRO, why, allowed=f"{_MICRO}, or --set micro_batch_size=8")
+            fields.fault(
+                _MICRO,
+                "is not given, and the script may have another default than transformers'",
+                allowed=f"{_MICRO}, or --set micro_batch_size=8",
+            )
         fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
     elif whole:
         fields.note(f"global_batch_size is another program's: {_MICRO} counts")
