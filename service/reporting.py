@@ -11,7 +11,7 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.errors import PlannerError, RefusedExportError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report.document import Details, Document, document_of, prediction_document
-from meshwright.service.report.page import render_prediction_page
+from meshwright.service.report.page import render_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
 from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem
@@ -92,7 +92,7 @@ def prediction_page(plan: Plan, problem: Problem, profile: Profile, *, breaks: S
         rooflines=rooflines_of(problem, profile, plan.config) if timelines else (),
         log_memory_sigma=profile.log_memory_sigma,
     )
-    return render_prediction_page(prediction_document(plan, problem, details, breaks=breaks))
+    return render_page(prediction_document(plan, problem, details, breaks=breaks))
 
 
 def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem, Profile]:

@@ -114,13 +114,13 @@ def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: boo
 
 
 def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: bool) -> None:
-    from meshwright.service.report.page import render_fleet_page  # noqa: PLC0415 - only for a folder
+    from meshwright.service.report.page import render_page  # noqa: PLC0415 - only for a folder
 
     made = fleet_files(scheduled(found))
     files = {
         **made.files,
         ANSWER_FILE: json.dumps({**document, "plans": []}, indent=1, allow_nan=False) + "\n",
-        REPORT_FILE: render_fleet_page(fleet_page(document)),
+        REPORT_FILE: render_page(fleet_page(document)),
     }
     save_folder(out, files, plan_id="", force=force, option="--out")
     say_warnings(made.warnings)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.service.report.formatting import plain_table
-from meshwright.solver.accuracy import ErrorFigures, Figures, Report
+from meshwright.solver.accuracy import Figures, Report
 
 _TITLES = (
     "timed runs",
@@ -30,15 +30,19 @@ _TITLES = (
 
 def render_report(report: Report) -> RenderableType:
     """Return figures overall, by source and by cluster; then what was refused, and why."""
-    parts: list[RenderableType] = [Text(expected_of_strangers()), Text(_head(report), style="bold")]
-    parts += [Text(vote) for vote in _votes(report)]
-    parts.append(Text())
-    parts.append(_table({"overall": report.overall}.items(), "all runs"))
-    parts += [Text(), _table(report.sources.items(), "source")]
-    parts += [Text(), _table(report.clusters.items(), "cluster")]
-    parts += [Text(f"  refused {count}: {reason}") for reason, count in report.refused.items()]
-    parts += [Text(f"  warning: {warning}") for warning in report.warnings]
-    return Group(*parts)
+    return Group(
+        Text(expected_of_strangers()),
+        Text(_head(report), style="bold"),
+        *(Text(vote) for vote in _votes(report)),
+        Text(),
+        _table({"overall": report.overall}.items(), "all runs"),
+        Text(),
+        _table(report.sources.items(), "source"),
+        Text(),
+        _table(report.clusters.items(), "cluster"),
+        *(Text(f"  refused {count}: {reason}") for reason, count in report.refused.items()),
+        *(Text(f"  warning: {warning}") for warning in report.warnings),
+    )
 
 
 @cache
@@ -86,18 +90,14 @@ def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
 
 def _cells(figures: Figures) -> list[str]:
     memory = [kind.mean_absolute * kind.n for kind in figures.memory.values()]
-    measured = _weighed(figures)
+    measured, time = _weighed(figures), figures.time
+    values = (
+        (time.mean_absolute, time.median_absolute, time.p90_absolute, time.max_absolute) if time else ()
+    )
     return [
         str(_timed(figures)),
-        *_errors(figures.time),
+        *([*(f"{value:.1f}" for value in values), f"{time.bias:+.1f}"] if time else ["–"] * 5),
         "–" if figures.coverage is None else f"{figures.coverage * 100:.0f} %",
         f"{sum(memory) / measured:.1f}" if measured else "–",
         f"{figures.ranking.spearman:.2f}" if figures.ranking else "–",
     ]
-
-
-def _errors(errors: ErrorFigures | None) -> list[str]:
-    if errors is None:
-        return ["–"] * 5
-    values = (errors.mean_absolute, errors.median_absolute, errors.p90_absolute, errors.max_absolute)
-    return [*(f"{value:.1f}" for value in values), f"{errors.bias:+.1f}"]

@@ -14,7 +14,6 @@ from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
     Answer,
     Baseline,
-    ObjectiveClaim,
     Outlook,
     ParetoFront,
     Plan,
@@ -28,9 +27,10 @@ _BARS_FROM = 80  # columns; a narrower terminal has no room for them
 
 def beyond_lines(answer: Answer, width: int) -> list[Text]:
     """Return lines below the ranking; none for a plain request."""
-    lines = []
-    if answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES:
-        lines.append(_objective(answer.objective))
+    lines, claim = list[str](), answer.objective
+    if claim is not None and claim.name in OBJECTIVE_NAMES:
+        value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
+        lines.append(f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}.")
     if answer.plans and answer.plans[0].outlook is not None:
         lines.append(run_words(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
@@ -84,11 +84,6 @@ def deciding_words(plans: Sequence[Plan]) -> list[str]:
     return [f"Decides between #1 and {', '.join(some)}: {what}." for what, some in ranks.items()]
 
 
-def _objective(claim: ObjectiveClaim) -> str:
-    value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
-    return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}."
-
-
 def run_words(plan: Plan, outlook: Outlook) -> str:
     """Return the whole run under ``plan`` in a sentence."""
     every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
@@ -100,12 +95,10 @@ def run_words(plan: Plan, outlook: Outlook) -> str:
     if outlook.energy_per_token_j is not None:
         parts.append(tied(f"{outlook.energy_per_token_j:.2g} J/token"))
     if outlook.co2_kg is not None:
-        parts.append(tied(f"{_mass(outlook.co2_kg)} CO2 (GPUs alone)"))
+        kg = outlook.co2_kg
+        mass = f"{figures.count(round(kg))} kg" if kg >= _WHOLE_KG else f"{kg:.2g} kg"
+        parts.append(tied(f"{mass} CO2 (GPUs alone)"))
     return f"Run of #{plan.rank} on {tied(f'{outlook.num_gpus} GPUs')}: {', '.join(parts)}."
-
-
-def _mass(kg: float) -> str:
-    return f"{figures.count(round(kg))} kg" if kg >= _WHOLE_KG else f"{kg:.2g} kg"
 
 
 def baseline_words(baseline: Baseline, plans: int) -> str:

@@ -7,7 +7,6 @@ and the live page fill the same templates from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.figures import percent
@@ -153,12 +152,16 @@ def document_of(
     shown = [plan for plan in answer.plans if plan.plan_id in details]
     most = max(MOST_PASSES // max(len(shown), 1), _LEAST_PASSES)
     views = [_view(plan, problem, details[plan.plan_id], most) for plan in shown]
+    standings = standings_of(answer, problem, details.keys()) if answer.plans else None
+    if standings is not None and left_out:
+        note = f"{standings.note} Plans behind #{answer.plans[-1].rank} are left out."
+        standings = replace(standings, note=note)
     return Document(
         title=title_of(problem),
         question=question_of(problem),
         verdict=verdict_of(answer, problem),
         built=built_words(answer.plans, verdicts),
-        standings=_standings(answer, problem, details.keys(), left_out=left_out) if answer.plans else None,
+        standings=standings,
         pareto=pareto_scatter(answer, first) if len(answer.plans) > 1 or answer.pareto else None,
         plans=tuple(views),
         chosen=first,
@@ -168,15 +171,6 @@ def document_of(
         warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
         problem_json=problem_json,
     )
-
-
-def _standings(
-    answer: Answer, problem: Problem, detailed: AbstractSet[str], *, left_out: bool
-) -> Standings:
-    found = standings_of(answer, problem, detailed)
-    if not left_out:
-        return found
-    return replace(found, note=f"{found.note} Plans behind #{answer.plans[-1].rank} are left out.")
 
 
 def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanDetails:
@@ -234,12 +228,7 @@ def _peak(seen: Prediction) -> str:
 
 
 def _roof_view(roof: Roofline) -> RoofView:
-    title = f"{roof.gpu}, {roof.note}" if roof.note else ""
-    return RoofView(title=title, chart=roofline_scatter(roof), operators=_operators(roof))
-
-
-def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:
-    """Return number, name, layers, seconds, intensity, rate and share of the roof of each operator."""
+    """Return the chart and a row for each operator, which ends with its share of the roof."""
     rows: Sequence[tuple[str, ...]] = [
         (
             str(number),
@@ -252,4 +241,5 @@ def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:
         )
         for number, point in enumerate(roof.points, start=1)
     ]
-    return tuple(rows)
+    title = f"{roof.gpu}, {roof.note}" if roof.note else ""
+    return RoofView(title=title, chart=roofline_scatter(roof), operators=tuple(rows))

@@ -119,18 +119,6 @@ class GanttBar:
 WIDTH = 10_000  # of a chart, whatever its scale
 
 
-def gantt_bars(document: Mapping[str, Any]) -> tuple[GanttBar, ...]:
-    """Return the bars of the Gantt chart, from the first start to the last."""
-    end = _end_hours(document)
-    return tuple(_gantt_bar(job, end) for job in jobs_by_start(document))
-
-
-def gantt_marks(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels of the chart's axis: its beginning, middle and end."""
-    end = _end_hours(document)
-    return "0", f"{end / 2:.1f} h", f"{end:.1f} h"
-
-
 def _end_hours(document: Mapping[str, Any]) -> float:
     """Return the end of the Gantt chart; 1 where no job takes time."""
     return max((job["end_hours"] for job in document["jobs"]), default=0.0) or 1.0
@@ -162,7 +150,7 @@ def gantt_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     label = min(_LABEL, max((len(job["name"]) for job in jobs), default=0))
     columns = max(_LEAST_BAR, width - label - 4)
     lines = [f"  {_cut(job['name'], label)} {_bar(job, end, columns)}".rstrip() for job in jobs]
-    return [*lines, f"  {'':{label}} {_axis(end, columns)}"]
+    return [*lines, f"  {'':{label}} 0{f'{end:.1f} h':>{columns - 1}}"]
 
 
 def _cut(name: str, label: int) -> str:
@@ -178,11 +166,6 @@ def _bar(job: Mapping[str, Any], end: float, columns: int) -> str:
         cells[min(columns, round(job["due_hours"] / end * columns))] = "│"
     nodes = f" {job['nodes']}"
     return "".join(cells).rstrip() + nodes if last + len(nodes) <= columns else "".join(cells).rstrip()
-
-
-def _axis(end: float, columns: int) -> str:
-    right = f"{end:.1f} h"
-    return f"0{right:>{columns - 1}}"
 
 
 def left_out_lines(document: Mapping[str, Any]) -> Sequence[str]:
@@ -207,22 +190,23 @@ class FleetReport:
     searched: str
     left_out: tuple[str, ...]
     bars: tuple[GanttBar, ...]
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # the chart's beginning, middle and end
 
 
 def fleet_page(document: Mapping[str, Any]) -> FleetReport:
     """Return the schedule of an answered fleet."""
+    end, jobs = _end_hours(document), jobs_by_start(document)
     return FleetReport(
         title=document["name"],
-        jobs=tuple(jobs_by_start(document)),
+        jobs=tuple(jobs),
         is_mixed=len(document["nodes"]) > 1,
         nodes=_nodes(document),
         proof=proof_words(document),
         rules=tuple(rule_lines(document)),
         searched=searched_words(document),
         left_out=tuple(left_out_lines(document)),
-        bars=gantt_bars(document),
-        marks=gantt_marks(document),
+        bars=tuple(_gantt_bar(job, end) for job in jobs),
+        marks=("0", f"{end / 2:.1f} h", f"{end:.1f} h"),
     )
 
 

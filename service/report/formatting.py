@@ -202,12 +202,16 @@ def configuration_words(configuration: Configuration, names: Mapping[str, str] |
 
 def inner_words(configuration: Configuration) -> list[str]:
     """Return the unusual choices of a plan: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
-    split = configuration.context_parallel_size
+    split, among = (
+        configuration.context_parallel_size,
+        HIERARCHICAL.get(configuration.context_parallel_mode),
+    )
+    exchange = f" of {among}, rings of {split // among}" if among else ""
     shards, order = configuration.zero_shard_size, _order_words(configuration)
     hybrid = configuration.zero_stage > 0 and shards < configuration.replicating_ranks
     found = {
         configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
-        _context_words(configuration): configuration.context_parallel_mode != "ring" and split > 1,
+        f"cp by all-to-all{exchange}": configuration.context_parallel_mode != "ring" and split > 1,
         **{
             f"{one.short} {getattr(configuration, one.name)}": getattr(configuration, one.name) != one.off
             for one in VARIABLES.values()
@@ -218,14 +222,6 @@ def inner_words(configuration: Configuration) -> list[str]:
         offload_words(configuration.offload): configuration.offload != "none",
     }
     return [words for words, applies in found.items() if applies]
-
-
-def _context_words(configuration: Configuration) -> str:
-    """Return how context-parallel ranks share attention otherwise than in a ring."""
-    among = HIERARCHICAL.get(configuration.context_parallel_mode)
-    if among is None:
-        return "cp by all-to-all"
-    return f"cp by all-to-all of {among}, rings of {configuration.context_parallel_size // among}"
 
 
 def offload_words(offload: str) -> str:
@@ -279,8 +275,7 @@ def host_order(hosts: HostOrder) -> str:
 
 def order_gain(hosts: HostOrder, step_s: float) -> str:
     """Return ``16.8 s as listed │ 13.7 s in this order │ in no order under 13.6 s``."""
-    steps = (hosts.listed_step_time_s, step_s, hosts.bound_step_time_s)
-    listed, here, bound = map(seconds, steps)
+    listed, here, bound = map(seconds, (hosts.listed_step_time_s, step_s, hosts.bound_step_time_s))
     return f"{listed} as listed │ {here} in this order │ in no order under {bound}"
 
 
@@ -299,11 +294,9 @@ def order_sentence(plan: Plan) -> str:
 
 def kind_of_replica(configuration: Configuration) -> str:
     """``dp 16 · mbs 1, 3 micro-batches │ layers 32 │ 1 × h100-sxm-80gb, …``: one class of replicas."""
-    layers = split(configuration.stage_layers)
     count = configuration.num_microbatches
-    share = f"{count} micro-batch{'es' if count > 1 else ''}"
-    words = f"{configuration_words(configuration)}, {share}"
-    return f"{words} │ layers {layers} │ {placement(configuration)}"
+    share = f"{configuration_words(configuration)}, {count} micro-batch{'es' if count > 1 else ''}"
+    return f"{share} │ layers {split(configuration.stage_layers)} │ {placement(configuration)}"
 
 
 def nodes(stage: StageGroup) -> str:

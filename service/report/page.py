@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -24,37 +23,35 @@ from meshwright.service.report.fleet import FleetReport
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
 
 HTML = Path(__file__).parent / "html"
+# Those of one configuration and of a fleet have no script.
+_TEMPLATES = {
+    Document: "report.html", PredictionDocument: "prediction.html", FleetReport: "fleet_report.html",
+}  # fmt: skip
 _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
 
-def render_page(document: Document) -> str:
+def render_page(document: Document | PredictionDocument | FleetReport) -> str:
     """Return the whole file; the same document always gives the same bytes."""
-    template = environment().get_template("report.html")
-    return template.render(
-        document=document,
-        css=_trusted("report.css"),
-        script=_trusted("report.js"),
-        policy=content_security_policy(),
-        glossary=_glossary(),
+    terms = COLUMNS | {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
+    return (
+        environment()
+        .get_template(_TEMPLATES[type(document)])
+        .render(
+            document=document,
+            css=_trusted("report.css"),
+            script=_trusted("report.js"),
+            policy=content_security_policy(),
+            glossary=[(name, meaning) for name, meaning in terms.items() if name != "#"],
+        )
     )
-
-
-def render_prediction_page(document: PredictionDocument) -> str:
-    """Return one configuration in full, as one file without a script."""
-    template = environment().get_template("prediction.html")
-    return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
-
-
-def render_fleet_page(document: FleetReport) -> str:
-    """Return the schedule of a fleet as one file without a script."""
-    template = environment().get_template("fleet_report.html")
-    return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
 
 
 @cache
 def content_security_policy() -> str:
     """Return the policy by which the page loads only its own style and script, by hash."""
-    style, script = (_hash_of(_trusted(name)) for name in ("report.css", "report.js"))
+    files = (_trusted(name).encode() for name in ("report.css", "report.js"))
+    # as CSP level 3, section 2.3.1 writes hashes
+    style, script = (f"sha256-{base64.b64encode(hashlib.sha256(file).digest()).decode()}" for file in files)
     parts = [
         "default-src 'none'",
         f"style-src '{style}'",
@@ -75,7 +72,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["groupby_order"] = _grouped
+    made.filters["groupby_order"] = lambda rows, name: [
+        (key, list(some)) for key, some in groupby(rows, attrgetter(name))
+    ]
     made.filters["tied"] = _unbroken
     made.filters["explained"] = _explained
     return made
@@ -92,20 +91,6 @@ def _explained(text: str) -> Markup:
     return Markup(_SHORT.sub(lambda found: hint(escape(COLUMNS[found[0]]), found[0]), escaped))  # noqa: S704 - escaped above
 
 
-def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:
-    return [(key, list(some)) for key, some in groupby(rows, attrgetter(name))]
-
-
 @cache
 def _trusted(name: str) -> Markup:
     return Markup((HTML / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
-
-
-def _hash_of(text: str) -> str:
-    """Return the hash in a content security policy's format (CSP level 3, section 2.3.1)."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _glossary() -> list[tuple[str, str]]:
-    terms = {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
-    return [(name, meaning) for name, meaning in (COLUMNS | terms).items() if name != "#"]

@@ -99,11 +99,10 @@ def _downward(axes: Axes, rows: int) -> None:
     axes.set_ylim(max(rows, _LEAST_ROWS) - 0.5, -0.5)
 
 
-def _titled(axes: Axes, title: str) -> None:
+def _framed(axes: Axes, title: str, unit: str, *, below: float = 0.2) -> None:
+    """Write the title, the unit of the figures, and the legend under them."""
     axes.set_title(title, loc="left", fontsize=10, color=_INK)
-
-
-def _legend(axes: Axes, *, below: float = 0.2) -> None:
+    axes.set_xlabel(unit)
     axes.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, -below),
@@ -118,21 +117,17 @@ def _step(axes: Axes, plan: Plan) -> None:
     terms = plan.why.waterfall_s if plan.why else plan.prediction.time_breakdown_s
     _stack(axes, ["step"], [terms], TIME_COLORS)
     axes.set_ylim(0.5, -0.5)
-    _titled(axes, "Where a step's time goes")
-    axes.set_xlabel("seconds of one optimizer step")
-    _legend(axes)
+    _framed(axes, "Where a step's time goes", "seconds of one optimizer step")
 
 
 def _memory(axes: Axes, plan: Plan) -> None:
     stages = plan.prediction.stages
     rows = [{name: size / GIB for name, size in stage.memory_bytes.items()} for stage in stages]
     _stack(axes, [f"stage {stage.stage}" for stage in stages], rows, MEMORY_COLORS)
-    _titled(axes, "Memory of each stage")
     limit = plan.prediction.memory_limit_bytes / GIB
     axes.axvline(limit, color=_INK, label="memory of a GPU")
     axes.set_xlim(0, _ROOM * max(limit, plan.prediction.peak_memory_bytes / GIB))
-    axes.set_xlabel("GiB of each GPU")
-    _legend(axes)
+    _framed(axes, "Memory of each stage", "GiB of each GPU")
 
 
 def _ranking(axes: Axes, plans: Sequence[Plan], chosen: Plan) -> None:
@@ -157,11 +152,9 @@ def _ranking(axes: Axes, plans: Sequence[Plan], chosen: Plan) -> None:
         label="80 % interval",
     )
     _downward(axes, len(plans))
-    _titled(axes, "Ranking")
     axes.set_xlim(left=0)
-    axes.set_xlabel("seconds of one optimizer step")
     axes.tick_params(axis="y", labelsize=7)
-    _legend(axes, below=0.08)
+    _framed(axes, "Ranking", "seconds of one optimizer step", below=0.08)
 
 
 def _pipeline(axes: Axes, chart: TimelineChart) -> None:

@@ -135,11 +135,6 @@ class _Ranks:
             stride *= shared if axis == "tp" else 1  # data-parallel ranks that share weights
         return found
 
-    @property
-    def is_pipeline_last(self) -> bool:
-        """Return whether the ranks of a stage follow one another."""
-        return self.config.rank_order.endswith("pp")
-
     def rank(self, axis: str, gpu: int) -> int:
         """Return the rank of a GPU on an axis."""
         if axis == "dp":
@@ -171,6 +166,7 @@ class _Ranks:
 def _axis(axis: str, mesh: _Ranks, group: NodeGroup) -> AxisRow:
     gpus = mesh.group_of_first(axis)
     islands = len({gpu // group.island_gpus for gpu in gpus})
+    in_a_row = mesh.config.rank_order.endswith("pp")  # the ranks of a stage follow one another
     steps = {after - before for before, after in pairwise(gpus)}
     if islands == 1:
         words = f"stays inside an island of {group.island_gpus} GPUs: {_link(group.intra_node)}"
@@ -186,7 +182,7 @@ def _axis(axis: str, mesh: _Ranks, group: NodeGroup) -> AxisRow:
         axis=axis,
         name=_NAMES[axis],
         size=len(gpus),
-        stride=steps.pop() if len(steps) == 1 and (axis in mesh.strides or mesh.is_pipeline_last) else 0,
+        stride=steps.pop() if len(steps) == 1 and (axis in mesh.strides or in_a_row) else 0,
         crosses=words,
         group=shown + (f" … {gpus[-1]}" if len(gpus) > _SHOWN_RANKS else ""),
     )

@@ -107,8 +107,10 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
         words.append(f"by {', '.join(answer.certified_by) or 'the search'}, over {searched_words(problem)}")
     if answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
+        options, config = problem.options, answer.plans[0].config
         what = "plan" if answer.space == "every" else "configuration searched"
-        what += _of_which(answer, problem)
+        what += f" of batch {config.global_batch_size}" if options.batch_sizes else ""
+        what += f" on {config.num_gpus} GPUs" if options.num_nodes else ""
         words.append(
             f"#1 simulates {tied(formatting.seconds(step))}; no {what} takes less than "
             f"{tied(formatting.seconds(bound))}"
@@ -129,13 +131,6 @@ def certificate_words(answer: Answer) -> str:
         return "Not certified: CP-SAT did not finish in time; the search's own proof holds without it."
     of = f" for {confirmed} of {len(answer.plans)} plans" if confirmed > 1 else ""
     return f"Certified: CP-SAT, an independent solver, finds the same minimum as the search{of}."
-
-
-def _of_which(answer: Answer, problem: Problem) -> str:
-    """Name the batch and the GPUs that the bound on a step is for, where the request leaves them open."""
-    options, config = problem.options, answer.plans[0].config
-    words = f" of batch {config.global_batch_size}" if options.batch_sizes else ""
-    return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:

@@ -52,16 +52,24 @@ def render_answer(
     """Lay out the whole answer for ``width`` columns; ``measured`` runs follow the ranking."""
     if answer.status == "infeasible":
         return Group(*_infeasible(answer, problem, width))
-    parts: list[RenderableType] = [header(problem, width), _certainty(answer, problem, width)]
+    style = "green" if answer.is_optimal else "yellow" if answer.plans else "red"
+    certainty = with_ties(answer.certainty) + _gpus(answer, problem)
+    parts: list[RenderableType] = [header(problem, width), wrapped(certainty, width, style=style)]
     if answer.plans:
         best = answer.plans[0]
-        parts += [Text(), _table(answer.plans, problem, width)]
-        parts += [*measured_lines(measured, answer.plans, width), *tradeoff_lines(answer.plans, width)]
-        parts += [Text(), *_causes(best, width, of=" (best)"), Text()]
-        parts += sentences(best, width)
-        if unbuilt := unbuilt_words(best, problem):
-            parts.append(wrapped(unbuilt, width, indent=2))
-        parts += beyond_lines(answer, width)
+        unbuilt = unbuilt_words(best, problem)
+        parts += [
+            Text(),
+            _table(answer.plans, problem, width),
+            *measured_lines(measured, answer.plans, width),
+            *tradeoff_lines(answer.plans, width),
+            Text(),
+            *_causes(best, width, of=" (best)"),
+            Text(),
+            *sentences(best, width),
+            *([wrapped(unbuilt, width, indent=2)] if unbuilt else []),
+            *beyond_lines(answer, width),
+        ]
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
 
@@ -100,19 +108,20 @@ def render_plan(
 
     ``answer``: what it was found by, to show its proof. ``groups``: what it does with each node group.
     """
-    seen = plan.prediction
-    parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
-    parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width)]
-    parts += group_lines(groups, seen.step_time_s, width)
-    parts += [] if answer is None else proof_lines(answer, problem, width)
-    parts.append(Text())
-    parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
-    return Group(*parts, *_outside(seen, width))
-
-
-def _certainty(answer: Answer, problem: Problem, width: int) -> Text:
-    style = "green" if answer.is_optimal else "yellow" if answer.plans else "red"
-    return wrapped(with_ties(answer.certainty) + _gpus(answer, problem), width, style=style)
+    return Group(
+        header(problem, width),
+        Text(),
+        _table([plan], problem, width),
+        Text(),
+        *_causes(plan, width, fall=True),
+        Text(),
+        *reason_lines(plan, width),
+        *group_lines(groups, plan.prediction.step_time_s, width),
+        *([] if answer is None else proof_lines(answer, problem, width)),
+        Text(),
+        wrapped(f"Profile: {clean(profile)}.", width, indent=2),
+        *_outside(plan.prediction, width),
+    )
 
 
 def _gpus(answer: Answer, problem: Problem) -> str:
@@ -162,19 +171,15 @@ def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     skipped = [wrapped(one, width, indent=4, hang=2) for one in skipped_words(answer)]
+    kept_free = answer.notes.get("kept_free")  # answers of older releases have none
     return [
         *([wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
         wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
         wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
-        *_kept_free(answer, width),
+        *([wrapped(f"Memory kept free: {kept_free}.", width, indent=2)] if kept_free is not None else []),
         *(_outside(answer.plans[0].prediction, width) if answer.plans else []),
         *_warnings(answer.warnings, width),
     ]
-
-
-def _kept_free(answer: Answer, width: int) -> list[Text]:
-    words = answer.notes.get("kept_free")  # answers of older releases have none
-    return [] if words is None else [wrapped(f"Memory kept free: {words}.", width, indent=2)]
 
 
 def searched_line(answer: Answer, problem: Problem) -> str:

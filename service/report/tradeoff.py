@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -18,14 +17,7 @@ _LABEL = 12  # columns left of the axis
 _FRONT_STYLE = "bold green"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A plan's rank in the field; ``row`` counts from the top."""
-
-    text: str
-    row: int
-    column: int
-    is_efficient: bool
+_Mark = tuple[int, int, Text]  # row from the top, column, and a plan's rank
 
 
 def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
@@ -73,7 +65,7 @@ def _extent(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[float, float]) -> list[Mark]:
+def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[float, float]) -> list[_Mark]:
     """Place a mark for each plan, better ranks first, next to its place if that is taken."""
     taken: set[tuple[int, int]] = set()
     marks = []
@@ -83,23 +75,21 @@ def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[floa
         room = _COLUMNS - len(text)
         column = round((_step_s(plan) - times[0]) / (times[1] - times[0]) * room)
         places = [*range(column, room + 1), *range(column - 1, -1, -1)]
-        column = next((one for one in places if _is_free(taken, row, one, text)), -1)
+        apart = range(-1, len(text) + 1)  # with a blank on both sides
+        free = (one for one in places if taken.isdisjoint((row, one + offset) for offset in apart))
+        column = next(free, -1)
         if column >= 0:
             taken |= {(row, column + offset) for offset in range(len(text))}
-            efficient = is_efficient(plan, plans)
-            marks.append(Mark(text=text, row=row, column=column, is_efficient=efficient))
+            style = _FRONT_STYLE if is_efficient(plan, plans) else ""
+            marks.append((row, column, Text(text, style=style)))
     return marks
 
 
-def _is_free(taken: set[tuple[int, int]], row: int, column: int, text: str) -> bool:
-    return not any((row, column + offset) in taken for offset in range(-1, len(text) + 1))
-
-
-def _row(row: int, marks: Sequence[Mark], peaks: tuple[float, float]) -> Text:
+def _row(row: int, marks: Sequence[_Mark], peaks: tuple[float, float]) -> Text:
     edge = {0: peaks[1], _ROWS - 1: peaks[0]}.get(row)
     label = "" if edge is None else f"{figures.gib(edge)} GiB"
     line = Text(f"{label:>{_LABEL}} │")
-    for mark in sorted((mark for mark in marks if mark.row == row), key=lambda mark: mark.column):
-        line.append(" " * (_LABEL + 2 + mark.column - len(line)))
-        line.append(mark.text, style=_FRONT_STYLE if mark.is_efficient else "")
+    for column, text in sorted((column, text) for at, column, text in marks if at == row):
+        line.append(" " * (_LABEL + 2 + column - len(line)))
+        line.append(text)
     return line

@@ -99,23 +99,18 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
     if answer.status == "infeasible":
         return _infeasible(answer, problem)
     if not answer.plans:
-        notes = (_FEWER if "sample" in answer.notes else _MORE_TIME,)
         return Verdict(
             kind="none",
             badge="no plan",
             sentence="No plan was found.",
             certainty=answer.certainty,
-            notes=notes,
+            notes=(_FEWER if "sample" in answer.notes else _MORE_TIME,),
         )
-    return _found(answer, problem)
-
-
-def _found(answer: Answer, problem: Problem) -> Verdict:
     best = answer.plans[0]
-    used, total = best.config.num_gpus, problem.cluster.num_gpus
-    gpus = f" on {used} of {total} GPUs" if used != total else ""
     if best.rank > 1:
         return _ranked(best)
+    used, total = best.config.num_gpus, problem.cluster.num_gpus
+    gpus = f" on {used} of {total} GPUs" if used != total else ""
     notes = (figures.order_sentence(best), unbuilt_words(best, problem))
     return Verdict(
         kind="proved" if answer.is_optimal else "open",

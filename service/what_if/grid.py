@@ -22,6 +22,7 @@ from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs,
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import CpuWatch, Watch, look
 from meshwright.solver.problem import Problem
+from meshwright.solver.problem import changes_of as workload_changes
 
 Method = Literal["search", "predict", "none"]
 _Way = Literal["search", "place", "predict"]  # how changed questions are answered
@@ -135,11 +136,13 @@ def searched(changed: WhatIfQuestion, listed: Sequence[CarriedConfiguration] = (
         OutOfTime: the clock that this runs under was over first.
     """
     from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - loads the search: 0.1 s
-    from meshwright.solver.planner.variants import variants_of, workload_of  # noqa: PLC0415 - the same
+    from meshwright.solver.planner.variants import variants_of  # noqa: PLC0415 - the same
 
     found, ways = list[Outcome](), {(one.launcher, one.workload) for one in listed}
     for variant in variants_of(changed.problem, changed.profile):
-        workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
+        workload = tuple(
+            sorted(workload_changes(variant.problem.workload, changed.problem.workload).items())
+        )
         if ways and (variant.problem.launcher, workload) not in ways:
             continue
         best = fastest(variant.problem, variant.profile)

@@ -193,35 +193,30 @@ def alternatives_of(
     starts = evaluate(problem, profile, configurations)
     moves = [moves_of(problem, one.config, one.slowest) for one in starts]
     found = evaluate(problem, profile, [move.configuration for some in moves for move in some])
-    judged = iter(zip(found, waterfalls(problem, found), strict=True))
-    judge = RuleJudge(problem)
-    return [
-        [_alternative(judge, move, next(judged), (start, fall)) for move in some]
-        for some, start, fall in zip(moves, starts, waterfalls(problem, starts), strict=True)
-    ]
-
-
-_Fallen = tuple[Evaluation, dict[str, float]]
-
-
-def _alternative(judge: RuleJudge, move: Move, now: _Fallen, start: _Fallen) -> Alternative:
-    found, fall = now
-    short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(found.short_bytes()))
-    heaviest = found.stages[-stage]
-    terms, broken = heaviest.memory_bytes(), judge.broken(found)
-    return Alternative(
-        move=move,
-        step_s=found.objective_s * judge.batch / found.config.global_batch_size,
-        start_s=start[0].objective_s,
-        waterfall_s=fall,
-        start_waterfall_s=start[1],
-        broken=broken,
-        short_bytes=max(short, 0.0),
-        heaviest_stage=-stage,
-        largest_term=max(terms, key=lambda name: terms[name]),
-        place=f" on {heaviest.on.profile.group.gpu.slug}" if heaviest.on.name else "",
-        is_feasible=not broken and short <= 0.0,
-    )
+    moved = iter(zip(found, waterfalls(problem, found), strict=True))
+    judge, judged = RuleJudge(problem), list[list[Alternative]]()
+    for some, start, start_fall in zip(moves, starts, waterfalls(problem, starts), strict=True):
+        judged.append([])
+        for move in some:
+            now, fall = next(moved)
+            short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(now.short_bytes()))
+            heaviest, broken = now.stages[-stage], judge.broken(now)
+            terms = heaviest.memory_bytes()
+            one = Alternative(
+                move=move,
+                step_s=now.objective_s * judge.batch / now.config.global_batch_size,
+                start_s=start.objective_s,
+                waterfall_s=fall,
+                start_waterfall_s=start_fall,
+                broken=broken,
+                short_bytes=max(short, 0.0),
+                heaviest_stage=-stage,
+                largest_term=max(terms, key=lambda name: terms[name]),
+                place=f" on {heaviest.on.profile.group.gpu.slug}" if heaviest.on.name else "",
+                is_feasible=not broken and short <= 0.0,
+            )
+            judged[-1].append(one)
+    return judged
 
 
 class RuleJudge:

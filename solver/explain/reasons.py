@@ -267,8 +267,12 @@ def _explained(
         ways[term] = (advice, [ChangeToTry.of(problem, one) for one in lowering[:_TRIED]])
     stopped = dict[str, list[tuple[str, ChangeToTry]]]()
     for one in fastest:
-        name = _stopped_by(one)
-        if name is not None and one.step_s < one.start_s:
+        if one.short_bytes and not one.broken:
+            where = f"{one.largest_term} of stage {one.heaviest_stage}{one.place}"
+            name = f"memory: {where}, {one.short_bytes / GIB:.1f} GiB over the usable memory"
+        else:
+            name = one.broken[0] if len(one.broken) == 1 and not one.short_bytes else ""
+        if name and one.step_s < one.start_s:
             some = stopped.setdefault(name.partition(":")[0], [])
             if len(some) < _TRIED:
                 some.append((name, ChangeToTry.of(problem, one)))
@@ -369,14 +373,6 @@ def _limits(start: _Explained, tried: _Outcomes) -> tuple[Limit, ...]:
         if gain_s >= _NOTICEABLE * start.step_s:
             binding.append(Limit(name=name, change=way.words, gain_s=gain_s))
     return tuple(sorted(binding, key=lambda limit: -limit.gain_s)[:_MOST_LIMITS])
-
-
-def _stopped_by(one: Alternative) -> str | None:
-    if one.short_bytes and not one.broken:
-        stage, short = one.heaviest_stage, one.short_bytes / GIB
-        where = f"{one.largest_term} of stage {stage}{one.place}"
-        return f"memory: {where}, {short:.1f} GiB over the usable memory"
-    return one.broken[0] if len(one.broken) == 1 and not one.short_bytes else None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from meshwright.solver.answer import ParetoFront, ParetoPoint, Plan
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Columns
-from meshwright.solver.planner.variants import Variant, with_launchers, workload_of
-from meshwright.solver.problem import Problem
+from meshwright.solver.planner.variants import Variant, with_launchers
+from meshwright.solver.problem import Problem, changes_of
 from meshwright.solver.search.answers import plans_of
 from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import Frontier
@@ -42,8 +42,9 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     cut, left_out = watch.interrupted(), list[str]()
     for variant in variants:
         complete, before = False, len(points)
+        workload = changes_of(variant.problem.workload, asked.workload)
         with watch.cut():
-            left_out += _add_points(points, variant, workload_of(variant.problem, asked), watch)
+            left_out += _add_points(points, variant, workload, watch)
             complete = True
         cut |= not complete
         found_by |= {id(point): variant for point in points[before:]}

@@ -44,7 +44,6 @@ from meshwright.solver.planner.variants import (
     switched_of,
     with_baseline,
     with_needs,
-    workload_of,
 )
 from meshwright.solver.predict import predicted, profile_of_variant
 from meshwright.solver.problem import (
@@ -53,6 +52,7 @@ from meshwright.solver.problem import (
     Problem,
     Progress,
     ShouldStop,
+    changes_of,
     on_gpus,
     problem_digest,
     with_changes,
@@ -540,7 +540,7 @@ def _as_listed(problem: Problem, variant: Variant, plan: Plan, *, rank: int, wat
     require_credible(variant.problem, variant.profile, [(plan.config, plan.prediction)])
     (plan,) = with_reasons(variant.problem, variant.profile, [plan], watch.closing())
     launchers = (variant.problem.launcher,) if problem.launcher == "any" else ()
-    workload = workload_of(variant.problem, problem)
+    workload = changes_of(variant.problem.workload, problem.workload)
     unproved = replace(plan, bound_step_time_s=None, gap=None)
     (listed,) = with_needs(problem, [replace(unproved, rank=rank, workload=workload, launchers=launchers)])
     return replace(listed, ranked=False)

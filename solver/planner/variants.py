@@ -256,11 +256,6 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
     ]
 
 
-def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
-    """Return a variant's changes to the requested workload."""
-    return changes_of(problem.workload, asked.workload)
-
-
 def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
     """Add to plans the launchers that can run them: their own first, which prices them.
 
@@ -410,7 +405,7 @@ def merged(
     were never searched. A bound must hold for all variants.
     """
     alone = len(answered) == 1 and not unasked and asked.launcher != "any" and not answered[0].others
-    if alone and not workload_of(answered[0].variant.problem, asked):
+    if alone and not changes_of(answered[0].variant.problem.workload, asked.workload):
         return answered[0].answer
     needed, few = [_nodes(asked, one) for one in answered], asked.options.gpus == "fewest"
     reached = [  # what is not decided counts too: it may need as few nodes
@@ -609,7 +604,11 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
         priced = [(plan.config, plan.prediction) for plan in one.answer.plans]
         scores = _scores_s(own.problem, own.profile, priced) if priced else []
         found += [
-            _Ranked(score, one, replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
+            _Ranked(
+                score,
+                one,
+                replace(plan, workload=changes_of(variant_of(plan).problem.workload, asked.workload)),
+            )
             for score, plan in zip(scores, one.answer.plans, strict=True)
         ]
     kept = dict[tuple[object, ...], _Ranked]()

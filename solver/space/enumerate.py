@@ -188,16 +188,6 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
-    able = launcher_capabilities(problem.launcher)
-    batch = problem.workload.global_batch_size
-    whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
-    sizes = with_request(problem, "micro_batch_size", whole)
-    allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
-    stages = with_request(problem, "zero_stage", allowed)
-    return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64).reshape(-1, 2)
-
-
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool, others: set[int]) -> Iterator[Block]:
     """Yield rows with their chunkings, except those of ``others``: batches that are enumerated apart."""
     for some, every in _plain_blocks(problem, num_gpus, wide=wide):
@@ -231,16 +221,25 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
 
 def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
     """Return one-chunk rows of pipeline sizes all 1, or all more, before they are widened."""
-    mesh, step = meshes[np.isin(meshes[:, 2], sizes)], _steps(problem, int(sizes[0]), wide=wide)
-    i, j = np.nonzero(_are_tried(problem, mesh, step))
+    mesh, step, (i, j) = _tried(problem, meshes[np.isin(meshes[:, 2], sizes)], wide=wide)
     return _one_chunk(problem, np.concatenate([mesh[i], step[j]], axis=1))
 
 
-def _are_tried(problem: Problem, mesh: IntArray, step: IntArray) -> BoolArray:
-    """Mark micro-batches of each mesh, (m, s): those within the batch, and the smallest one."""
-    sizes, batch = step[:, 0], problem.workload.global_batch_size
-    smallest = sizes == sizes.min(initial=np.iinfo(np.int64).max)
-    return np.asarray(smallest[None, :] | (mesh[:, 3:4] * sizes[None, :] <= batch))
+def _tried(
+    problem: Problem, mesh: IntArray, *, wide: bool
+) -> tuple[IntArray, IntArray, tuple[IntArray, ...]]:
+    """Return meshes, all of one stage or all of more, steps, and which are tried together.
+
+    A step is a micro-batch size and a ZeRO stage; tried are those within the batch, and the smallest one.
+    """
+    able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
+    whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    most = able.max_zero_stage_with_pipeline if (mesh[:, 2] > 1).any() else max(able.zero_stages)
+    stages = with_request(problem, "zero_stage", (zero for zero in able.zero_stages if zero <= most))
+    sizes = with_request(problem, "micro_batch_size", whole)
+    step = np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64).reshape(-1, 2)
+    smallest = step[:, 0] == step[:, 0].min(initial=np.iinfo(np.int64).max)
+    return mesh, step, np.nonzero(smallest[None, :] | (mesh[:, 3:4] * step[None, :, 0] <= batch))
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
@@ -450,8 +449,7 @@ def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float
     meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
-            mesh, step = meshes[(meshes[:, 2] > 1) == staged], _steps(batch, 1 + staged, wide=wide)
-            i, j = np.nonzero(_are_tried(batch, mesh, step))
+            mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
             kept = spread_evenly(len(i), _PROBED)
             few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
             probed.append(widened(batch, few, wide=wide))

@@ -323,27 +323,26 @@ class Kinds:
         return np.unique(code, return_inverse=True)[1].ravel()
 
     @cached_property
-    def _lists(self) -> tuple[IntArray, IntArray]:
-        """Return where each list of chunkings begins in ``inner``, and the list of each outer row."""
-        return np.unique(self.crossing.begin, return_inverse=True)
+    def _sorted(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Return inner rows by list and kind; where each pair begins, and its size, (lists * K,).
 
-    @cached_property
-    def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Return inner rows by list and kind; where each pair begins, and its size, (lists * K,)."""
-        begins, width = self._lists[0], int(self._code.max(initial=-1)) + 1
+        Last, the list of each outer row.
+        """
+        begins, lists = np.unique(self.crossing.begin, return_inverse=True)
+        width = int(self._code.max(initial=-1)) + 1
         look()
         key = (np.searchsorted(begins, np.arange(len(self._code)), side="right") - 1) * width + self._code
         sizes = np.bincount(key, minlength=len(begins) * width)
-        return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes
+        return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes, lists.ravel()
 
     @cached_property
     def _pairs(self) -> tuple[IntArray, IntArray]:
         """Return the outer row of every kind, and its pair of list and inner kind, (k,) each."""
-        width, of_pair = int(self._code.max(initial=-1)) + 1, self._sorted[2] > 0
+        width, (_, _, sizes, lists) = int(self._code.max(initial=-1)) + 1, self._sorted
         look()
-        pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
+        pair = lists[:, None] * width + np.arange(width)[None, :]
         look()
-        outer, which = np.nonzero(of_pair[pair])
+        outer, which = np.nonzero(sizes[pair] > 0)
         look()
         return outer, pair[outer, which]
 
@@ -433,13 +432,13 @@ class Kinds:
     def rows(self, kinds: IntArray) -> IntArray:
         """Return the numbers of all rows of some kinds, kind by kind."""
         outer, pair = (values[kinds] for values in self._pairs)
-        order, begins, _ = self._sorted
+        order, begins, _, _ = self._sorted
         sizes, crossing = self.sizes[kinds], self.crossing
         inner = order[_runs(begins[pair], sizes)]
         return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
 
     def _least(self, values: Values) -> Values:
-        order, begins, sizes = self._sorted
+        order, begins, sizes, _ = self._sorted
         there = np.flatnonzero(sizes)
         least = np.zeros_like(values, shape=len(sizes))
         if len(there):
@@ -459,7 +458,7 @@ class Kinds:
         It recomputes every layer where all rows of the kind do; it need not be one of them.
         """
         outer, pair = (values[kinds] for values in self._pairs)
-        order, begins, _ = self._sorted
+        order, begins, _, _ = self._sorted
         first = self.crossing.inner[order[begins[pair]]].T
         inner = dict(zip(OF_CHUNKS, first, strict=True))
         chunks, _, layers, _ = self.crossing.inner.T

@@ -20,7 +20,7 @@ from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
-from meshwright.service.report.page import content_security_policy, render_fleet_page, render_page
+from meshwright.service.report.page import content_security_policy, render_page
 from meshwright.service.report.trace import trace_of
 from meshwright.service.reporting import (
     MOST_LISTED,
@@ -133,7 +133,7 @@ def page_of_fleet(fleet: JobRecord) -> Response:
         raise NotReadyError(
             f"the fleet is {fleet.state} and has no schedule", finished=fleet.state in TERMINAL_STATES
         )
-    return _html(render_fleet_page(fleet_page(answer)))
+    return _html(render_page(fleet_page(answer)))
 
 
 def _html(text: str) -> Response:

@@ -79,11 +79,13 @@ def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
         values = _steps(axis, most)
     least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
     places = max(0, -math.floor(math.log10(least))) if digits is None else digits
-
-    def label_of(value: float) -> str:
-        return f"{value:g}" if axis.is_log and value < 1.0 else f"{value:.{places}f}"
-
-    return [Tick(at=axis.at(value), label=label_of(value)) for value in values]
+    return [
+        Tick(
+            at=axis.at(value),
+            label=f"{value:g}" if axis.is_log and value < 1.0 else f"{value:.{places}f}",
+        )
+        for value in values
+    ]
 
 
 def _steps(axis: Axis, most: int) -> list[float]:

@@ -130,17 +130,14 @@ _NAMES = {
 
 
 def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
-    passes = figures.count(timeline.num_passes)
-    said = f"{passes} passes of {_micro_batches(timeline.num_microbatches)}, simulated one by one."
+    passes, m = figures.count(timeline.num_passes), timeline.num_microbatches
+    micro_batches = "1 micro-batch" if m == 1 else f"{m} micro-batches"
+    said = f"{passes} passes of {micro_batches}, simulated one by one."
     if timeline.simulated < timeline.num_microbatches:
         said = f"The first {timeline.simulated} of {timeline.num_microbatches} micro-batches are drawn."
     if gap_s is not None:
         said += f" The middle, {figures.seconds(gap_s[1] - gap_s[0])} of the same rhythm, is left out."
     return f"{said} {_critical_words(timeline)}"
-
-
-def _micro_batches(count: int) -> str:
-    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _critical_words(timeline: Timeline) -> str:
@@ -166,8 +163,7 @@ def _row(
                 strokes.append(Stroke(kind=kind, shade=tone, boxes=_boxes(starts[mine], ends[mine])))
     runs = [_runs(starts[rank.critical], ends[rank.critical])] if rank.critical.any() else []
     at_s = rank.end_s
-    tails = (("gradients", rank.gradients_s), ("optimizer", rank.optimizer_s))
-    for kind, seconds in tails:
+    for kind, seconds in (("gradients", rank.gradients_s), ("optimizer", rank.optimizer_s)):
         if seconds * places.unit >= 1.0:
             edges = places.at(np.array([at_s, at_s + seconds]))
             strokes.append(Stroke(kind=kind, shade=0, boxes=_boxes(edges[:1], edges[1:])))

@@ -15,7 +15,6 @@ from meshwright.solver.space.enumerate import (
     _fewer_gpus,
     _most,
     _plain_blocks,
-    _steps,
     chunkings_of,
     enumerate_space,
     estimated_outer,
@@ -339,8 +338,8 @@ def test_full_recomputation_begins_with_one_layer_and_ends_with_all() -> None:
 
 
 def test_only_pipelines_are_kept_from_zero_stages_that_a_launcher_has_without_them() -> None:
-    problem = replace(a_problem(), launcher="deepspeed")
-    stages = [set(_steps(problem, pp, wide=False)[:, 1].tolist()) for pp in (1, 2)]
+    rows = enumerate_space(replace(a_problem(), launcher="deepspeed")).columns
+    stages = [set(rows.zero_stage[rows.pipeline_parallel_size == pp].tolist()) for pp in (1, 2)]
     assert stages == [{0, 1, 2, 3}, {0, 1}]
 
 
