@@ -45,6 +45,7 @@ _ALL_HELD = _among(("gpipe", "looped_bfs"))
 _ONE_P = _among(("interleaved_zb", "zb_1p", "zb_h1"))
 _ZB_2P, _ZB_H2 = _among(("zb_2p",)), _among(("zb_h2",))
 _V_SHAPED, _SPLIT = _among(V_SHAPED), _among(SPLIT_BACKWARD)
+_AUTOMATIC, _UNSYNCED = _among(tuple(AUTOMATIC)), _among(BYPASSES_SYNC)
 _OWN_COUNT = _SPLIT | _ALL_HELD
 _IN_GROUPS = _among(IN_GROUPS)
 _LEAST_CHUNKS, _MOST_CHUNKS = np.array([_CHUNKS.get(name, (1, 1)) for name in SCHEDULES]).T
@@ -104,6 +105,16 @@ def runs_all_forward_first(columns: Columns) -> BoolArray:
 def splits_backward(columns: Columns) -> BoolArray:
     """Mark rows with weight gradients as passes of their own, shape (n,)."""
     return np.asarray(_SPLIT[columns.pipeline_schedule])
+
+
+def makes_order(columns: Columns) -> BoolArray:
+    """Mark rows with an order of passes that is made for their times, shape (n,)."""
+    return np.asarray(_AUTOMATIC[columns.pipeline_schedule])
+
+
+def bypasses_sync(columns: Columns) -> BoolArray:
+    """Mark rows with ranks that do not wait for one another at the end of a step, shape (n,)."""
+    return np.asarray(_UNSYNCED[columns.pipeline_schedule])
 
 
 def in_a_v(columns: Columns) -> BoolArray:

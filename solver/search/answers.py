@@ -14,11 +14,10 @@ from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import plan_id_of
 from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of
-from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
 from meshwright.solver.search.certify.judge import Certificate
-from meshwright.solver.search.frontier import Frontier, Ranked
+from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import least_step_s, steps_s
 from meshwright.solver.space.enumerate import Space
 from meshwright.solver.space.rules import host_warnings
@@ -35,15 +34,6 @@ class Proof:
     objective_gap: float | None = None  # from the least closed form that is known to a bound on all of them
     survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
     floors: RankFloors = field(default_factory=RankFloors)
-
-
-def objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
-    """Return the closed form of ranked rows of a frontier under their splits."""
-    if not ranked:
-        return []
-    rows = frontier.rows.take([one.row for one in ranked])
-    stages = rows.stages([one.split for one in ranked])
-    return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
 
 
 def plans_of(
@@ -68,8 +58,9 @@ def _plans(
 ) -> list[Plan]:
     ranked, before = frontier.ranked[some], some.start
     rows = [one.row for one in ranked]
-    configurations = frontier.rows.take(rows).configurations([one.split for one in ranked])
-    objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier, ranked)))
+    own, splits = frontier.rows.take(rows), [one.split for one in ranked]
+    configurations = own.configurations(splits)
+    objectives = steps_s(frontier.rows, rows, own.objective_s(splits))
     plans, parts = list[Plan](), frontier.rows.parts_of(rows)
     for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
         one = frontier.rows.problems[part] if frontier.rows.problems else problem
@@ -125,6 +116,8 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
     scores = [one.score_s for one in frontier.ranked[: len(plans)]]
     floors = proof.floors if len(plans) == len(frontier.ranked) else RankFloors()
     plans = with_gaps(plans, scores, floors, claimed, of_steps=is_plain(found.problem))
+    few = f"the first {len(plans)} of {len(frontier.ranked)} ranked plans"
+    unlisted = f"the time limit came before more than {few} were predicted"
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     return Answer(
@@ -155,7 +148,7 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
             *found.profile.warnings,
             *host_warnings(found.problem),
             *found.certificate.warnings,
-            *_unlisted(len(plans), len(frontier.ranked)),
+            *(unlisted,) * (len(plans) < len(frontier.ranked)),
         ),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
@@ -167,13 +160,6 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
         space="every" if space.every else "usual",
         floors=proof.floors,
     )
-
-
-def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
-    warning = (
-        f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
-    )
-    return (warning,) if listed < ranked else ()
 
 
 def versions(profile: Profile) -> dict[str, str]:

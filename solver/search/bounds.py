@@ -44,9 +44,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import Stages, end_of_step_s, step_of_end_s
-from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk, runs_all_forward_first
+from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk, runs_all_forward_first
 from meshwright.solver.search.rows import Rows
 
 # --------------------------------------------------------------------------------------------------
@@ -135,9 +135,6 @@ class Early(NamedTuple):
 # they can: (G) and (K) less sum_{c < a_u} F_c. For those of the others that start counts as well.
 
 
-_BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
-
-
 def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
     """Return (E) to (G), (K): the least end of every rank of rows with split backward passes, (n, R)."""
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
@@ -148,27 +145,21 @@ def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
     own = (rank[:, None, :] == np.arange(num_ranks)[None, :, None]) & there[:, None, :]
     first = np.where(own, chunks[:, None, :], width).min(axis=2)
     last = np.where(own, chunks[:, None, :], -1).max(axis=2)
-    ahead, behind = _prefix_of_values(forward, first), _prefix_of_values(back, last + 1)
+    passed, backed = np.cumsum(forward, axis=1), np.cumsum(back, axis=1)
+    ahead, behind, returned = _prefix(passed, first), _prefix(backed, last + 1), _prefix(backed, first)
     m, held = rows.m[:, None], rows.held[:, :width]
     spared = (own * (held * forward)[:, None, :]).sum(axis=2)
     wait = forward.sum(axis=1, keepdims=True) - ahead + back.sum(axis=1, keepdims=True) - behind
     busy = m * stages.rank_time_s
     end = np.maximum(busy, wait + busy - spared)
     done = m * (own * (forward + back)[:, None, :]).sum(axis=2)
-    returned = _prefix_of_values(back, first)
     done = ahead + np.maximum(done, wait + done - spared) + returned
     done = np.where(stages.rank_valid, done, -np.inf)
     done = np.maximum.accumulate(done[:, ::-1], axis=1)[:, ::-1]
     last_weight = np.take_along_axis(weight, np.minimum(first, width - 1), axis=1)
     end = np.maximum(end, done - returned + last_weight - ahead)
-    end = end + np.where(_BYPASSES[rows.columns.pipeline_schedule][:, None], 0.0, ahead)
+    end = end + np.where(bypasses_sync(rows.columns)[:, None], 0.0, ahead)
     return np.asarray(np.where(stages.rank_valid, end, 0.0))
-
-
-def _prefix_of_values(values: FloatArray, end: np.ndarray) -> FloatArray:
-    """Return the sum of the first ``end`` chunks (n, R) of (n, C) values."""
-    sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-    return np.take_along_axis(sums, np.clip(end, 0, values.shape[1]), axis=1)
 
 
 SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
@@ -334,14 +325,10 @@ def _steady_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
     spare = rows.m - rows.p - 1.0
     longest = rows.total_s / rows.p
     if rows.is_uniform:
-        longest = np.maximum(longest, rank_time_s - _early_s(rows) / np.maximum(spare, 1.0))
+        early_s = np.maximum(rows.embedding_s - rows.layer_s[:, 0], 0.0)
+        longest = np.maximum(longest, rank_time_s - early_s / np.maximum(spare, 1.0))
     bound = 2.0 * rows.total_s + spare * longest + least_tail_s(rows)
     return np.where((spare >= 0.0) & (rows.v == 1) & ~rows.splits_backward, bound, -np.inf)
-
-
-def _early_s(rows: Rows) -> FloatArray:
-    """Return the embedding's time beyond a layer's, shape (n,)."""
-    return np.asarray(np.maximum(rows.embedding_s - rows.layer_s[:, 0], 0.0))
 
 
 def fractional_s(rows: Rows) -> FloatArray:
@@ -433,7 +420,7 @@ def _steady_end_s(rows: Rows, stages: Stages, rank: IntArray) -> FloatArray:
 
 
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Return the last tier: (A)-(D), (H), or (E)-(G), over the ranks of one split for each row, (n,).
+    """Return the last tier: (A)-(D), (H), or (E)-(G), (P), of one split for each row, (n,).
 
     The last micro-batch passes ranks s-1 … u backward before rank u ends, so the way back counts up to
     whichever rank u <= s has the longest sum of what is left of it and its own tail.
@@ -454,13 +441,8 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
         apart = least_end_s(rows, stages) + stages.rank_tail_s
         step = np.where(rows.splits_backward[:, None], apart, step)
     slowest = np.where(stages.rank_valid, step, 0.0).max(axis=1)
-    return _step_s(rows, np.maximum(slowest, _path_of_split_s(rows, stages)))
-
-
-def _path_of_split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Return (P) of one split for each row, shape (n,)."""
-    forward, home = stages.chunk_forward_s, stages.chunk_backward_s - stages.chunk_weight_s
+    home = backward - stages.chunk_weight_s
     longest = forward.max(axis=1), home.max(axis=1)
     again = np.where(runs_all_forward_first(rows.columns), sum(longest), np.maximum(*longest))
-    path = forward.sum(axis=1) + home.sum(axis=1) + (rows.m - 1.0) * again
-    return np.asarray(path + stages.chunk_weight_s[:, 0] + stages.rank_tail_s[:, 0])
+    path = forward.sum(axis=1) + home.sum(axis=1) + (rows.m - 1.0) * again  # (P)
+    return _step_s(rows, np.maximum(slowest, path + stages.chunk_weight_s[:, 0] + stages.rank_tail_s[:, 0]))

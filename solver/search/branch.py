@@ -33,7 +33,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages, assemble, step_of_end_s
+from meshwright.solver.cost.stages import Stages, assemble
 from meshwright.solver.schedules.orders import automatic_finish_of_many_s
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import finish_of_many_s
@@ -49,13 +49,7 @@ from meshwright.solver.search.rows import Rows
 # splits that are known whole are simulated in every order that ``simulate`` tries.
 
 
-MAKES_ORDER = np.array([name in AUTOMATIC for name in SCHEDULES])
 _AT_ONCE = 2**21  # passes simulated together
-
-
-def makes_its_order(row: Rows) -> bool:
-    """Return whether the schedule makes its order for the times."""
-    return bool(MAKES_ORDER[row.columns.pipeline_schedule[0]])
 
 
 def passes_of(row: Rows) -> int:
@@ -72,10 +66,10 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
         tick()
         part = sizes[start : start + size]
         stages = assemble(row.prices, row.columns, row.layout, part, with_memory=False)
-        if makes_its_order(row):
+        if row.makes_order[0]:
             found.append(split_s(row.take(np.zeros(len(part), dtype=np.int64)), stages))
         else:
-            found.append(_step_s(row, _finish_s(row, stages), stages))
+            found.append(row.step_s(_finish_s(row, stages), stages) * SAFETY)
     return np.concatenate(found) if found else np.zeros(0)
 
 
@@ -110,8 +104,8 @@ def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
         schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
     )
     made = made - (np.cumsum(forward, axis=1) - forward)  # from each rank's own start
-    steps = [_step_s(row, finish, stages) for finish in (_finish_s(row, stages), *made)]
-    return np.asarray(np.minimum.reduce(steps))
+    steps = [row.step_s(finish, stages) for finish in (_finish_s(row, stages), *made)]
+    return np.asarray(np.minimum.reduce(steps) * SAFETY)
 
 
 def fits(row: Rows, sizes: IntArray) -> BoolArray:
@@ -119,12 +113,6 @@ def fits(row: Rows, sizes: IntArray) -> BoolArray:
     many = row.take(np.zeros(len(sizes), dtype=np.int64))
     stages = assemble(many.prices, many.columns, many.layout, sizes)
     return np.asarray(stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes)
-
-
-def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
-    """Return the step from the ends of the ranks, rounded down, shape (k,)."""
-    last = (finish_s + stages.rank_tail_s).max(axis=1)
-    return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]) * SAFETY)
 
 
 _MOST_PASSES = 2**15  # of a schedule with splits that are simulated side by side
@@ -168,11 +156,9 @@ def are_tried(rows: Rows) -> BoolArray:
 
     No weight gradient may exceed a part's backward pass, so that more layers shorten no pass.
     """
-    makes_order = MAKES_ORDER[rows.columns.pipeline_schedule]
     kinds = 2 + rows.splits_backward.astype(np.int64)
-    few = kinds * rows.p * rows.v * rows.columns.num_microbatches <= np.where(
-        makes_order, _MOST_MADE, _MOST_PASSES
-    )
+    passes = kinds * rows.p * rows.v * rows.columns.num_microbatches
+    few = passes <= np.where(rows.makes_order, _MOST_MADE, _MOST_PASSES)
     even = (rows.prices.weight_gradient_s <= rows.prices.backward_s).all(axis=1)
     free = rows.is_uniform and rows.uneven_stages and not rows.only_split
     return np.asarray(few & even & (rows.p > 1) & ~rows.per_stage & free)
@@ -180,11 +166,9 @@ def are_tried(rows: Rows) -> BoolArray:
 
 def is_branchable(row: Rows, target_s: float) -> bool:
     """Return whether a row's patterns are few enough to be tried against a time."""
-    return bool(are_tried(row)[0]) and _are_few(most_layers_of(row, target_s), row)
-
-
-def _are_few(most: IntArray, row: Rows) -> bool:
-    """Return whether ranks that hold at most so many layers lack few, or in few ways."""
+    if not are_tried(row)[0]:
+        return False
+    most = most_layers_of(row, target_s)
     spare = _spare(most, row)
     return spare <= _MOST_SPARE or comb(spare + len(most), spare) <= _MOST_WAYS
 
@@ -226,7 +210,7 @@ def least_simulation_s(row: Rows, target_s: float, effort: SimulationBudget) -> 
         left, steps = grown[0].among(grown[1] < target_s), grown[1][grown[1] < target_s]
         if not len(steps):
             return SplitBound(target_s, for_all=True)
-    if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
+    if row.makes_order[0] and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
         steps = made_steps_s(row, left.sizes)
     least = min(float(steps.min()), target_s)
     fitting = min(float(steps[fits(row, left.sizes)].min(initial=np.inf)), target_s)

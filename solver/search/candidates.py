@@ -11,7 +11,7 @@ chunk are (they hold embedding and head as well), is searched by simulation.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -21,11 +21,10 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages, step_of_end_s
+from meshwright.solver.cost.stages import Stages
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
 from meshwright.solver.search.bounds import SAFETY, split_s
-from meshwright.solver.search.branch import makes_its_order
 from meshwright.solver.search.listed import are_listed, shape_of, side_by_side, splits_of
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered_to, tapers, windows
@@ -122,8 +121,10 @@ def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     """Return each row's split and others that fit in memory, none twice."""
     look()
     listed, free = are_listed(rows), rows.uneven_stages and not rows.only_split
-    ways = [_listed if one else _tried if free else _given for one in listed]
-    tried = [way(rows, at, split) for at, (way, split) in enumerate(zip(ways, given, strict=True))]
+    tried = [
+        _tried(rows, at, split, listed=bool(listed[at])) if free or listed[at] else [split]
+        for at, split in enumerate(given)
+    ]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
     every = rows.take(which)
@@ -134,35 +135,20 @@ def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     return Candidates(which[kept], [splits[at] for at in kept.tolist()], bound_s[kept])
 
 
-def _listed(rows: Rows, at: int, split: Split) -> list[Split]:
-    look()
-    return list(dict.fromkeys([split, *splits_of(shape_of(rows, at))]))
-
-
-def _given(_rows: Rows, _at: int, split: Split) -> list[Split]:
-    return [split]
-
-
-def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
-    several, splits_backward = bool(rows.v[at] > 1), bool(rows.splits_backward[at])
-    if not several and not (rows.is_uniform and (_is_deep(rows, at) or splits_backward)):
-        return [split]
-    if not rows.is_uniform:
-        return list(dict.fromkeys([split, *offered_to(rows, len(split), int(rows.smallest_chunk[at]))]))
-    if several:
-        return list(dict.fromkeys([split, *_windowed(rows, at, split)]))
-    return [split, *(_moved(rows, at, split) if splits_backward else _tapered(rows, at))]
-
-
-def _is_deep(rows: Rows, at: int) -> bool:
-    """Return whether a step has few micro-batches for its ranks, so that the pipeline's ends wait."""
-    return bool(rows.m[at] < _DEEP * rows.p[at])
-
-
-def _tapered(rows: Rows, at: int) -> list[Split]:
-    """Return splits of a row without interleaving with fewer layers at the ends."""
-    smallest = int(rows.smallest_chunk[at])
-    return tapers(rows.layout.num_layers, int(rows.p[at]), smallest=smallest, places=_ENDS)
+def _tried(rows: Rows, at: int, split: Split, *, listed: bool) -> list[Split]:
+    several, smallest = bool(rows.v[at] > 1), int(rows.smallest_chunk[at])
+    if listed:
+        look()
+        others: Iterable[Split] = splits_of(shape_of(rows, at))
+    elif several:
+        others = _windowed(rows, at, split) if rows.is_uniform else offered_to(rows, len(split), smallest)
+    elif rows.is_uniform and rows.splits_backward[at]:
+        others = _moved(rows, at, split)
+    elif rows.is_uniform and rows.m[at] < _DEEP * rows.p[at]:  # the pipeline's ends wait
+        others = tapers(rows.layout.num_layers, int(rows.p[at]), smallest=smallest, places=_ENDS)
+    else:
+        others = ()
+    return list(dict.fromkeys([split, *others]))
 
 
 def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
@@ -208,11 +194,6 @@ def _stages(row: Rows, splits: list[Split]) -> Stages:
     return many.stages(splits, with_memory=False)
 
 
-def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
-    last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
-    return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]))
-
-
 def fastest(
     row: Rows, splits: list[Split], ends: Ends | None = None, limit_s: float = np.inf
 ) -> tuple[float, Split]:
@@ -221,7 +202,7 @@ def fastest(
     ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
     """
     ends, m, chunks = ends or Ends(), int(row.columns.num_microbatches[0]), len(splits[0])
-    made, few, stages = makes_its_order(row), _glanced(row), _stages(row, splits)
+    made, few, stages = bool(row.makes_order[0]), min(m, int(side_by_side(row)[0])), _stages(row, splits)
     long = few < m and not made and np.isfinite(limit_s)
     if long and not len(_within(row, stages, ends, limit_s)):
         return np.inf, splits[0]
@@ -255,14 +236,9 @@ def fastest(
     ])  # fmt: skip
     if 2 * chunks * m <= MAX_PASSES and not made:
         ends.learn(passes, finish, shape)
-    steps = _step_s(row, finish, stages)
+    steps = row.step_s(finish, stages)
     best = int(steps.argmin())
     return float(steps[best]), splits[chosen[best]]
-
-
-def _glanced(row: Rows) -> int:
-    """Return how many micro-batches are simulated side by side; all if that is quick."""
-    return int(min(row.columns.num_microbatches[0], side_by_side(row)[0]))
 
 
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
@@ -276,12 +252,12 @@ def _simulated_s(row: Rows, stages: Stages, few: int, ends: Ends) -> FloatArray:
     shape = _shape(row, few)
     finish = ends.finish_s(_passes_s(stages), shape)
     further = (row.m[0] - few) * stages.rank_time_s[:, : shape.pp]
-    return _step_s(row, finish + further, stages)
+    return row.step_s(finish + further, stages)
 
 
 def _within(row: Rows, stages: Stages, ends: Ends, limit_s: float) -> IntArray:
     """Return splits of a row that may be within the limit by known pipelines of its shape."""
-    least = _step_s(row, ends.least_s(_passes_s(stages), _shape(row)), stages) * SAFETY
+    least = row.step_s(ends.least_s(_passes_s(stages), _shape(row)), stages) * SAFETY
     return np.flatnonzero(least <= limit_s)
 
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.schedules.schedule import BYPASSES_SYNC, runs_all_forward_first
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.schedules.schedule import bypasses_sync, runs_all_forward_first
 from meshwright.solver.search.bounds import SAFETY, Early, end_limit_s, in_turn, whole_layers_s
 from meshwright.solver.search.fill_kinds import can_beat_mixed
 from meshwright.solver.search.memory_limits import layer_caps
@@ -243,9 +243,6 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
 #     chunks before and the least last ones behind.
 
 
-_BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
-
-
 def _split_lines(rows: Rows) -> list[LinearBound]:
     """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
@@ -257,7 +254,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
     both, single = forward + back, _column(rows.v == 1)
     shortest = rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s
     start = rank * _column(shortest) + later * _column(prices.forward_s[:, -2])
-    start = np.where(_BYPASSES[rows.columns.pipeline_schedule][:, None], 0.0, start)
+    start = np.where(bypasses_sync(rows.columns)[:, None], 0.0, start)
     work, tail = m * ranks.time_s, _column(tail)
     weight = prices.weight_gradient_s
     own = ranks.time_s - (rank == _column(rows.head_rank)) * _column(weight[:, -1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -25,7 +26,6 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
-from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
 from meshwright.solver.search.feasible import bound_at_sight_s
@@ -327,10 +327,8 @@ class Frontier:
 
         What was being looked at then still waits under its bound.
         """
-        try:
+        with suppress(OutOfTime):
             self._run(interrupted)
-        except OutOfTime:
-            return
 
     def fill(self, interrupted: Interrupt) -> None:
         """Rank other layouts of the best meshes if fewer than K meshes have a plan."""
@@ -513,8 +511,7 @@ class Frontier:
 
     def _record(self, indices: tuple[int, ...], splits: tuple[Split, ...]) -> None:
         rows = self.rows.take(list(indices))
-        stages = rows.stages(list(splits), with_memory=False)
-        objectives = objective_s(rows.prices, rows.columns, stages)
+        objectives = rows.objective_s(list(splits))
         found = candidates_of(rows, splits)
         first = np.searchsorted(found.which, np.arange(len(indices) + 1)).tolist()
         known = self.bound_s[list(indices)].tolist()

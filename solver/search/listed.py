@@ -17,7 +17,6 @@ import numpy as np
 
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, distinct
 from meshwright.solver.schedules.simulate import MAX_PASSES
-from meshwright.solver.search.branch import MAKES_ORDER
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, ranks_of
 
@@ -40,7 +39,7 @@ def are_listed(rows: Rows) -> BoolArray:
     if not rows.uneven_stages or rows.only_split or rows.layout.counts_ends or not len(rows):
         return np.zeros(len(rows), dtype=np.bool_)
     few = rows.columns.num_microbatches <= side_by_side(rows)  # every split is simulated in full
-    few &= (rows.is_uniform | (rows.v == 1)) & ~MAKES_ORDER[rows.columns.pipeline_schedule]
+    few &= (rows.is_uniform | (rows.v == 1)) & ~rows.makes_order
     first, alike = distinct([rows.p, rows.v, rows.smallest_chunk, rows.in_a_v.astype(np.int64)])
     shapes = [shape_of(rows, at) for at in first.tolist()]
     return np.asarray(few & np.array([number_of_splits(shape) <= MOST for shape in shapes])[alike])

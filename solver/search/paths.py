@@ -29,7 +29,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import assemble, step_of_end_s
-from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk
+from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk
 from meshwright.solver.schedules.simulate import Waves, longest_paths, waves_of
 from meshwright.solver.search.bounds import SAFETY, end_limit_s
 from meshwright.solver.search.branch import SimulationBudget, are_tried, most_layers_of, passes_of
@@ -44,12 +44,11 @@ _INHERITED = 24  # paths that this average counts for in the parts
 _STAGES = (0.85, 1.0)
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
-_BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
 def are_averaged(rows: Rows) -> BoolArray:
     """Mark rows with steps that are longest paths, (n,)."""
-    return np.asarray(are_tried(rows) & ~_BYPASSES[rows.columns.pipeline_schedule])
+    return np.asarray(are_tried(rows) & ~bypasses_sync(rows.columns))
 
 
 class PathShape(NamedTuple):

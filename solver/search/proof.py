@@ -17,14 +17,12 @@ import numpy as np
 from meshwright.solver.answer import RankFloors
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import MESH, FloatArray, IntArray
-from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
     are_tried,
     is_branchable,
     least_simulation_s,
-    makes_its_order,
     passes_of,
 )
 from meshwright.solver.search.candidates import simulated_s
@@ -46,7 +44,7 @@ def dominates(rows: Rows, one: int, other: int) -> bool:
     same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
     alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
     layers = columns.recompute_layers
-    if not alike or makes_its_order(rows.take([one])) or layers[one] not in (0, layers[other]):
+    if not alike or rows.makes_order[one] or layers[one] not in (0, layers[other]):
         return False
     names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", "transfer_s", "rank_tail_s",
              "straggler", "fixed_s")  # fmt: skip
@@ -121,7 +119,7 @@ def least_of_candidates_s(
     while waiting and waiting[0][0] < best_s:
         bound, at = waiting[0]
         row, splits = rows.take([at]), list(solved[at].candidates)
-        tried = passes_of(row) <= _MOST_PASSES and not makes_its_order(row) and at not in simulated
+        tried = passes_of(row) <= _MOST_PASSES and not row.makes_order[0] and at not in simulated
         if not tried or not effort.takes(len(splits) * passes_of(row)):
             return bound
         tick()
@@ -275,9 +273,7 @@ def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
     fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]
     found = [Rival(row, frontier.solved[row].objective_s) for row in indices if row in frontier.solved]
     if fitting:
-        rows = frontier.rows.take([row for row, _ in fitting])
-        stages = rows.stages([split for _, split in fitting], with_memory=False)
-        least = objective_s(rows.prices, rows.columns, stages)
+        least = frontier.rows.take([row for row, _ in fitting]).objective_s([split for _, split in fitting])
         found += [Rival(row, float(value)) for (row, _), value in zip(fitting, least, strict=True)]
     return found
 

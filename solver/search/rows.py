@@ -20,8 +20,16 @@ from meshwright.solver.configuration import (
     FloatArray,
     IntArray,
 )
-from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemble, parts_room_bytes
-from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, splits_backward
+from meshwright.solver.cost.stages import (
+    LayerLayout,
+    RowPrices,
+    Stages,
+    assemble,
+    objective_s,
+    parts_room_bytes,
+    step_of_end_s,
+)
+from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, makes_order, splits_backward
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
 _LESS = 1.0 - 1e-12  # what rounding of sums may take
@@ -74,6 +82,15 @@ class Rows:
             padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
         replayed = self.replayed_layers(padded)
         return assemble(self.prices, self.columns, self.layout, padded, replayed, with_memory=with_memory)
+
+    def objective_s(self, splits: list[tuple[int, ...]]) -> FloatArray:
+        """Return every row's closed form under its split, shape (n,)."""
+        return objective_s(self.prices, self.columns, self.stages(splits, with_memory=False))
+
+    def step_s(self, finish_s: FloatArray, stages: Stages) -> FloatArray:
+        """Return steps of the first row from the ends of its ranks, (k, p), under k splits; shape (k,)."""
+        last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
+        return np.asarray(step_of_end_s(last, self.prices.straggler[0], self.prices.fixed_s[0]))
 
     def replayed(self, splits: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the recomputed layers of each stage of every row; () if stages share the row's count."""
@@ -166,6 +183,11 @@ class Rows:
     def splits_backward(self) -> BoolArray:
         """Mark rows with weight gradients as passes of their own, shape (n,)."""
         return splits_backward(self.columns)
+
+    @cached_property
+    def makes_order(self) -> BoolArray:
+        """Mark rows with a schedule that makes its order for the times, shape (n,)."""
+        return makes_order(self.columns)
 
     @cached_property
     def phi(self) -> FloatArray:

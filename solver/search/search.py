@@ -55,7 +55,7 @@ from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
-from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, objectives_s, plans_of
+from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of, later
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
@@ -488,12 +488,13 @@ def _prove(frontier: Frontier, watch: Watch, others: Rivals) -> Proof:
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low, floors=floors)
     first, best = frontier.ranked[0].row, min(frontier.ranked[0].score_s, others.best_s)
-    bound, objective = low, objectives_s(frontier, frontier.ranked)[0]
+    bound = low
     with watch.cut():
         if low < best:
             bound = _least_simulation_s(frontier, low, best, watch)
         floors = floors_of(frontier, bound, watch.tick)
     own = frontier.solved[first].objective_s
+    objective = float(frontier.rows.take([first]).objective_s([frontier.ranked[0].split])[0])
     rivals, left = rivals_of(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))

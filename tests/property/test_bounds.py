@@ -21,7 +21,6 @@ from meshwright.solver.search.branch import (
     SplitBound,
     is_branchable,
     least_simulation_s,
-    makes_its_order,
     patterns,
 )
 from meshwright.solver.search.fill import Fill, FillBounds, bounds_s, can_beat, least_bound_s
@@ -132,7 +131,7 @@ def test_without_a_memory_limit_all_ranks_fixed_are_the_fastest_split(rows: Rows
             assert held.for_all  # memory decided nothing
             # of orders made for the times the one that ends first is run, even where another, with the
             # ranks' tails, would be the shorter step: the bound takes the shorter
-            assert found <= target if makes_its_order(rows) else found == target
+            assert found <= target if rows.makes_order[0] else found == target
             target *= 1 + 2e-6
             assert least_simulation_s(rows, target, SimulationBudget(2**24)).step_s < target
 

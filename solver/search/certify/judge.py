@@ -24,7 +24,6 @@ from typing import Any, Self
 
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
-from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.processes import Child, copied, started
 from meshwright.solver.search.certify.request import Request, is_expressible
@@ -243,8 +242,7 @@ def _compare(question: Question, verdict: Mapping[str, Any]) -> None:
     """
     exact_s = question.least_s
     found = question.rows.take([verdict["row"]]).without_ends()
-    stages = found.stages([tuple(verdict["split"])])
-    again_s = float(objective_s(found.prices, found.columns, stages)[0])
+    again_s = float(found.objective_s([tuple(verdict["split"])])[0])
     proved_s = verdict["objective_us"] * 1e-6
     allowed = _ROUNDING_S + _RELATIVE * exact_s
     if max(abs(again_s - exact_s), abs(proved_s - exact_s)) > allowed:
