@@ -152,10 +152,11 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     """Return whether some legal row may have a split that fits; False is a proof."""
     memory_only = replace(problem.options, objective="step_time", deadline_days=None)
     priced = priced_space(replace(problem, options=memory_only), profile, rows)
-    if priced.kinds is None or priced.families is None:
+    if priced.by_kind is None:
         pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
         return any(fitting(priced.take(piece)).any() for piece in pieces)
-    able = np.sort(priced.families.members)  # as many rows together as there are in a piece
-    ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
-    some = (priced.kinds.rows(kinds) for kinds in np.split(able, ends))
+    kinds = priced.by_kind.kinds
+    able = np.sort(priced.by_kind.families.members)  # as many rows together as there are in a piece
+    ends = np.flatnonzero(np.diff(np.cumsum(kinds.sizes[able]) // CHUNK)) + 1
+    some = (kinds.rows(piece) for piece in np.split(able, ends))
     return any(fitting(replace(priced, prices=priced.prices.afresh()).take(one)).any() for one in some)

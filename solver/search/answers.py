@@ -61,9 +61,9 @@ def _plans(
     own, splits = frontier.rows.take(rows), [one.split for one in ranked]
     configurations = own.configurations(splits)
     objectives = steps_s(frontier.rows, rows, own.objective_s(splits))
-    plans, parts = list[Plan](), frontier.rows.parts_of(rows)
+    plans, parts, by = list[Plan](), frontier.rows.parts_of(rows), frontier.rows.by_kind
     for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
-        one = frontier.rows.problems[part] if frontier.rows.problems else problem
+        one = by.problems[part] if by else problem
         places = np.flatnonzero(parts == part).tolist()
         configs = [configurations[at] for at in places]
         predictions, digest = predict_all(one, profile, configs), problem_digest(one)

@@ -23,9 +23,8 @@ with passes that are no shorter (``proof.dominates``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
@@ -39,6 +38,7 @@ from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import finish_of_many_s
 from meshwright.solver.search.bounds import SAFETY, end_limit_s, split_s
 from meshwright.solver.search.fill import most_layers
+from meshwright.solver.search.listed import patterns_of, shape_of, ways_of
 from meshwright.solver.search.rows import Rows
 
 # --------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class _Growth:
         counts = range(int(self.most[rank]) - self.spare, int(self.most[rank]) + 1)
         if number_of_patterns(self.row, rank, counts) > _MOST_PATTERNS:
             return None
-        own = patterns(self.row, rank, counts)
+        own = patterns_of(shape_of(self.row, 0), rank, counts)
         sizes = np.zeros((len(own), int(self.row.p[0] * self.row.v[0])), dtype=np.int64)
         sizes[:, _chunks_of(self.row, rank)] = own
         return _Partial(sizes, self.most[rank] - own.sum(axis=1))
@@ -303,61 +303,10 @@ def _far_apart(p: int) -> list[int]:
     return list(dict.fromkeys(order))
 
 
-def patterns(row: Rows, rank: int, counts: range) -> IntArray:
-    """Return layers of the chunks of one rank that add up to one of ``counts``, (k, v).
-
-    Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
-    last, may hold fewer. In a V the first rank holds both, of any size.
-    """
-    if _holds_both_ends(row, rank):
-        least = int(row.smallest_chunk[0])
-        both = [(first, own - first) for own in counts for first in range(least, own - least + 1)]
-        return np.array(both, dtype=np.int64).reshape(-1, 2)
-    found = [_written(way, rank) for way in _ways(row, rank, counts)]
-    return np.concatenate([np.zeros((0, int(row.v[0])), dtype=np.int64), *found])
-
-
-def _written(way: _Way, rank: int) -> IntArray:
-    """Return the patterns that are alike, one for each choice of the larger chunks."""
-    larger = np.array(list(combinations(range(way.alike), way.more)), dtype=np.int64)
-    inner = np.full((len(larger), way.alike), way.each)
-    np.put_along_axis(inner, larger.reshape(len(larger), way.more), way.each + 1, axis=1)
-    if way.end is None:
-        return inner
-    end = np.full((len(inner), 1), way.end)
-    return np.concatenate([inner, end] if rank else [end, inner], axis=1)
-
-
 def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
-    """Return the number of ``patterns``."""
-    if _holds_both_ends(row, rank):
-        return sum(max(own - 2 * int(row.smallest_chunk[0]) + 1, 0) for own in counts)
-    return sum(comb(way.alike, way.more) for way in _ways(row, rank, counts))
-
-
-def _holds_both_ends(row: Rows, rank: int) -> bool:
-    return rank == 0 and bool(row.in_a_v[0])
-
-
-class _Way(NamedTuple):
-    """Patterns of a rank that are alike: ``more`` of ``alike`` chunks hold a layer beyond ``each``."""
-
-    each: int
-    alike: int
-    more: int
-    end: int | None  # layers of the model's first or last chunk
-
-
-def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
-    """Yield all patterns of a rank, those that are alike together."""
-    v, least = int(row.v[0]), int(row.smallest_chunk[0])
-    loose = v > 1 and rank in (0, int(row.p[0]) - 1) and not row.in_a_v[0]
-    alike = v - int(loose)
-    for each in range(least, counts[-1] // max(alike, 1) + 1):
-        for more in range(alike):
-            for end in range(least, each + 2) if loose else (None,):
-                if each * alike + more + (end or 0) in counts:
-                    yield _Way(each, alike, more, end)
+    """Return in how many ways the chunks of one rank hold one of ``counts`` layers."""
+    shape = shape_of(row, 0)
+    return sum(comb(way.alike, way.more) for held in counts for way in ways_of(shape, rank, held))
 
 
 def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int) -> _Partial:

@@ -223,8 +223,8 @@ class Frontier:
     ) -> Frontier:
         """Bound every row, or every kind of row; none is solved yet. ``at_once``: rows opened together."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s, apart=apart)
-        if rows.kinds is not None:
-            unopened = frontier._unopened = Unopened.of(rows, limit_s, at_once)
+        if rows.by_kind is not None:
+            unopened = frontier._unopened = Unopened.of(rows, rows.by_kind, limit_s, at_once)
             frontier.fits = unopened.rows_within(np.inf)
             if unopened.least_s <= limit_s:
                 frontier._open_kinds(unopened)

@@ -7,7 +7,7 @@ least simulation of those that fit is the score of the row, and no split of it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import combinations
 from math import comb
@@ -96,22 +96,49 @@ def _ways(shape: Shape, rank: int) -> FloatArray:
     return np.asarray(np.minimum(np.where(there, number[more], 0.0).sum(axis=1), MOST + 1.0))
 
 
-def _patterns(shape: Shape, rank: int, held: int) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield (each, alike, more, end): of ``alike`` chunks ``more`` hold a layer beyond ``each``.
+class Way(NamedTuple):
+    """Patterns of a rank's chunks that are alike: ``more`` of ``alike`` hold a layer beyond ``each``."""
 
-    ``end``: layers of the first or last chunk of the model, which may hold fewer. In a V the first rank
-    holds both, in any sizes.
+    each: int
+    alike: int
+    more: int
+    end: int | None  # layers of the model's first or last chunk
+
+    def written(self, *, in_front: bool) -> IntArray:
+        """Return the layers of each chunk, (k, v), for each choice of the larger chunks."""
+        larger = np.array(list(combinations(range(self.alike), self.more)), dtype=np.int64)
+        inner = np.full((len(larger), self.alike), self.each)
+        np.put_along_axis(inner, larger.reshape(len(larger), self.more), self.each + 1, axis=1)
+        if self.end is None:
+            return inner
+        end = np.full((len(inner), 1), self.end)
+        return np.concatenate([end, inner] if in_front else [inner, end], axis=1)
+
+
+def ways_of(shape: Shape, rank: int, held: int) -> Iterator[Way]:
+    """Yield all patterns of a rank that holds so many layers, those that are alike together.
+
+    Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
+    last, may hold fewer. In a V the first rank holds both, in any sizes.
     """
     v, least = shape.v, shape.smallest
     if shape.in_a_v and rank == 0:
-        yield from ((first, 1, 0, held - first) for first in range(least, held - least + 1))
+        yield from (Way(first, 1, 0, held - first) for first in range(least, held - least + 1))
         return
     loose = v > 1 and rank in (0, shape.p - 1) and not shape.in_a_v
     alike = v - int(loose)
     for end in range(least, held - alike * least + 1) if loose else (None,):
         each, more = divmod(held - (end or 0), alike)
         if each >= least and (end is None or end <= each + 1):
-            yield each, alike, more, end
+            yield Way(each, alike, more, end)
+
+
+def patterns_of(shape: Shape, rank: int, counts: Iterable[int]) -> IntArray:
+    """Return the layers of the chunks of one rank that add up to one of ``counts``, (k, v)."""
+    in_front = rank == 0 and not shape.in_a_v
+    ways = (way for held in counts for way in ways_of(shape, rank, held))
+    found = [way.written(in_front=in_front) for way in ways]
+    return np.concatenate([np.zeros((0, shape.v), dtype=np.int64), *found])
 
 
 @lru_cache(maxsize=256)
@@ -130,19 +157,10 @@ def splits_of(shape: Shape) -> tuple[Split, ...]:
             for before, rest in found
             for count in held
             if count <= rest and left[rest - count]
-            for own in _written(shape, rank, count)
+            for own in map(tuple, patterns_of(shape, rank, [count]).tolist())
         ]
-    of_chunk = ranks_of(shape.p * shape.v, shape.p, in_a_v=shape.in_a_v)
-    return tuple(_in_model_order(ranks, of_chunk) for ranks, _ in found)
-
-
-def _written(shape: Shape, rank: int, held: int) -> Iterator[Split]:
-    for each, alike, more, end in _patterns(shape, rank, held):
-        for larger in combinations(range(alike), more):
-            inner = tuple(each + int(chunk in larger) for chunk in range(alike))
-            yield inner if end is None else (*inner, end) if rank or shape.in_a_v else (end, *inner)
-
-
-def _in_model_order(ranks: tuple[Split, ...], of_chunk: tuple[int, ...]) -> Split:
-    waiting = [iter(own) for own in ranks]
-    return tuple(next(waiting[rank]) for rank in of_chunk)
+    of_chunk, splits = ranks_of(shape.p * shape.v, shape.p, in_a_v=shape.in_a_v), list[Split]()
+    for ranks, _ in found:
+        waiting = [iter(own) for own in ranks]
+        splits.append(tuple(next(waiting[rank]) for rank in of_chunk))  # in model order
+    return tuple(splits)

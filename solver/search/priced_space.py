@@ -61,6 +61,22 @@ class PriceList:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ByKind:
+    """Kinds of the rows of a crossing, which are priced at their first use."""
+
+    kinds: Kinds
+    problems: tuple[Problem, ...]  # by which the parts of the kinds are priced
+    fitting: Callable[[Families], Families]  # the kinds that memory does not refute at sight
+    unsharded: Callable[[IntArray], RowPrices]  # no kind's times are less than its family's
+    least_work_s: Callable[[IntArray], FloatArray]  # nor is its objective, found at less cost
+
+    @cached_property
+    def families(self) -> Families:
+        """Return the kinds that memory does not refute at sight."""
+        return self.fitting(self.kinds.families)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Priced:
     """Rows with prices in a list; ``take`` joins them."""
 
@@ -71,11 +87,7 @@ class Priced:
     uneven_stages: bool
     only_split: Prescribed = ANY_SPLIT
     weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
-    kinds: Kinds | None = None
-    fitting: Callable[[Families], Families] | None = None  # the kinds that memory does not refute at sight
-    unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
-    least_work_s: Callable[[IntArray], FloatArray] | None = None  # nor is its objective, found at less cost
-    problems: tuple[Problem, ...] = ()  # by which the parts of the kinds are priced
+    by_kind: ByKind | None = None  # None: rows that were written down
 
     @classmethod
     def of(cls, rows: Rows) -> Priced:
@@ -91,11 +103,6 @@ class Priced:
 
     def __len__(self) -> int:
         return len(self.columns)
-
-    @cached_property
-    def families(self) -> Families | None:
-        """Return the kinds that memory does not refute at sight; None of rows that were written down."""
-        return None if self.kinds is None or self.fitting is None else self.fitting(self.kinds.families)
 
     @property
     def is_uniform(self) -> bool:
@@ -117,33 +124,17 @@ class Priced:
     def take(self, index: IntArray | list[int]) -> Rows:
         """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
-        kind = picked if self.kinds is None else self.kinds.of(picked)
-        return self._joined(self.columns.take(picked), self.prices.at(kind))
+        kind = picked if self.by_kind is None else self.by_kind.kinds.of(picked)
+        return self.joined(self.columns.take(picked), self.prices.at(kind))
 
     def parts_of(self, index: list[int]) -> IntArray:
         """Return the parts of the space, each with a problem of its own, that rows are in."""
-        if self.kinds is None or isinstance(self.columns, Columns):
+        if self.by_kind is None:
             return np.zeros(len(index), dtype=np.int64)
-        outer = np.searchsorted(self.columns.first, np.array(index, dtype=np.int64), side="right") - 1
-        return self.kinds.part_of(outer)
+        return self.by_kind.kinds.part_of(self.weight_of(np.array(index, dtype=np.int64)))
 
-    def quickest(self, kinds: IntArray) -> Rows:
-        """Return the representatives of kinds (``Kinds.quickest``)."""
-        return self._joined(self._kinds.quickest(kinds), self.prices.at(kinds))
-
-    def quickest_of_families(self, kinds: IntArray) -> Rows:
-        """Return representatives of kinds with the shortest times of their families."""
-        if self.unsharded is None:
-            raise ValueError("rows that were written down have no families")
-        return self._joined(self._kinds.quickest(kinds), self.unsharded(kinds))
-
-    @property
-    def _kinds(self) -> Kinds:
-        if self.kinds is None:
-            raise ValueError("rows that were written down have no kinds")
-        return self.kinds
-
-    def _joined(self, columns: Columns, prices: RowPrices) -> Rows:
+    def joined(self, columns: Columns, prices: RowPrices) -> Rows:
+        """Return rows of these columns and prices."""
         return Rows(
             columns=columns,
             prices=prices,
@@ -190,7 +181,10 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
         columns = columns.take(np.arange(len(columns)))
     if not len(columns):
         return _of_none(problem, profile)
-    priced_by = _priced_by(columns, profile)
+    chunks = columns.virtual_pipeline_size
+    apart = {"recompute_layers", "virtual_pipeline_size"}
+    priced_by = [getattr(columns, one.name) for one in fields(columns) if one.name not in apart]
+    priced_by.append(chunks if _counts_chunks(profile) else np.minimum(chunks, 2))
     look()
     first, price_of = distinct(priced_by)
     parts = list[RowPrices]()
@@ -245,12 +239,12 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
             seconds[here] = least_work_s(one, quickest.take(here), profile)
         return seconds if least is None else seconds * least.scale[outer] + least.offset[outer]
 
-    none = _of_none(problem, profile)
+    none, fitting = _of_none(problem, profile), partial(_that_may_fit, problems, profile, kinds)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
-    return replace(
-        none, columns=columns, prices=prices, weighing=weighing, kinds=kinds, unsharded=unsharded,
-        least_work_s=work_s, fitting=partial(_that_may_fit, problems, profile, kinds), problems=problems,
-    )  # fmt: skip
+    by_kind = ByKind(
+        kinds=kinds, problems=problems, fitting=fitting, unsharded=unsharded, least_work_s=work_s
+    )
+    return replace(none, columns=columns, prices=prices, weighing=weighing, by_kind=by_kind)
 
 
 def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator[tuple[Problem, IntArray]]:
@@ -326,15 +320,6 @@ def _counts_chunks(profile: Profile) -> bool:
     return calibrated or profile.framework.torch_pipelines
 
 
-def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
-    residual = _counts_chunks(profile)
-    chunks = columns.virtual_pipeline_size
-    others = [
-        f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}
-    ]
-    return [getattr(columns, name) for name in others] + [chunks if residual else np.minimum(chunks, 2)]
-
-
 def _bare(prices: RowPrices) -> RowPrices:
     """Return prices without their breakdown, which only predictions show."""
     return replace(prices, breakdown_s={}, tail_breakdown_s={})
@@ -356,10 +341,6 @@ _APART, _MANY = 2048, 16384  # kinds priced together at least, and at most
 _ROUGHLY = 131072  # families with passes that are looked at together: the more, the more of them are shared
 
 
-def _none() -> FloatArray:
-    return np.zeros(0)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
     """Families with lower bounds of all their rows; arrays are (f,)."""
@@ -370,28 +351,18 @@ class Bounded:
     rows: IntArray  # of each family
 
     @classmethod
-    def of(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
+    def of(cls, rows: Priced, by: ByKind, families: Families) -> Bounded:
         """Bound families; best bound first."""
         first = families.members[families.begin[:-1]]
-        bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
-        by_number = np.argsort(first)  # kinds of one part lie together
-        for start in range(0, len(first), CHUNK):
-            look()
-            index = by_number[start : start + CHUNK]
-            quickest = rows.quickest_of_families(first[index])
-            bounds[index] = least_of_kind_s(quickest)
-            objectives[index] = objective_bound_s(quickest, kinds.least_fill[first[index]])
-        return cls._sorted(kinds, families, bounds, objectives)
+        return cls._sorted(by.kinds, families, *_bounds_of(rows, by.kinds, first, by.unsharded))
 
     @classmethod
-    def roughly(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
-        """Bound families by the work of their passes alone."""
-        first = families.members[families.begin[:-1]]
-        if rows.least_work_s is None:
-            raise ValueError("rows that were written down have no families")
+    def roughly(cls, by: ByKind) -> Bounded:
+        """Bound all families by the work of their passes alone."""
+        first = by.kinds.families.members[by.kinds.families.begin[:-1]]
         pieces = np.split(first, range(_ROUGHLY, len(first), _ROUGHLY))  # those of one part lie together
-        bounds = np.concatenate([rows.least_work_s(piece) for piece in pieces]) * SAFETY
-        return cls._sorted(kinds, families, bounds, bounds)
+        bounds = np.concatenate([by.least_work_s(piece) for piece in pieces]) * SAFETY
+        return cls._sorted(by.kinds, by.kinds.families, bounds, bounds)
 
     @classmethod
     def _sorted(
@@ -429,69 +400,74 @@ class Bounded:
         return float(self.step_s[0]) if len(self) else np.inf
 
 
+def _bounds_of(
+    rows: Priced, kinds: Kinds, some: IntArray, prices_of: Callable[[IntArray], RowPrices]
+) -> tuple[FloatArray, FloatArray]:
+    """Return bounds of all rows of some kinds, on their step and their closed form, (k,)."""
+    bounds, objectives = np.zeros(len(some)), np.zeros(len(some))
+    by_number = np.argsort(some)  # kinds of one part lie together
+    for start in range(0, len(some), CHUNK):
+        look()
+        index = by_number[start : start + CHUNK]
+        quickest = rows.joined(kinds.quickest(some[index]), prices_of(some[index]))
+        bounds[index] = least_of_kind_s(quickest)
+        objectives[index] = objective_bound_s(quickest, kinds.least_fill[some[index]])
+    return bounds, objectives
+
+
 @dataclass(slots=True, kw_only=True)
 class Unopened:
     """Kinds in the order of their bounds, open before ``at``, and families not yet split into kinds."""
 
     rows: Priced
-    kinds: Kinds
+    by: ByKind
     near: Bounded  # kinds that memory refutes at sight are none of their members
     far: list[Bounded]  # beyond the limit; whether they fit was not asked of all
     at_once: int  # rows opened together
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
-    bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
-    objective_s: FloatArray = field(default_factory=_none)  # bound on the closed form of each kind
+    bound_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the kinds in that order
+    objective_s: FloatArray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # bound on the closed form of each kind
     behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     at: int = 0
 
     @classmethod
-    def of(cls, rows: Priced, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
+    def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
-        kinds, fitting = rows.kinds, rows.fitting
-        if kinds is None or fitting is None:
-            raise ValueError("rows that were written down have no kinds")
         if limit_s < np.inf:  # few are within it; memory is asked of those before closer bounds
-            promising, far = Bounded.roughly(rows, kinds, kinds.families).split(limit_s)
-            near, beyond = Bounded.of(rows, kinds, fitting(promising.families)).split(limit_s)
+            promising, far = Bounded.roughly(by).split(limit_s)
+            near, beyond = Bounded.of(rows, by, by.fitting(promising.families)).split(limit_s)
             left_out = [far, beyond]
         else:
-            near, left_out = Bounded.of(rows, kinds, rows.families or fitting(kinds.families)), []
-        found = cls(rows=rows, kinds=kinds, near=near, far=left_out, at_once=at_once or AT_ONCE)
+            near, left_out = Bounded.of(rows, by, by.families), []
+        found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE)
         found._settle()
         return found
 
     def _take_apart(self, index: IntArray) -> None:
-        fresh = self.near.families.members_of(index)
-        left = np.ones(len(self.near), dtype=np.bool_)
-        left[index] = False
-        self.near = self.near.take(np.flatnonzero(left))
-        self._sort_in(fresh)
+        self._sort_in(self.near.families.members_of(index))
+        self.near = self.near.take(np.setdiff1d(np.arange(len(self.near)), index))
 
     def _sort_in(self, fresh: IntArray) -> None:
-        fresh = np.sort(fresh)  # kinds of one part lie together
-        bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
-        for start in range(0, len(fresh), CHUNK):
-            here = fresh[start : start + CHUNK]
-            quickest = self.rows.quickest(here)
-            bounds[start : start + CHUNK] = least_of_kind_s(quickest)
-            objectives[start : start + CHUNK] = objective_bound_s(quickest, self.kinds.least_fill[here])
+        bounds, objectives = _bounds_of(self.rows, self.by.kinds, fresh, self.rows.prices.at)
         order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
         waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
         by_bound = np.concatenate([np.arange(self.at), waiting])
         self.order, self.bound_s = order[by_bound], bounds[by_bound]
         self.objective_s = np.append(self.objective_s, objectives)[by_bound]
-        self.behind = np.concatenate([[0], np.cumsum(self.kinds.sizes[self.order])])
+        self.behind = np.concatenate([[0], np.cumsum(self.by.kinds.sizes[self.order])])
 
     def _take_apart_far(self, limit_s: float) -> None:
         far = list[Bounded]()
         for some in self.far:
             less = some.objective_s < limit_s
             far.append(some.take(np.flatnonzero(~less)))
-            closer = Bounded.of(self.rows, self.kinds, some.families.take(np.flatnonzero(less)))
+            closer = Bounded.of(self.rows, self.by, some.families.take(np.flatnonzero(less)))
             less = closer.objective_s < limit_s
             far.append(closer.take(np.flatnonzero(~less)))
-            if less.any() and self.rows.fitting is not None:
-                self._sort_in(self.rows.fitting(closer.families.take(np.flatnonzero(less))).members)
+            if less.any():
+                self._sort_in(self.by.fitting(closer.families.take(np.flatnonzero(less))).members)
         self.far = [some for some in far if len(some)]
 
     def _settle(self) -> None:
@@ -541,7 +517,7 @@ class Unopened:
         """Return the rows of the next kinds, ``at_once`` of them or a few more."""
         self._settle()
         begin, self.at = self.at, self._end()
-        return self.kinds.rows(self.order[begin : self.at])
+        return self.by.kinds.rows(self.order[begin : self.at])
 
     def open_objectives(self, limit_s: float) -> IntArray:
         """Return the unopened rows with a closed form that may be less, without opening them."""
@@ -549,7 +525,7 @@ class Unopened:
             self._take_apart(index)
         self._take_apart_far(limit_s)
         left = slice(self.at, None)
-        return self.kinds.rows(self.order[left][self.objective_s[left] < limit_s])
+        return self.by.kinds.rows(self.order[left][self.objective_s[left] < limit_s])
 
 
 # --------------------------------------------------------------------------------------------------

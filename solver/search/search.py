@@ -363,7 +363,7 @@ def _of_whole(
         own = space
         space, rows = _joined(found, space, watch, wide=wide)
         known_plan = bool(found.frontier.ranked) and not large
-        if known_plan and rows.families is not None and len(rows.families) > _MANY:
+        if known_plan and rows.by_kind is not None and len(rows.by_kind.families) > _MANY:
             with first.cut():
                 found = _improved(found, own, watch)
         if not found.space.whole:

@@ -21,10 +21,10 @@ from meshwright.solver.search.branch import (
     SplitBound,
     is_branchable,
     least_simulation_s,
-    patterns,
 )
 from meshwright.solver.search.fill import Fill, FillBounds, bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.listed import patterns_of, shape_of
 from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
@@ -144,9 +144,7 @@ def test_every_split_on_offer_is_made_of_patterns(rows: Rows) -> None:
     for split in exhaust(rows, 0).splits if rows.uneven_stages else []:
         for rank in range(p):
             own = tuple(np.array(split)[holder == rank].tolist())
-            assert own in {
-                tuple(way) for way in patterns(rows, rank, range(sum(own), sum(own) + 1)).tolist()
-            }
+            assert own in {tuple(way) for way in patterns_of(shape_of(rows, 0), rank, [sum(own)]).tolist()}
             assert len(own) == v
 
 

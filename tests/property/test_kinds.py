@@ -35,14 +35,14 @@ def bounds_of_kinds(problem: Problem) -> tuple[Crossing, Kinds, FloatArray, Floa
         problem, profile_of(problem), crossing := enumerate_space(problem, legal_only=True).rows
     )
     assert isinstance(crossing, Crossing)
-    assert rows.kinds is not None
-    assert rows.families is not None
-    queue = Unopened.of(rows)
+    assert rows.by_kind is not None
+    kinds = rows.by_kind.kinds
+    queue = Unopened.of(rows, rows.by_kind)
     queue.open_objectives(np.inf)  # takes all families apart
-    steps, objectives = (np.zeros(len(rows.kinds)) for _ in range(2))
+    steps, objectives = (np.zeros(len(kinds)) for _ in range(2))
     steps[queue.order], objectives[queue.order] = queue.bound_s, queue.objective_s
-    able = np.isin(np.arange(len(rows.kinds)), rows.families.members)
-    return crossing, rows.kinds, steps, objectives, able
+    able = np.isin(np.arange(len(kinds)), rows.by_kind.families.members)
+    return crossing, kinds, steps, objectives, able
 
 
 def profile_of(problem: Problem) -> Profile:
@@ -107,9 +107,8 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     crossing = enumerate_space(problem, legal_only=True, wide=True).rows
     assert isinstance(crossing, Crossing)
     rows = priced_space(problem, profile, crossing)
-    kinds, families = rows.kinds, rows.families
-    assert kinds is not None
-    assert families is not None
+    assert rows.by_kind is not None
+    kinds, families = rows.by_kind.kinds, rows.by_kind.families
     every = kinds.families
     assert sorted(every.members.tolist()) == list(range(len(kinds)))
     lightest = kinds.lightest(np.arange(len(kinds)))
@@ -125,8 +124,9 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     for name in alike:
         own = getattr(kinds.quickest(families.members), name)
         assert np.array_equal(own, getattr(first, name)[which]), name
-    together = rows.quickest_of_families(families.members[families.begin[:-1]])
-    apart = rows.quickest(families.members)
+    of_each = families.members[families.begin[:-1]]
+    together = rows.joined(first, rows.by_kind.unsharded(of_each))
+    apart = rows.joined(kinds.quickest(families.members), rows.prices.at(families.members))
     assert (least_of_kind_s(together)[which] <= least_of_kind_s(apart) * ROUNDING).all()
     assert (objective_bound_s(together)[which] <= objective_bound_s(apart) * ROUNDING).all()
     for name in ("forward_s", "backward_s", "replay_s", "tail_s"):
@@ -159,9 +159,10 @@ def test_families_beyond_a_limit_are_left_and_bounded_all_the_same(problem: Prob
     if not len(space.rows):
         return
     rows = priced_space(problem, profile_of(problem), space.rows)
-    every = Unopened.of(rows)
+    assert rows.by_kind is not None
+    every = Unopened.of(rows, rows.by_kind)
     limit = every.least_s * 1.2
-    some = Unopened.of(rows, limit)
+    some = Unopened.of(rows, rows.by_kind, limit)
     assert some.least_objective_s <= every.least_objective_s * ROUNDING
     assert min(some.least_s, limit) == pytest.approx(min(every.least_s, limit))
     for queue in (every, some):
@@ -180,5 +181,5 @@ def test_a_search_prices_few_of_the_shard_sizes_one_by_one() -> None:
     finally:
         unopened.AT_ONCE = usual
     assert frontier.finished
-    assert rows.families is not None
-    assert len(rows.prices.table) < len(rows.families.members) / 2
+    assert rows.by_kind is not None
+    assert len(rows.prices.table) < len(rows.by_kind.families.members) / 2

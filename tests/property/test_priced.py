@@ -32,9 +32,9 @@ def test_kinds_of_torchs_pipelines_share_no_price_across_chunks_or_schedules() -
     problem = replace(problem, launcher="torchtitan")
     profile = default_profile(problem.cluster, problem.launcher)
     priced = priced_space(problem, profile, enumerate_space(problem, legal_only=True).rows)
-    assert priced.kinds is not None
-    assert priced.families is not None
-    index = np.flatnonzero(np.isin(priced.kinds.of(np.arange(len(priced))), priced.families.members))
+    assert priced.by_kind is not None
+    kinds, families = priced.by_kind.kinds, priced.by_kind.families
+    index = np.flatnonzero(np.isin(kinds.of(np.arange(len(priced))), families.members))
     index = np.random.default_rng(0).choice(index, min(3000, len(index)), replace=False)
     rows = priced.take(index)
     assert {4, 8} <= set(rows.columns.virtual_pipeline_size.tolist())

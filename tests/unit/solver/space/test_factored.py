@@ -75,10 +75,10 @@ def test_rows_of_one_kind_share_the_price_that_each_has_of_its_own(problem: Prob
     space = enumerate_space(problem, legal_only=True)
     shared = priced_space(problem, profile, space.rows)
     apart = priced_space(problem, profile, space.columns)
-    assert shared.kinds is not None
-    assert shared.families is not None
+    assert shared.by_kind is not None
+    kinds, families = shared.by_kind.kinds, shared.by_kind.families
     index = np.arange(0, len(space.columns), 7)
-    index = index[np.isin(shared.kinds.of(index), shared.families.members)]
+    index = index[np.isin(kinds.of(index), families.members)]
     assert len(index) > 100
     for name in ("forward_s", "backward_s", "tail_s", "activation_bytes", "weights_bytes", "fixed_s"):
         mine, own = (getattr(rows.take(index).prices, name) for rows in (shared, apart))
