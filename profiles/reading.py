@@ -40,15 +40,6 @@ def escaped(key: str) -> str:
     return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
 
 
-def _is_plain_text(value: object, *, may_be_empty: bool) -> bool:
-    return (
-        isinstance(value, str)
-        and len(value) <= MAX_TEXT
-        and value.isprintable()
-        and bool(value or may_be_empty)
-    )
-
-
 class FieldReader:
     """Typed access to one mapping; faults are collected and raised together by ``finish``.
 
@@ -151,7 +142,8 @@ class FieldReader:
         value = self.value(name)
         if value is None:
             return self._missing(name, default, "")
-        if not _is_plain_text(value, may_be_empty=default == ""):
+        plain = isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
+        if not plain or not (value or default == ""):
             self.fault(name, f"{shown(value)} is not a text of 1 to {MAX_TEXT} printable characters")
             return default or ""
         return str(value)

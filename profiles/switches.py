@@ -165,18 +165,6 @@ def allowed_switches(allow: Collection[str]) -> list[str]:
     )
 
 
-def open_switches(
-    allow: Collection[str], launcher: str, *, model: ModelSpec, gpus: Sequence[GpuSpec], stated: Options
-) -> list[str]:
-    """Return the switches that are searched under a launcher: those that it has and no option states."""
-    return [
-        name
-        for name in allowed_switches(allow)
-        if not switches()[name].options & stated.keys()
-        and switches()[name].settings_of(launcher, model, gpus)
-    ]
-
-
 def switch_faults(
     launcher: str, stated: Options, *, facts: FrameworkFacts, model: ModelSpec, precision: str,
     gpus: Sequence[GpuSpec], pinned: object,

@@ -54,7 +54,11 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     step, tokens = sum(causes.values()), problem.tokens_of(config)
     rate, flops = tokens / step / config.num_gpus, problem.model_flops_per_token
     again = max(_recomputed_flops_per_token(problem, one.config) for one in evaluation.classes)
-    peak_flops = _mean_peak_flops(evaluation)
+    # the dense bf16 peak of one of the GPUs in use, on average
+    gpus = [count for one in evaluation.classes for count in one.config.stage_gpus]
+    peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
+    mean = sum(count * peak for count, peak in zip(gpus, peaks, strict=True)) / sum(gpus)
+    peak_flops = peaks[0] if len(set(peaks)) == 1 else mean
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,
@@ -77,34 +81,21 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
 
 
 def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
-    layers = [
-        sum(pipeline.config.layers_of_rank(rank))
-        for pipeline in evaluation.classes
-        for rank in range(len(pipeline.stages))
-    ]
-    found = []
-    for number, (stage, held) in enumerate(zip(evaluation.stages, layers, strict=True)):
-        terms = stage.memory_bytes()
-        found.append(
-            StagePrediction(
-                stage=number,
-                layers=held,
-                memory_bytes=terms,
-                peak_memory_bytes=sum(terms.values()),
-                compute_s=stage.time_s,
-                memory_limit_bytes=stage.on.problem.memory_limit_bytes if stage.on.name else None,
+    found = list[StagePrediction]()
+    for pipeline in evaluation.classes:
+        for rank, stage in enumerate(pipeline.stages):
+            terms = stage.memory_bytes()
+            found.append(
+                StagePrediction(
+                    stage=len(found),
+                    layers=sum(pipeline.config.layers_of_rank(rank)),
+                    memory_bytes=terms,
+                    peak_memory_bytes=sum(terms.values()),
+                    compute_s=stage.time_s,
+                    memory_limit_bytes=stage.on.problem.memory_limit_bytes if stage.on.name else None,
+                )
             )
-        )
     return tuple(found)
-
-
-def _mean_peak_flops(evaluation: Evaluation) -> float:
-    """Return the dense bf16 peak of the GPUs in use, FLOP/s of one, on average."""
-    gpus = [count for one in evaluation.classes for count in one.config.stage_gpus]
-    peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
-    if len(set(peaks)) == 1:
-        return peaks[0]
-    return sum(count * peak for count, peak in zip(gpus, peaks, strict=True)) / sum(gpus)
 
 
 def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) -> float:

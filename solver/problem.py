@@ -27,7 +27,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
-from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
+from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, allowed_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
@@ -177,8 +177,7 @@ def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
     mine, theirs = workload.framework_options, asked.framework_options
     switched = {name: mine[name] for name in sorted(mine) if mine[name] != theirs.get(name)}
     words = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in switched.items()
+        name: str(one).lower() if isinstance(one, bool) else str(one) for name, one in switched.items()
     }
     return {name: getattr(workload, name) for name in names} | words
 
@@ -369,9 +368,6 @@ def lacking_gpus(problem: Problem, config: Configuration) -> dict[str, tuple[int
     return {name: (count, have[name]) for name, count in used.items() if count > have[name]}
 
 
-_OF_IMAGES = ("images_per_sample", "image_tokens", "frozen")
-
-
 def problem_digest(problem: Problem) -> str:
     """Return SHA-256, in hex, of model, cluster, workload and launcher, without the search's limits.
 
@@ -381,21 +377,18 @@ def problem_digest(problem: Problem) -> str:
 
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
-    workload = asdict(problem.workload)
-    if workload["base_precision"] == "bf16":
-        del workload["base_precision"]
-    if not workload["trained_modules"]:
-        del workload["trained_modules"]
-    if workload["optimizer_interval"] in (0, USUAL_INTERVAL):
-        del workload["optimizer_interval"]
-    if problem.workload.lengths is None:
-        del workload["lengths"]
-    if problem.model.tower is None:
-        workload = {name: value for name, value in workload.items() if name not in _OF_IMAGES}
+    work = problem.workload
+    as_usual = {
+        "base_precision": work.base_precision == "bf16",
+        "trained_modules": not work.trained_modules,
+        "optimizer_interval": work.optimizer_interval in (0, USUAL_INTERVAL),
+        "lengths": work.lengths is None,
+        **dict.fromkeys(("images_per_sample", "image_tokens", "frozen"), problem.model.tower is None),
+    }
     parts = {
         "model": model_to_mapping(problem.model),
         "cluster": {**problem.cluster.to_mapping(), "warnings": ()},
-        "workload": workload,
+        "workload": {name: value for name, value in asdict(work).items() if not as_usual.get(name)},
         "launcher": problem.launcher,
         **({} if problem.stack is None else {"stack": problem.stack}),
     }
@@ -425,11 +418,15 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
 def searched_switches(problem: Problem) -> tuple[str, ...]:
     """Return the switches that are searched under a problem's launchers."""
     gpus, stated = [group.gpu for group in problem.cluster.groups], problem.workload.framework_options
+    every, names = switches(), allowed_switches(problem.options.allow)
+    unstated = [name for name in names if not every[name].options & stated.keys()]
     found = (
-        open_switches(problem.options.allow, launcher, model=problem.model, gpus=gpus, stated=stated)
+        name
         for launcher in launchers_of(problem.launcher)
+        for name in unstated
+        if every[name].settings_of(launcher, problem.model, gpus)
     )
-    return tuple(dict.fromkeys(name for names in found for name in names))
+    return tuple(dict.fromkeys(found))
 
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:

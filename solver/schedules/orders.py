@@ -61,7 +61,11 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
     chunk, micro = _visits(rank, pp, vpp, num_microbatches)
     turned = (vpp - 1) * pp + 2 * rank - chunk
     forward, backward = slots.forward(chunk, micro), slots.backward(turned, micro)
-    warmup = min(len(chunk), _warmup(rank, pp, vpp, schedule))
+    behind = pp - rank - 1
+    if schedule in _TWICE or (vpp > 1 and schedule not in SPLIT_BACKWARD):
+        behind *= 2
+    # forward passes before a rank alternates; one more precedes its first backward pass
+    warmup = min(len(chunk), behind + (vpp - 1) * pp)
     if schedule in SPLIT_BACKWARD:
         weight = slots.weight(turned, micro).tolist()
         lag = 2 * rank if schedule in _TWICE else rank
@@ -84,14 +88,6 @@ def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> tuple[IntArr
         return np.full_like(k, rank), k
     group = pp * vpp
     return (k % group) // pp * pp + rank, k // group * pp + k % pp
-
-
-def _warmup(rank: int, pp: int, vpp: int, schedule: str) -> int:
-    """Return the forward passes before a rank alternates; one more precedes its first backward pass."""
-    behind = pp - rank - 1
-    if schedule in _TWICE or (vpp > 1 and schedule not in SPLIT_BACKWARD):
-        behind *= 2
-    return behind + (vpp - 1) * pp
 
 
 def _with_weights(

@@ -80,17 +80,12 @@ def third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tupl
     return tuple(min((f + b) / 3.0, b) for f, b in zip(forward_s, backward_s, strict=True))
 
 
-def _rank_of(chunk: int, pp: int, num_chunks: int, schedule: str) -> int:
-    if schedule in V_SHAPED and num_chunks == 2 * pp:
-        return min(chunk, 2 * pp - 1 - chunk)
-    return chunk % pp
-
-
 def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, schedule: str) -> float:
     """Return the least time that one more micro-batch adds to a long step: the slowest rank's."""
     forward, backward = [0.0] * pp, [0.0] * pp
+    in_a_v = schedule in V_SHAPED and len(forward_s) == 2 * pp
     for chunk, (f, b) in enumerate(zip(forward_s, backward_s, strict=True)):
-        rank = _rank_of(chunk, pp, len(forward_s), schedule)
+        rank = min(chunk, 2 * pp - 1 - chunk) if in_a_v else chunk % pp
         forward[rank] += f
         backward[rank] += b
     if schedule in ("gpipe", "looped_bfs"):  # the slowest forward and the slowest backward, one by one
@@ -295,18 +290,12 @@ def _in_made_order(seconds: Seconds, limits: RankLimits) -> list[Passes]:
         counts[rank][kind] += 1
 
     automatic_finish_s(forward_s, input_s, weight_s, limits, on_pass)
-    return [_columns(rank, rows) for rank, rows in enumerate(ran)]
-
-
-def _columns(rank: int, rows: list[tuple[int, int, float, float]]) -> Passes:
-    kind, micro, start, seconds = zip(*rows, strict=True)
-    return Passes(
-        kind=np.array(kind),
-        chunk=np.full(len(rows), rank),
-        micro_batch=np.array(micro),
-        start_s=np.array(start),
-        seconds=np.array(seconds),
-    )
+    found = list[Passes]()
+    for rank, rows in enumerate(ran):
+        kind, micro, start_s, length_s = (np.array(column) for column in zip(*rows, strict=True))
+        chunk = np.full(len(rows), rank)
+        found.append(Passes(kind=kind, chunk=chunk, micro_batch=micro, start_s=start_s, seconds=length_s))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -379,20 +368,17 @@ def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
     own = np.where(previous < 0, 0, number[previous])
     gaps = np.concatenate([[0], np.cumsum(np.diff(own) != 1)])  # up to a pass, that follow none
     alone = gaps[np.append(starts[1:], len(slots)) - 1] > gaps[starts]
+    at = sorted_slots // m
+    of_weights = 2 * chunks + (at - 2 * chunks - 2) // 2
     return Waves(
         starts=(*starts.tolist(), len(slots)),
-        block=_durations(sorted_slots // m, chunks),
+        # forward, backward, or weight (``orders``)
+        block=np.where(at <= chunks, at - 1, np.where(at <= 2 * chunks, 3 * chunks - at, of_weights)),
         own=own,
         run=tuple(np.where(alone, -1, own[starts]).tolist()),
         other=number[sorted_slots - m],
         last=number[[slots[-1] for slots in ranks]],
     )
-
-
-def _durations(block: IntArray, chunks: int) -> IntArray:
-    """Return the kind of duration of a block's passes (``orders``): forward, backward, or weight."""
-    weight = 2 * chunks + (block - 2 * chunks - 2) // 2
-    return np.where(block <= chunks, block - 1, np.where(block <= 2 * chunks, 3 * chunks - block, weight))
 
 
 def finish_of_many_s(
