@@ -125,15 +125,10 @@ def measure_collective(
     payload = elements * device.element_bytes
     shape = {"ranks": size, "ranks_per_node": ranks.local_world_size, "payload_bytes": payload}
     label = Label(task=task, group="collectives", operator=operator, shape=shape)
-    return [
-        label.measured("forward", timing_of(seconds), moved_bytes=_sent_share(operator, size) * payload)
-    ]
-
-
-def _sent_share(operator: str, size: int) -> float:
-    """Return bytes that each rank sends over the payload (Thakur, Rabenseifner and Gropp 2005)."""
+    # bytes that each rank sends over the payload (Thakur, Rabenseifner and Gropp 2005)
     share = (size - 1) / size
-    return {"all_reduce": 2 * share, "p2p": 1.0}.get(operator, share)
+    sent = {"all_reduce": 2 * share, "p2p": 1.0}.get(operator, share)
+    return [label.measured("forward", timing_of(seconds), moved_bytes=sent * payload)]
 
 
 def _repeats(run: Run, device: Device, effort: Effort) -> int:

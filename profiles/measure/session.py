@@ -189,57 +189,47 @@ def collective_tasks(wanted: WantedMeasurements, ranks: Ranks, device: Device) -
     if "collectives" not in wanted.groups or ranks.world_size == 1:
         return ()
     payloads = payloads_of(device.kind, quick=wanted.subject.quick)
-    return tuple(
-        _collective_task(operator, payload_bytes, ranks)
-        for operator in COLLECTIVES
-        for payload_bytes in payloads
-    )
+    found = list[Task]()
+    for operator, payload in product(COLLECTIVES, payloads):
+        name = f"collectives/{operator}/{ranks.words()}/{payload}"
+        measure = partial(measure_collective, operator, payload, ranks, task=name)
+        found.append(Task(name=name, group="collectives", measure=measure))
+    return tuple(found)
 
 
-def _collective_task(operator: str, payload_bytes: int, ranks: Ranks) -> Task:
-    name = f"collectives/{operator}/{ranks.words()}/{payload_bytes}"
-
-    def measure(device: Device, effort: Effort) -> list[Measurement]:
-        return measure_collective(operator, payload_bytes, ranks, device, effort, task=name)
-
-    return Task(name=name, group="collectives", measure=measure)
-
-
-def _label(group: MeasuredGroup, operator: str, shard: Shard, shape: dict[str, int]) -> Label:
-    place = f"tp{shard.tensor_parallel_size}/mbs{shard.micro_batch_size}"
-    return Label(
-        task=f"{group}/{operator}/{place}", group=group, operator=operator, shape=shard.sizes() | shape
-    )
+def _task(
+    group: MeasuredGroup, operator: str, shard: Shard, shape: dict[str, int],
+    measure: Callable[..., list[Measurement]], *subject: object,
+) -> Task:  # fmt: skip
+    """Return the task that measures a subject under a label of its own."""
+    name = f"{group}/{operator}/tp{shard.tensor_parallel_size}/mbs{shard.micro_batch_size}"
+    label = Label(task=name, group=group, operator=operator, shape=shard.sizes() | shape)
+    return Task(name=name, group=group, measure=partial(measure, *subject, label))
 
 
 def _gemm_tasks(shard: Shard) -> Iterator[Task]:
     for gemm in shard.gemms():
         shape = {"m": gemm.m, "n": gemm.n, "k": gemm.k, "experts": gemm.experts}
-        label = _label("gemm", gemm.operator, shard, shape)
-        yield Task(name=label.task, group="gemm", measure=partial(measure_gemm, gemm, label))
+        yield _task("gemm", gemm.operator, shard, shape, measure_gemm, gemm)
 
 
 def _attention_tasks(shard: Shard) -> Iterator[Task]:
-    label = _label("attention", "attention", shard, attention_shape(shard))
-    yield Task(name=label.task, group="attention", measure=partial(measure_attention, shard, label))
+    yield _task("attention", "attention", shard, attention_shape(shard), measure_attention, shard)
 
 
 def _memory_bound_tasks(shard: Shard) -> Iterator[Task]:
     for operator, make in memory_bound_makers(shard.model).items():
-        label = _label("memory_bound", operator, shard, {"tokens": shard.tokens})
-        measure = partial(measure_memory_bound, make, shard, label)
-        yield Task(name=label.task, group="memory_bound", measure=measure)
+        shape = {"tokens": shard.tokens}
+        yield _task("memory_bound", operator, shard, shape, measure_memory_bound, make, shard)
 
 
 def _layer_tasks(shard: Shard) -> Iterator[Task]:
+    shape = {"seq_length": shard.seq_length}
     for kind in sorted(set(shard.model.layer_kinds())):
-        label = _label("layer", f"{kind}_layer", shard, {"seq_length": shard.seq_length})
-        yield Task(name=label.task, group="layer", measure=partial(measure_layer, shard, kind, label))
-    if any(getattr(shard.model, name) for name in _OTHER_ENDS):
-        return
-    for name, make in (("embedding", embedding_of), ("head", head_of)):
-        label = _label("layer", name, shard, {"seq_length": shard.seq_length})
-        yield Task(name=label.task, group="layer", measure=partial(measure_end, make, shard, label))
+        yield _task("layer", f"{kind}_layer", shard, shape, measure_layer, shard, kind)
+    if not any(getattr(shard.model, name) for name in _OTHER_ENDS):
+        yield _task("layer", "embedding", shard, shape, measure_end, embedding_of, shard)
+        yield _task("layer", "head", shard, shape, measure_end, head_of, shard)
 
 
 # What the ends of a model may do that the measured ones do not.

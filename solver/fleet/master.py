@@ -171,7 +171,10 @@ class Master:
 
     def _model(self, minutes: Durations, value: Score, at: int) -> _FleetModel:
         model = _FleetModel(of=self.cp.CpModel())
-        horizon = self._horizon(minutes) if at == 0 else value.last_end_min
+        # after all releases something always runs
+        released = max((max(job.release_min, job.start_min or 0) for job in self.fleet.jobs), default=0)
+        whole = released + sum(max(own.values()) for own in minutes.values())
+        horizon = whole if at == 0 else value.last_end_min
         heads = heads_of(self.fleet, minutes)
         model.intervals.update((kind.name, []) for kind in self.fleet.kinds)
         for job in self.fleet.jobs:
@@ -226,11 +229,6 @@ class Master:
             for choice, literal in takes.items()
         )
         return lateness, model.last, cost
-
-    def _horizon(self, minutes: Durations) -> int:
-        """Return an end that a best schedule keeps to: after all releases something always runs."""
-        released = max((max(job.release_min, job.start_min or 0) for job in self.fleet.jobs), default=0)
-        return released + sum(max(own.values()) for own in minutes.values())
 
     def _hint(self, model: _FleetModel, hint: Schedule) -> None:
         dues = {job.name: job.due_min for job in self.fleet.jobs}

@@ -310,7 +310,10 @@ def _improved(known: _Known, master: Master, best: Schedule, bound: Score, limit
         except StoppedError:  # there is a schedule: the best one
             return best
         if not settled:
-            schedule = _timed_again(known, schedule)
+            order = sorted(schedule, key=lambda name: (schedule[name].start_min, schedule[name].end_min))
+            again = Builder(known.fleet, known.minutes)
+            left = {name: run.choice for name, run in schedule.items() if run.choice in again.minutes[name]}
+            schedule = again.build(order, "cheapest", left)
         if not keeps_pins(known.fleet, schedule):
             schedule = best
         if not known.unsearched(schedule):
@@ -318,13 +321,6 @@ def _improved(known: _Known, master: Master, best: Schedule, bound: Score, limit
         if settled or limits.ended():
             break
     return master.improve(known.only_exact(), best, bound, effort=limits.effort * _LAST_SHARE)
-
-
-def _timed_again(known: _Known, schedule: Schedule) -> Schedule:
-    order = sorted(schedule, key=lambda name: (schedule[name].start_min, schedule[name].end_min))
-    builder = Builder(known.fleet, known.minutes)
-    left = {name: run.choice for name, run in schedule.items() if run.choice in builder.minutes[name]}
-    return builder.build(order, "cheapest", left)
 
 
 _STOPPED = "stopped before there was a schedule"

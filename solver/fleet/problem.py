@@ -41,7 +41,7 @@ class FleetJob:
     least_nodes: int = 1
     least_nodes_field: str = "least_nodes"  # the request's field with this number
     most_nodes: int | None = None  # None: all of its kind
-    node_counts: tuple[int, ...] = ()  # the only ones in question; empty: ``usual_counts``
+    node_counts: tuple[int, ...] = ()  # the only ones in question; empty: the usual ones (``choices_of``)
     after: tuple[str, ...] = ()  # jobs that end before it starts
     never_with: tuple[str, ...] = ()  # jobs that never run at the same time
     as_many_nodes_as: str | None = None
@@ -117,27 +117,20 @@ def lateness_of(job: FleetJob, end_min: int) -> int:
     return 0 if job.due_min is None else job.weight * max(0, end_min - job.due_min)
 
 
-def usual_counts(least: int, most: int) -> tuple[int, ...]:
-    """Return the powers of two from ``least`` to ``most``, and both ends.
-
-    Batches and layers are divided by few other numbers: on those in between, GPUs are idle.
-    """
-    powers = {1 << power for power in range(most.bit_length())}
-    return tuple(sorted({least, most, *(one for one in powers if least <= one <= most)}))
-
-
 def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
-    """Return the choices of a job that the fleet's nodes have room for, fewest nodes first."""
+    """Return the choices of a job that the fleet's nodes have room for, fewest nodes first.
+
+    Where a job names no numbers of nodes: powers of two, and its least and most. Batches and layers are
+    divided by few other numbers: on those in between, GPUs are idle.
+    """
     found = list[NodeChoice]()
     for kind in fleet.kinds:
         if job.kinds and kind.name not in job.kinds:
             continue
         most = min(kind.nodes, job.most_nodes or kind.nodes)
-        usual = usual_counts(job.least_nodes, most) if job.least_nodes <= most else ()
-        counts = [one for one in job.node_counts if job.least_nodes <= one <= most] or (
-            () if job.node_counts else usual
-        )
-        found += [NodeChoice(kind.name, count) for count in counts]
+        usual = {job.least_nodes, most, *(1 << power for power in range(most.bit_length()))}
+        counts = job.node_counts or sorted(usual)
+        found += [NodeChoice(kind.name, one) for one in counts if job.least_nodes <= one <= most]
     return tuple(sorted(found, key=lambda one: (one.nodes, one.kind)))
 
 

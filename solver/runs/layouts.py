@@ -119,7 +119,10 @@ def framework_of_run(cells: Cells) -> tuple[str, str | None]:
     flash = cells.flag("flash_attention")
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
     if family == "megatron-core" or (family == "megatron-lm" and modern):
-        return _megatron_core_of(cells), None
+        words = (cells.text("framework") or "").lower()
+        if any(word in words for word in ("nemo", "bridge", "nvidia")):
+            return "nemo", None
+        return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core", None
     if family == "deepspeed-zero" and flash is False:
         return "deepspeed-2021", None
     if family in _KNOWN_FAMILIES:
@@ -132,13 +135,6 @@ def framework_of_run(cells: Cells) -> tuple[str, str | None]:
     elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
         near = "fsdp"
     return near, f"framework family {family[:40] or 'unknown'} is read as {near}"
-
-
-def _megatron_core_of(cells: Cells) -> str:
-    words = (cells.text("framework") or "").lower()
-    if any(word in words for word in ("nemo", "bridge", "nvidia")):
-        return "nemo"
-    return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core"
 
 
 def release_of(cells: Cells) -> str:
@@ -157,6 +153,15 @@ def model_of(cells: Cells) -> ModelSpec:
     """
     heads, hidden = needed(cells, "num_attention_heads"), needed(cells, "hidden_size")
     head_dim = cells.count("head_dim") or max(hidden // heads, 1)
+    # DeepSeek's latent attention (arXiv:2405.04434, 2.1), known by its stated query/key size. One that is
+    # merely hidden / heads is not evidence: GPT models of 12288 / 64 have it, too.
+    latent = MlaSpec(
+        q_lora_rank=1536 if heads >= 64 else 0,  # noqa: PLR2004 (the lite models project directly)
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    )
     stated = ModelSpec(
         name=(cells.text("model") or "model")[:100],
         num_layers=needed(cells, "num_layers"),
@@ -170,7 +175,7 @@ def model_of(cells: Cells) -> ModelSpec:
         tied_embeddings=bool(cells.flag("tied_embeddings")),
         moe=_moe_of(cells),
         num_mtp_layers=cells.count("mtp_layers") or 0,
-        mla=_mla_of(cells.count("head_dim"), heads),
+        mla=latent if cells.count("head_dim") == _MLA_QK_DIM else None,
         source="a table of measured runs",
     )
     known = model_like(stated)
@@ -206,22 +211,6 @@ def _moe_of(cells: Cells) -> MoeSpec | None:
         num_shared_experts=shared,
         shared_ffn_hidden_size=shared * width,
         num_dense_layers=cells.count("num_dense_layers") or 0,
-    )
-
-
-def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
-    """Return DeepSeek's latent attention (arXiv:2405.04434, 2.1), known by its stated query/key size.
-
-    A size that is merely hidden / heads is not evidence: GPT models of 12288 / 64 have it, too.
-    """
-    if head_dim != _MLA_QK_DIM:
-        return None
-    return MlaSpec(
-        q_lora_rank=1536 if heads >= 64 else 0,  # noqa: PLR2004 (the lite models project directly)
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
     )
 
 
@@ -276,7 +265,9 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     network = gpu.inter_node
     rate = cells.number("network_gbit_per_s_per_gpu")
     if rate:
-        kind = _network_kind(cells.text("inter_node_link")) or network.kind
+        words = (cells.text("inter_node_link") or "").lower()
+        named = next((word for word in _NETWORK_WORDS if word in words), transport_of(words))
+        kind = named or network.kind
         latency_s = network.latency_s if kind == network.kind else network_latency_s(kind)
         network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=latency_s)
     group = NodeGroup(
@@ -289,12 +280,6 @@ def cluster_of(cells: Cells) -> ClusterSpec:
         measured=measured_network(network.kind, gpu.slug),
     )
     return ClusterSpec(name=(cells.text("cluster") or "cluster")[:100], groups=(group,))
-
-
-def _network_kind(text: str | None) -> str | None:
-    """Return the kind of network that a row names in its own words; None if it names none."""
-    words = (text or "").lower()
-    return next((word for word in _NETWORK_WORDS if word in words), transport_of(words)) or None
 
 
 def _runs_unfused(cells: Cells, framework: str) -> bool:
@@ -317,31 +302,25 @@ def _software_options(cells: Cells, framework: str) -> dict[str, str | int | flo
     stated: dict[str, str | float | bool | None] = {
         name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
     }
-    stated |= {name: _joined_option(cells.text(name), *OPTION_PARTS[name]) for name in OPTION_PARTS}
+    for name, (parts, alone) in OPTION_PARTS.items():
+        word = cells.text(name)
+        known = word in alone or all(part in parts for part in (word or "").split("+"))
+        stated[name] = word if known else None
     stated |= {name: cells.flag(column) for column, name in _FLAGS.items()}
     stated |= {name: cells.number(column) for column, name in _NUMBERS.items()}
-    groups = cells.text("moe_node_limited_routing")
-    stated |= {"moe_routing_groups": groups if groups and _GROUPS.fullmatch(groups) else None}
-    stated |= {"launch_blocking": _launches_block(cells) or None}
-    stated |= {"adapter_dropout": bool(cells.number("lora_dropout")) or None}
+    groups, flags = cells.text("moe_node_limited_routing"), cells.text("env_flags")
+    blocks = cells.text("cluster") in _BLOCKING_CLUSTERS
+    if flags is not None:
+        blocks = "CUDA_LAUNCH_BLOCKING=1" in flags.split()
+    stated |= {
+        "moe_routing_groups": groups if groups and _GROUPS.fullmatch(groups) else None,
+        "launch_blocking": blocks or None,
+        "adapter_dropout": bool(cells.number("lora_dropout")) or None,
+    }
     stated |= _reconciled(cells, stated, framework)
     if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
         stated["flash_attention"] = cells.flag("flash_attention")
     return {name: value for name, value in stated.items() if value is not None}
-
-
-def _joined_option(text: str | None, parts: Sequence[str], alone: Sequence[str]) -> str | None:
-    """Return a word alone or parts joined by +; None if a part is not known."""
-    if text is None or text in alone or all(part in parts for part in text.split("+")):
-        return text
-    return None
-
-
-def _launches_block(cells: Cells) -> bool:
-    flags = cells.text("env_flags")
-    if flags is None:
-        return cells.text("cluster") in _BLOCKING_CLUSTERS
-    return "CUDA_LAUNCH_BLOCKING=1" in flags.split()
 
 
 def _reconciled(
@@ -382,13 +361,6 @@ def _reconciled(
     return changed
 
 
-def _usual_precision(slug: str) -> str:
-    """Return the precision of runs that do not print it: fp16 before bf16, fp8 from Blackwell on."""
-    if slug.startswith(("v100", "t4", "rtx-20")):
-        return "fp16"
-    return "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
-
-
 def _optimizer_of(cells: Cells) -> str:
     name = cells.text("optimizer") or "adamw"
     if name == "adamw":
@@ -396,13 +368,6 @@ def _optimizer_of(cells: Cells) -> str:
     if name not in OPTIMIZERS:
         raise RefusedRunError(f"optimizer = {name[:40]} is not modelled")
     return name
-
-
-def _lora_rank_of(cells: Cells) -> int:
-    adapted = cells.text("peft")
-    if adapted not in (None, "none", "lora"):
-        raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
-    return (cells.count("lora_rank") or _USUAL_LORA_RANK) if adapted == "lora" else 0
 
 
 def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
@@ -431,7 +396,11 @@ def workload_of(cells: Cells, framework: str) -> Workload:
     Raises:
         RefusedRunError: a size is missing, or the weights were adapted in another way.
     """
-    stated = cells.text("precision") or _usual_precision(cells.text("gpu") or "")
+    slug = cells.text("gpu") or ""
+    usual = "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
+    if slug.startswith(("v100", "t4", "rtx-20")):
+        usual = "fp16"
+    stated = cells.text("precision") or usual
     precision, recipe = _LOW.get(stated, (stated, None))
     if stated == "mixed" and cells.text("precision_recipe") in _MIXED_IN_8_BITS:
         precision = "fp8"
@@ -440,12 +409,16 @@ def workload_of(cells: Cells, framework: str) -> Workload:
         options.setdefault("precision_recipe", recipe)
     if cells.text("framework_family") == "megatron-core" and precision == "fp8":
         options.setdefault("gradient_dtype", "bf16")
+    adapted, optimizer = cells.text("peft"), _optimizer_of(cells)
+    if adapted not in (None, "none", "lora"):
+        raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
+    rank = (cells.count("lora_rank") or _USUAL_LORA_RANK) if adapted == "lora" else 0
     return Workload(
         global_batch_size=needed(cells, "global_batch_size"),
         seq_length=needed(cells, "seq_length"),
         precision=precision,
-        optimizer=_optimizer_of(cells),
-        lora_rank=(rank := _lora_rank_of(cells)),
+        optimizer=optimizer,
+        lora_rank=rank,
         lora_targets=_lora_targets_of(cells) if rank else ATTENTION_TARGETS,
         framework_options=options,
     )
@@ -480,13 +453,6 @@ def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: in
     per_rank = weights / (cells.count("pipeline_parallel_size") or 1)
     limit = gpu_of_run(cells.text("gpu") or "", cells.number("gpu_memory_gb")).memory_bytes
     return tp if per_rank * _LEAST_STATE_BYTES > limit else 1
-
-
-def _refuse_unknown_software(cells: Cells) -> None:
-    if (cells.text("offload") or "none") not in OFFLOAD:
-        raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
-    if "|" in (ambiguous := cells.text("precision") or ""):
-        raise RefusedRunError(f"precision = {ambiguous[:40]}: the source does not state which")
 
 
 def _stage_layers(
@@ -596,7 +562,11 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
     Raises:
         RefusedRunError: the sizes do not multiply to the run's GPUs or batch, or a part is unknown.
     """
-    _refuse_unknown_software(cells)
+    offload, precision = cells.text("offload") or "none", cells.text("precision") or ""
+    if offload not in OFFLOAD:
+        raise RefusedRunError(f"offload = {offload[:40]} is not modelled")
+    if "|" in precision:
+        raise RefusedRunError(f"precision = {precision[:40]}: the source does not state which")
     tp, pp = needed(cells, "tensor_parallel_size"), needed(cells, "pipeline_parallel_size")
     cp, vpp = cells.count("context_parallel_size") or 1, cells.count("virtual_pipeline_size") or 1
     dp = cells.count("data_parallel_size") or max(needed(cells, "num_gpus") // (tp * pp * cp), 1)
@@ -628,6 +598,6 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         pipeline_schedule=_schedule_of(cells, pp, vpp),
         recompute_granularity=granularity,
         recompute_layers=recompute_layers,
-        offload=cells.text("offload") or "none",
+        offload=offload,
         stage_layers=stage_layers,
     )

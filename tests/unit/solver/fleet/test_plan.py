@@ -15,7 +15,6 @@ from meshwright.solver.fleet.problem import (
     Score,
     choices_of,
     faults_of,
-    usual_counts,
     without,
 )
 from meshwright.solver.fleet.rules import by_rules
@@ -192,7 +191,8 @@ def test_a_job_pinned_before_one_that_it_waits_for_can_end_is_refused() -> None:
 
 
 def test_usual_counts_are_powers_of_two_and_both_ends() -> None:
-    assert usual_counts(3, 24) == (3, 4, 8, 16, 24)
+    many = Fleet(kinds=(NodeKind(name="gpu", nodes=24),), jobs=())
+    assert [one.nodes for one in choices_of(many, FleetJob(name="a", least_nodes=3))] == [3, 4, 8, 16, 24]
     fleet = on_four()
     assert choices_of(fleet, FleetJob(name="a", most_nodes=3)) == (ONE, TWO, NodeChoice("gpu", 3))
 
