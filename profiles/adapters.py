@@ -155,42 +155,37 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
             found |= {one: LinearLayer(inputs=h, outputs=width)} if width else {}
     if model.gate_width and not model.gate_in_queries:
         found["g_proj"] = LinearLayer(inputs=h, outputs=model.gate_width)
+    whole = dict[str, tuple[int, int]]()  # inputs and outputs, not split over tensor parallelism
     if model.chooser is not None and model.mla is not None:
         heads, size = model.chooser.num_heads, model.chooser.head_dim
-        found["wq_b"] = LinearLayer(inputs=model.mla.q_lora_rank, outputs=heads * size, split="nothing")
-        found["wk"] = LinearLayer(inputs=h, outputs=size, split="nothing")
-        found["weights_proj"] = LinearLayer(inputs=h, outputs=heads, split="nothing")
-    if model.layer_embedding_size:
-        size = model.layer_embedding_size
-        found["per_layer_input_gate"] = LinearLayer(inputs=h, outputs=size, split="nothing")
-        found["per_layer_projection"] = LinearLayer(inputs=size, outputs=h, split="nothing")
+        whole |= {
+            "wq_b": (model.mla.q_lora_rank, heads * size),
+            "wk": (h, size),
+            "weights_proj": (h, heads),
+        }
+    if size := model.layer_embedding_size:
+        whole |= {"per_layer_input_gate": (h, size), "per_layer_projection": (size, h)}
     if model.streams:
         count, rank = model.streams.count, model.streams.low_rank
-        sizes = {
+        whole |= {
             "correction_coefs": (count, count),
             "prediction_coefs": (count, count**2),
             "modality_router": (h, count),
             "linear_left": (h, rank),
             "linear_right": (rank, h),
         }
-        found |= {
-            name: LinearLayer(inputs=read, outputs=width, split="nothing")
-            for name, (read, width) in sizes.items()
-        }
     if moe is not None and kind == "moe":
-        if moe.latent_size:
-            into = {"fc1_latent_proj": (h, moe.latent_size), "fc2_latent_proj": (moe.latent_size, h)}
-            found |= {
-                name: LinearLayer(inputs=read, outputs=width, split="nothing")
-                for name, (read, width) in into.items()
-            }
-        rows = {"router": moe.num_experts * moe.linear_router, "shared_expert_gate": moe.shared_expert_gate}
-        found |= {
-            name: LinearLayer(inputs=h, outputs=int(width), split="nothing")
-            for name, width in rows.items()
-            if width
+        whole |= {
+            "fc1_latent_proj": (h, moe.latent_size),
+            "fc2_latent_proj": (moe.latent_size, h),
+            "router": (h, moe.num_experts * moe.linear_router),
+            "shared_expert_gate": (h, int(moe.shared_expert_gate)),
         }
-    return found
+    return found | {
+        name: LinearLayer(inputs=inputs, outputs=outputs, split="nothing")
+        for name, (inputs, outputs) in whole.items()
+        if inputs and outputs
+    }
 
 
 def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
@@ -218,29 +213,23 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
     }
 
 
-def _of_peft(model: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, LinearLayer]]:
-    """Yield the modules of one layer that peft adapts, each with its target.
-
-    Where it converts the names of experts they mean these alone, not a layer without experts, the shared
-    ones, or a gate of attention of that name.
-    """
-    moe, experts = model.moe, _experts(model, kind)
-    converted = moe is not None and moe.expert_adapters == "gate_up"
-    for name, layer in single_layers(model, kind).items():
-        if not (converted and name in _OF_EXPERTS):
-            yield name, layer
-    yield from experts.items()
-
-
 def names_every(targets: tuple[str, ...]) -> bool:
     """Return whether targets are every linear layer of the class."""
     return set(SINGLE_TARGETS) <= set(targets)
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
-    """Yield the linear layers of one transformer layer that have adapters."""
-    every = names_every(targets)
-    yield from (layer for name, layer in _of_peft(model, kind) if every or name in targets)
+    """Yield the linear layers of one transformer layer that have adapters.
+
+    Where peft converts the names of experts they mean these alone, not a layer without experts, the shared
+    ones, or a gate of attention of that name.
+    """
+    every, experts = names_every(targets), _experts(model, kind)
+    converted = model.moe is not None and model.moe.expert_adapters == "gate_up"
+    for name, layer in (*single_layers(model, kind).items(), *experts.items()):
+        means_experts = converted and name in _OF_EXPERTS and layer is not experts.get(name)
+        if (every or name in targets) and not means_experts:
+            yield layer
     for name, layers in fused_layers(model, kind).items():
         yield from layers if name in targets else ()
 

@@ -175,11 +175,6 @@ def link_to_mapping(link: LinkSpec) -> dict[str, Json]:
     return raw | ({"source": link.source} if link.source else {})
 
 
-def link_words(link: LinkSpec) -> str:
-    """Return ``nvswitch 450 GB/s per GPU and direction``."""
-    return f"{link_rate(link)} per GPU and direction"
-
-
 def link_rate(link: LinkSpec) -> str:
     """Return ``nvswitch 450 GB/s``."""
     return f"{link.kind} {link.bytes_per_s / GB:g} GB/s"
@@ -324,12 +319,7 @@ def _assumed(pointer: str, usual: GpuSpec, links: Mapping[str, LinkSpec | None])
     place = pointer.lstrip("/").replace("/", ".")
     return [
         f"{place}.{name}: not given; that of the nearest GPU, {usual.display_name}: "
-        f"{link_words(getattr(usual, name))}"
+        f"{link_rate(getattr(usual, name))} per GPU and direction"
         for name, link in links.items()
         if link is None
     ]
-
-
-def catalog_gpu(gpu: GpuSpec) -> bool:
-    """Return whether a GPU type is one of the catalog, written by its name."""
-    return gpu.slug in gpu_names()

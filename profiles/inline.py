@@ -22,14 +22,13 @@ from meshwright.profiles.collectives.measured import measured_from, measured_to_
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.gpus import (
     MAX_BYTES_PER_S,
-    catalog_gpu,
     gpu_from_mapping,
     gpu_to_mapping,
     link_from,
     link_rate,
     link_to_mapping,
 )
-from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
+from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note, gpu_names
 from meshwright.profiles.links import NodeLinks, links_from
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
@@ -171,7 +170,13 @@ def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]
         key: link_from(reader.child(key), network=key == "inter_node")
         for key in ("intra_node", "inter_node")
     }
-    host = _host(reader)
+    host: dict[str, Any] = {
+        name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
+        if name.endswith("_per_s")
+        else reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
+        for name in HOST_FIELDS
+        if reader.value(name) is not None
+    }
     measured = measured_from(reader.child("measured"))
     between = links_from(reader.child("links"))
     reader.refuse_unknown()
@@ -187,12 +192,14 @@ def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]
             warnings.append(f"{reader.pointer.lstrip('/').replace('/', '.')}.gpu: {slug}: {note}")
         _assume(usual, gpu, {"gpus_per_node": gpus_per_node, **links})
     per_node = gpus_per_node or gpu.gpus_per_node
+    # of a rack where the GPU's fast link spans nodes that size, else of the node
+    spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % per_node == 0
     try:
         return NodeGroup(
             gpu=gpu,
             num_nodes=num_nodes,
             gpus_per_node=per_node,
-            island_gpus=island_gpus or _usual_island(gpu, per_node),
+            island_gpus=island_gpus or (gpu.island_gpus if spans else per_node),
             intra_node=links["intra_node"] or gpu.intra_node,
             inter_node=links["inter_node"] or gpu.inter_node,
             measured=measured,
@@ -207,22 +214,6 @@ def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]
         raise InvalidProblemError(moved) from error
 
 
-def _host(reader: FieldReader) -> dict[str, Any]:
-    return {
-        name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
-        if name.endswith("_per_s")
-        else reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
-        for name in HOST_FIELDS
-        if reader.value(name) is not None
-    }
-
-
-def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
-    """Return the GPUs of a rack where the GPU's fast link spans nodes that size, else of the node."""
-    spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % gpus_per_node == 0
-    return gpu.island_gpus if spans else gpus_per_node
-
-
 def _assume(usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int | LinkSpec | None]) -> None:
     """Note what a group takes from the usual node of its GPU, by the GPU's name."""
     for name, value in given.items():
@@ -235,7 +226,7 @@ def _assume(usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int |
 
 def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
     raw: dict[str, Json] = {
-        "gpu": group.gpu.slug if catalog_gpu(group.gpu) else gpu_to_mapping(group.gpu),
+        "gpu": group.gpu.slug if group.gpu.slug in gpu_names() else gpu_to_mapping(group.gpu),
         "num_nodes": group.num_nodes,
         "gpus_per_node": group.gpus_per_node,
         "island_gpus": group.island_gpus,
