@@ -339,27 +339,23 @@ class StartCommand:
 
 def launch_script(head: str, target: Target, start: StartCommand) -> str:
     """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
+    command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
+    sourced = f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
+    needs = [required(name, f"set it to {hint}") for name, hint in start.needs]
     values = {
-        "SOURCE": _source(start),
+        "SOURCE": sourced if start.has_arguments else "",
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else next(iter(target.host_names), ""),
-        "NEEDS": _needs(start),
+        "NEEDS": "\n".join(["# What the plan does not decide.", *needs, "", ""]) if needs else "",
         "PACKAGES": package_checks(start.packages),
         "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
         "ENVIRONMENT": environment_lines(
             (*start.environment, *common_environment(target, torch=start.torch))
         ),
-        "COMMAND": _command(start),
+        "COMMAND": f"{start.before}\n{command}" if start.before else command,
     }
     return "#!/usr/bin/env bash\n" + head + filled(template("scripts/launch.sh"), values)
-
-
-def _needs(start: StartCommand) -> str:
-    if not start.needs:
-        return ""
-    lines = [required(name, f"set it to {hint}") for name, hint in start.needs]
-    return "\n".join(["# What the plan does not decide.", *lines, "", ""])
 
 
 _SPECIAL = re.compile(r'([\\"$`])')  # in double quotes
@@ -395,17 +391,6 @@ def _named(requirement: Requirement) -> str:
 
 def _remedy(requirement: Requirement) -> str:
     return f"{requirement.install}, or plan with {requirement.instead}"
-
-
-def _command(start: StartCommand) -> str:
-    command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
-    return f"{start.before}\n{command}" if start.before else command
-
-
-def _source(start: StartCommand) -> str:
-    if not start.has_arguments:
-        return ""
-    return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
 
 
 def common_environment(target: Target, *, torch: bool = True) -> Iterator[EnvironmentVariable]:

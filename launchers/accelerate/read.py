@@ -254,8 +254,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     shares, given = _started(known)
     fields = Fields(shares.source.name, shares.values, overrides, ("accelerate",))
-    for note in shares.notes:
-        fields.note(note)
+    fields.note(*shares.notes)
     if shares.kind() == "DEEPSPEED":
         return plugin_run(fields, source, overrides, given)
     found = mesh_run("accelerate", fields, known, given)

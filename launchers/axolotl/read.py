@@ -25,7 +25,7 @@ from meshwright.launchers.reading.adapters import (
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
-from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers import read as trainer
@@ -46,14 +46,11 @@ _FSDP = "fsdp_config."
 _ADAPTERS = ("lora", "qlora")
 
 
-def _recognises(source: Source) -> bool:
-    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     over = _of_command(source, overrides)
-    values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
+    # names of the FSDP section as in Axolotl since 0.12, without ``fsdp_`` (schemas/fsdp.py)
+    document = document_of(source) | over
+    values = {name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in document.items()}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
     fields.refuse_unpriced()
@@ -100,7 +97,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(run, workload=replace(run.workload, optimizer=variant))
 
 
-AXOLOTL_READER = Reader(name="axolotl", recognises=_recognises, read=_read)
+AXOLOTL_READER = Reader(
+    name="axolotl",
+    recognises=lambda source: names_held(source, (*_OWN, "micro_batch_size")) > 1,
+    read=_read,
+)
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
@@ -428,11 +429,6 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
         return "accelerate"
     return "trl" if whole and not _is_cut(fields) and "optimizer_rank" not in tuned else "axolotl"
-
-
-def _without_fsdps_own(name: str) -> str:
-    """Return a name of the FSDP section as in Axolotl since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
-    return name.replace(f"{_FSDP}fsdp_", _FSDP)
 
 
 def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:

@@ -244,14 +244,11 @@ def export(target: Target) -> ExportBundle:
     )
 
 
-def _written(target: Target) -> tuple[str, ...]:
-    """Return the framework options that the files state."""
-    return (
-        "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
-        "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
-        "selected_gradient_share",
-        *(common.written_bucket(target, BUCKET_ELEMENT_BYTES) if target.facts.bucket_bytes else ()),
-    )  # fmt: skip
+_WRITTEN = (  # framework options that the files state
+    "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
+    "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
+    "selected_gradient_share",
+)  # fmt: skip
 
 
 def own_files(head: str, target: Target) -> dict[str, str]:
@@ -271,7 +268,8 @@ def is_plain_data_parallel(target: Target) -> bool:
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
     config, split, away = target.config, target.config.tensor_parallel_size > 1, target.config.offload
-    yield from common.common_warnings(target, written=_written(target))
+    bucket = common.written_bucket(target, BUCKET_ELEMENT_BYTES) if target.facts.bucket_bytes else ()
+    yield from common.common_warnings(target, written=(*_WRITTEN, *bucket))
     yield common.model_is_in_the_script(target)
     yield accelerate.attention_is_in_the_script(target)
     yield from common.applying(

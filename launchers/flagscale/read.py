@@ -19,7 +19,12 @@ from meshwright.launchers.megatron_core.read import core_names, flag_of, take, t
 from meshwright.launchers.megatron_lm.read import launch_file
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, commands_beside, given_to_several, options_of
-from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.documents import (
+    LocatedValue,
+    document_of,
+    looks_like_document,
+    names_held,
+)
 from meshwright.launchers.reading.fields import is_placeholder
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.known import known_of
@@ -49,13 +54,6 @@ class _StatedMesh:
     dp: int
     pp: int
     device: str
-
-
-def _recognises(source: Source) -> bool:
-    if source.suffix not in (".yaml", ".yml"):
-        return False
-    names = looks_like_document(source)
-    return any(name in names for name in ("experiment.task.type", "system.tensor_model_parallel_size"))
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
@@ -97,7 +95,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(found, configuration=config, num_nodes=len(hosts) or None, gpus_per_node=each)
 
 
-FLAGSCALE_READER = Reader(name=NAME, recognises=_recognises, read=_read)
+FLAGSCALE_READER = Reader(
+    name=NAME,
+    recognises=lambda source: (
+        names_held(source, ("experiment.task.type", "system.tensor_model_parallel_size")) > 0
+    ),
+    read=_read,
+)
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:
@@ -114,7 +118,8 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
         if at is None or name is None or not _ENDS.isdisjoint(texts):
             continue
         stem = name.rpartition("/")[2].removesuffix(".yaml")
-        if unknown_in(name) is None and _is_experiment(source) and stem != PurePath(source.name).stem:
+        is_experiment = any(one.startswith("experiment.") for one in looks_like_document(source))
+        if unknown_in(name) is None and is_experiment and stem != PurePath(source.name).stem:
             others.append(f"line {words[at].line} of {shown(script.name)} starts {shown(stem)}")
         else:
             found.append(_values(words[at + 1 :], script.name))
@@ -128,10 +133,6 @@ def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]
 
 
 _ENDS = {"action=stop", "action=query"}  # of a run that another command has started
-
-
-def _is_experiment(source: Source) -> bool:
-    return any(name.startswith("experiment.") for name in looks_like_document(source))
 
 
 def _values(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
@@ -172,10 +173,7 @@ def _require_training(source: Source, experiment: Document) -> None:
 def _with_envs(found: LaunchFile, experiment: Document) -> LaunchFile:
     """Apply the experiment's environment to the run: blocking kernel launches run one by one."""
     blocking = experiment.get("experiment.envs.CUDA_LAUNCH_BLOCKING")
-    if blocking is None or text_of(blocking.value) != "1":
-        return found
-    options = dict(sorted({**found.workload.framework_options, "launch_blocking": True}.items()))
-    return replace(found, workload=replace(found.workload, framework_options=options))
+    return found.launched_one_by_one() if blocking and text_of(blocking.value) == "1" else found
 
 
 def _documents(source: Source) -> tuple[Document, Document]:

@@ -120,7 +120,11 @@ def values_of(target: Target) -> Values:
     core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
     core |= (balance_values(moe) if moe else {}) | _lengths(target)
     values |= {name: value for name, value in core.items() if name in _ARGUMENTS}
-    values["additional_configs"] = {n: _plain(value) for n, value in core.items() if n not in _ARGUMENTS}
+    values["additional_configs"] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in core.items()
+        if name not in _ARGUMENTS
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -133,10 +137,6 @@ def _lengths(target: Target) -> Values:
     if not pads_to_longest(target) or target.config.pipeline_parallel_size == 1:
         return {}
     return {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def found_warnings(target: Target) -> Iterator[str]:

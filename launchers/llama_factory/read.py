@@ -18,7 +18,7 @@ from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.ms_swift.read import completed
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import refuse_uncounted
-from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, is_placeholder
 from meshwright.launchers.reading.given import Given, Value
@@ -187,7 +187,8 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
         fields.note(trainer.PADDED.format("cutoff_len"))
     known = known_of(own, overrides)
     workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
-    shares = _shares(source, known, overrides)
+    commands_of_files = ((script, words[:at]) for script, words, at in _starts(source, overrides))
+    shares = shares_beside(commands_of_files, chain([source], documents_beside(known.source)))
     start = trainer.start_of(own, overrides)  # refuses commands that differ, too
     started = None if start is None else _started(fields, *start, shares)
     run = trainer.trainer_run(
@@ -195,7 +196,9 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     )
     if run.launcher != "llama-factory-accelerate":
         return run
-    options = {**run.workload.framework_options, **_kernel(fields)}
+    kernel = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
+    kernels = ranks.kernel_option(kernel, "llama-factory-accelerate")
+    options = {**run.workload.framework_options, **kernels}
     return replace(run, workload=replace(run.workload, framework_options=options))
 
 
@@ -208,11 +211,6 @@ def _packs(fields: Fields) -> bool:
     """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
     usual = fields.word("stage", "sft") == "pt"
     return fields.flag("neat_packing") or fields.flag("packing", default=usual)
-
-
-def _shares(source: Source, known: Known, overrides: Overrides) -> Shares | None:
-    starts = ((script, words[:at]) for script, words, at in _starts(source, overrides))
-    return shares_beside(starts, chain([source], documents_beside(known.source)))
 
 
 def _starts(
@@ -279,12 +277,6 @@ _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 
 # Attention kernels by LLaMA-Factory's names; the default is torch's, from transformers.
 _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
-
-
-def _kernel(fields: Fields) -> Options:
-    return ranks.kernel_option(
-        _KERNELS.get(fields.word("flash_attn", "auto").lower(), ""), "llama-factory-accelerate"
-    )
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

@@ -15,7 +15,7 @@ from meshwright.launchers.flags import flags_of
 from meshwright.launchers.maxtext.export import ALWAYS_KEPT, ALWAYS_REPLAYED, AXES, KEPT_BY
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file
-from meshwright.launchers.reading.documents import DOCUMENTS, LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.documents import DOCUMENTS, LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
@@ -41,8 +41,7 @@ def _recognises(source: Source) -> bool:
         return started is not None and not any(
             word.text.endswith(DOCUMENTS) and source.other(word.text) for word in started
         )
-    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return sum(name in names for name in _OWN) > 1
+    return names_held(source, _OWN) > 1
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:

@@ -7,7 +7,7 @@ training/mixed_precision.py. NeMo's newer releases train through Megatron-Bridge
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import lcm
 
 from meshwright.launchers.export import (
@@ -145,34 +145,37 @@ RESHARDABLE = "checkpoint.dist_ckpt_optim_fully_reshardable"  # training/config.
 
 def override_parts(target: Target) -> list[tuple[str, list[str]]]:
     """Return titles, each with its ``key=value`` overrides quoted for Bash."""
-    parts = (
+    known = bridge_facts(target)
+    parts: tuple[tuple[str, Values | Pairs], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _model_keys(_split(target))),
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
-        ("Activation recomputation", _model_keys(_recompute(target))),
+        (
+            "Activation recomputation",
+            _model_keys(recompute_values(target, known) | offload_values(target, known)),
+        ),
         ("Experts over the network", _model_keys(_exchange(target))),
         ("Precision", mixed_precision(target)),
         ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
     )
-    return [(title, [_written(key, value) for key, value in _pairs(values)]) for title, values in parts]
-
-
-def _pairs(values: Values | Pairs) -> Iterable[tuple[str, object]]:
-    """Return overrides in order; a key that is set twice has a list."""
-    return values.items() if isinstance(values, Mapping) else values
+    return [
+        (
+            title,  # a key that is set twice has a list in place of a mapping
+            [
+                _written(key, value)
+                for key, value in (values.items() if isinstance(values, dict) else values)
+            ],
+        )
+        for title, values in parts
+    ]
 
 
 def _written(key: str, value: object) -> str:
-    if value is None:
-        text = "null"
-    elif isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, tuple):
-        text = f"[{','.join(map(str, value))}]"
-    else:
-        text = str(value)
+    if isinstance(value, tuple):
+        value = f"[{','.join(map(str, value))}]"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
     return shlex.quote(f"{key}={text}")
 
 
@@ -203,7 +206,11 @@ def _batch(target: Target) -> Values:
         "train.micro_batch_size": target.config.micro_batch_size,
         "train.global_batch_size": target.workload.global_batch_size,
         "model.seq_length": target.workload.seq_length,
-        _data_length(target.version): target.workload.seq_length,
+        # Up to 0.3 Megatron-Core's key, over which Bridge writes its own from 0.6 on; between them
+        # ``seq_length`` is an alias without a key in Hydra, so that it is added (``++``).
+        "dataset.sequence_length" if target.version in ("", "0.3") else "++dataset.seq_length": (
+            target.workload.seq_length
+        ),
         **(_packing(target) if target.workload.lengths else {}),
     }
 
@@ -225,27 +232,21 @@ def _packing(target: Target) -> Values:
     return values
 
 
-def _data_length(version: str) -> str:
-    """Return the data set's key: up to 0.3 Megatron-Core's, over which Bridge writes its own from 0.6 on.
-
-    Between them ``seq_length`` is an alias without a key in Hydra, so that it is added (``++``).
-    """
-    return "dataset.sequence_length" if version in ("", "0.3") else "++dataset.seq_length"
-
-
 def _data_parallel(target: Target) -> Values:
     config = target.config
     known = bridge_facts(target)
-    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()}
-    if size := cut_bucket(target, known):
-        values["ddp.bucket_size"] = size
-    # Mixed precision overrides it with the same value.
-    values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
-    values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
-    values["optimizer.optimizer"] = "adam"
-    if config.zero_stage:
-        values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
-    values |= {f"optimizer.{name}": value for name, value in _states(target, known).items()}
+    size = cut_bucket(target, known)
+    instances = "ddp.num_distributed_optimizer_instances"
+    values: Values = {
+        **{f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()},
+        **({"ddp.bucket_size": size} if size else {}),
+        # Mixed precision overrides it with the same value.
+        "ddp.grad_reduce_in_fp32": reduces_in_fp32(target),
+        "optimizer.use_distributed_optimizer": config.zero_stage > 0,
+        "optimizer.optimizer": "adam",
+        **({instances: target.shard_ranks // config.zero_shard_size} if config.zero_stage else {}),
+        **{f"optimizer.{name}": value for name, value in _states(target, known).items()},
+    }
     if is_fsdp(target):
         values |= {
             "ddp.use_megatron_fsdp": True,
@@ -283,11 +284,6 @@ def _exchange(target: Target) -> Values:
         **dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False),
         **exchange_values(target, bridge_facts(target)),
     }
-
-
-def _recompute(target: Target) -> Values:
-    known = bridge_facts(target)
-    return recompute_values(target, known) | offload_values(target, known)
 
 
 def _kernels(target: Target) -> Values:

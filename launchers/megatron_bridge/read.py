@@ -397,8 +397,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         own = [*_of_its_file(source, command), *_overrides(command.words)]
         if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it, too
             settings = [one for one in settings if one[0] != "model.seq_length"]
-        for note in script.notes:
-            given.note(note)
+        given.note(*script.notes)
         started = world_of(source.text, script, command)
         world = started if started.num_gpus else replace(world, lacking=started.lacking)
         _require_said(settings, own, recipe)

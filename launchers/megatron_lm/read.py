@@ -44,10 +44,6 @@ from meshwright.shell.values import Script
 _LEAST_FLAGS = 2
 
 
-def _recognises(source: Source) -> bool:
-    return best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     script = script_of(source, overrides)
     command, count = chosen(commands_of(script), _is_flag, overrides, source.name)
@@ -62,7 +58,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         line = command.before[0].line if command.before else 1
         raise refused(f"line {line}: {program} trains {model}, which is not priced")
     given = given_flags(command.words, overrides)
-    if program in _OF_PATTERNS and not {"hybrid-layer-pattern", "hybrid-override-pattern"} & _plain(given):
+    if program in _OF_PATTERNS and not {"--hybrid-layer-pattern", "--hybrid-override-pattern"} & {
+        *given.values,
+        *given.others,
+    }:
         raise refused(
             f"{program} takes its layers from --hybrid-layer-pattern, which is not given",
             allowed="--hybrid-layer-pattern M*-E…",
@@ -70,8 +69,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if not program:
         _require_started(script, given, source.name)
         given.note("no command in it starts a program: flags that such a command adds are not known")
-    for note in script.notes:
-        given.note(note)
+    given.note(*script.notes)
     world = world_of(source.text, script, command)
     if world.processes == 1 and overrides.num_gpus in (None, 1):
         given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
@@ -82,14 +80,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )
 
 
-MEGATRON_LM_READER = Reader(name="megatron-lm", recognises=_recognises, read=_read)
+MEGATRON_LM_READER = Reader(
+    name="megatron-lm",
+    recognises=lambda source: best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS,
+    read=_read,
+)
 
 
 _OF_PATTERNS = ("pretrain_mamba.py", "pretrain_hybrid.py")
-
-
-def _plain(given: Given) -> set[str]:
-    return {name.removeprefix("--") for name in (*given.values, *given.others)}
 
 
 def _require_started(script: Script, given: Given, name: str) -> None:
@@ -200,10 +198,14 @@ def _of_checkpoint(given: Given) -> ModelSpec | None:
     value = given.others.get(FROM_CHECKPOINT)
     if value is None:
         return None
-    for name in _PATHS:
-        for part in reversed(given.partly(name).split("/")):
+    for path in _PATHS:
+        for part in reversed(given.partly(path).split("/")):
             model = named_model(part) if part else None
-            if model is not None and all(given.integer(*one) == one[1] for one in _sizes_of(model)):
+            if model is not None and all(
+                given.integer(flag, getattr(model, name)) == getattr(model, name)
+                for flag, name in _SIZES.items()
+                if flag != "kv-channels"
+            ):
                 where = f"line {value.line}: {FROM_CHECKPOINT}"
                 given.note(f"{where}: the checkpoint is {model.title}'s by its path")
                 return model
@@ -214,10 +216,6 @@ def _of_checkpoint(given: Given) -> ModelSpec | None:
 
 
 _PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
-
-
-def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
-    return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
 
 
 def _override(given: Given, overrides: Overrides) -> None:

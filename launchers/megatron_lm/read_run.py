@@ -399,34 +399,17 @@ def _kernel(given: Given, known: FrameworkFacts) -> str:
     return known.attention_kernel if same else _KERNELS[backend]
 
 
-def _interleaves(given: Given) -> bool:
-    """Return whether chunks interleave, so that transfers can overlap."""
-    stated = any(given.has(name) for name in ("num-layers-per-virtual-pipeline-stage", _LAYOUT))
-    several = given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1
-    return several or stated or _has_staged_pattern(given)
-
-
 def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:
     """Return whether transfers overlap: the default is on with interleaved chunks."""
-    off = given.has("no-overlap-p2p-communication") and _interleaves(given)
-    return known.overlap_transfer and not off
+    stated = any(given.has(name) for name in ("num-layers-per-virtual-pipeline-stage", _LAYOUT))
+    several = given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1
+    interleaves = several or stated or _has_staged_pattern(given)
+    return known.overlap_transfer and not (given.has("no-overlap-p2p-communication") and interleaves)
 
 
-def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
-    """Return whether sequence-parallel collectives overlap, if there are any."""
-    if not given.has("sequence-parallel"):
-        return known.overlap_tensor
-    return given.has("tp-comm-overlap")
-
-
-def _dropout(given: Given, _: FrameworkFacts) -> bool:
-    return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
-
-
-def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
-    stated = given.words("recompute-modules") if given.word("recompute-granularity") != "full" else ()
-    named = [name for name in OPTION_PARTS["recompute_modules"][0] if name in stated]
-    return "+".join(named) or known.recompute_modules
+def _parts(option: str, stated: Sequence[str]) -> str:
+    """Return the stated parts of an option, in its own order."""
+    return "+".join(name for name in OPTION_PARTS[option][0] if name in stated)
 
 
 def _graph(given: Given, _: FrameworkFacts) -> str:
@@ -438,14 +421,7 @@ def _graph(given: Given, _: FrameworkFacts) -> str:
         return "none"
     if WHOLE_STEP in (impl, *scope):
         return WHOLE_STEP
-    return "+".join([name for name in OPTION_PARTS["cuda_graph"][0] if name in scope]) or WHOLE_LAYER
-
-
-def _fused_permutation(given: Given, known: FrameworkFacts) -> bool:
-    """Return whether permutation is fused: off by default, except in a recipe that has it on."""
-    return given.has("moe-permute-fusion") or (
-        known.moe_permute_fusion and "--moe-permute-fusion" not in given.called
-    )
+    return _parts("cuda_graph", scope) or WHOLE_LAYER
 
 
 def _dispatcher(given: Given, known: FrameworkFacts) -> str:
@@ -466,19 +442,14 @@ def _low_weights(given: Given, known: FrameworkFacts) -> bool:
     )
 
 
-def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
-    stated = given.words("offload-modules") if given.has("fine-grained-activation-offloading") else ()
-    return "+".join(name for name in OPTION_PARTS["offload_modules"][0] if name in stated) or (
-        known.offload_modules
-    )
-
-
 _BACKEND = "moe-flex-dispatcher-backend"
 _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "attention_kernel": _kernel,
     "cuda_graph": _graph,
     "delay_wgrad": lambda given, _: given.has("delay-wgrad-compute"),
-    "dropout": _dropout,
+    "dropout": lambda given, _: any(
+        given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention")
+    ),
     "dynamic_context_parallel": lambda given, _: given.has("hybrid-context-parallel"),
     "elementwise_fused": lambda given, _: (
         not (given.has("no-bias-swiglu-fusion") or given.has("no-bias-dropout-fusion"))
@@ -490,8 +461,18 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "moe_capacity_factor": lambda given, _: max(given.number("moe-expert-capacity-factor", 0.0), 0.0),
     "moe_dispatcher": _dispatcher,
     "moe_force_balance": lambda given, _: given.has("moe-router-force-load-balancing"),
-    "moe_permute_fusion": _fused_permutation,
-    "offload_modules": _offloaded_modules,
+    # off by default, except in a recipe that has it on
+    "moe_permute_fusion": lambda given, known: (
+        given.has("moe-permute-fusion")
+        or (known.moe_permute_fusion and "--moe-permute-fusion" not in given.called)
+    ),
+    "offload_modules": lambda given, known: (
+        (
+            given.has("fine-grained-activation-offloading")
+            and _parts("offload_modules", given.words("offload-modules"))
+        )
+        or known.offload_modules
+    ),
     "optimizer_offload_fraction": lambda given, known: (
         given.number("optimizer-offload-fraction", 1.0)
         if given.has("optimizer-cpu-offload")
@@ -499,9 +480,18 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     ),
     "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
-    "overlap_tensor": _overlap_tensor,
+    # of sequence-parallel collectives, if there are any
+    "overlap_tensor": lambda given, known: (
+        given.has("tp-comm-overlap") if given.has("sequence-parallel") else known.overlap_tensor
+    ),
     "overlap_transfer": _overlap_transfer,
-    "recompute_modules": _recomputed_modules,
+    "recompute_modules": lambda given, known: (
+        (
+            given.word("recompute-granularity") != "full"
+            and _parts("recompute_modules", given.words("recompute-modules"))
+        )
+        or known.recompute_modules
+    ),
     "shared_expert_overlap": lambda given, _: given.has("moe-shared-expert-overlap"),
 }
 _COSTLY: Mapping[str, str] = {

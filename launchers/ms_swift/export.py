@@ -48,14 +48,10 @@ MAX_PIXELS = "MAX_PIXELS"  # the variable; in lower case the argument
 RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look for itself"
 
 
-def _loaded(target: Target) -> str:
-    """Return the argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)."""
-    return "--mcore_adapter" if target.workload.lora_rank else "--mcore_model"
-
-
 def export(target: Target) -> ExportBundle:
     """Return the arguments and the two scripts that start them."""
     refuse_first(target, "ms-swift", OWN_RULES)
+    adapts = target.workload.lora_rank > 0
     return common.bundled(
         target,
         product=PRODUCT,
@@ -65,7 +61,8 @@ def export(target: Target) -> ExportBundle:
             before=RUN,
             needs=NEEDS,
             follows="--model … --dataset … --lr …",
-            takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
+            # the argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)
+            takes=((f"--mcore_{'adapter' if adapts else 'model'} FOLDER --finetune false", RESUMES),),
             packages=megatron.packages_of(target),
             environment=(*core.environment(target, megatron_facts(target)), *_image_environment(target)),
             has_arguments=True,
@@ -88,11 +85,14 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
     known = megatron_facts(target)
     recompute = core.recompute_values(target, known)
     recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not the default
+    # optimizer states that another tp or pp can load; by default only other replicas can
+    reshards = megatron.reshards_states(target.config)
+    states: core.Values = {"dist_ckpt_optim_fully_reshardable": True} if reshards else {}
     parts: tuple[tuple[str, core.Values], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", core.split_values(target)),
         ("Batch and sequence", _batch(target)),
-        ("Data parallelism", core.distributed_optimizer(target, known) | _states(target)),
+        ("Data parallelism", core.distributed_optimizer(target, known) | states),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
         ("Adapters next to frozen weights", _adapters(target)),
@@ -166,11 +166,6 @@ def _precision(target: Target) -> core.Values:
         **core.moment_values(target),
         **(core.offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
     }
-
-
-def _states(target: Target) -> core.Values:
-    """Save optimizer states that another tp or pp can load; by default only other replicas can."""
-    return {"dist_ckpt_optim_fully_reshardable": True} if megatron.reshards_states(target.config) else {}
 
 
 def _adapters(target: Target) -> core.Values:

@@ -52,12 +52,6 @@ _QUIET = ("expert_tensor_parallel_size",)
 _SUMS = "accumulate_allreduce_grads_in_fp32"
 
 
-def _recognises(source: Source) -> bool:
-    return (
-        commands.best(commands.commands_of(commands.readable_script(source)), _is_name)[1] >= _LEAST_NAMES
-    )
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     script = commands.script_of(source, overrides)
     command, count = commands.chosen(commands.commands_of(script), _is_name, overrides, source.name)
@@ -77,8 +71,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         message = f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
         raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
     given, others = _given(command.words, overrides)
-    for note in script.notes:
-        given.note(note)
+    given.note(*script.notes)
     if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
         given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")
     known = known_of(source, overrides)
@@ -102,7 +95,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
 
 
-MS_SWIFT_READER = Reader(name="ms-swift", recognises=_recognises, read=_read)
+MS_SWIFT_READER = Reader(
+    name="ms-swift",
+    recognises=lambda source: (
+        commands.best(commands.commands_of(commands.readable_script(source)), _is_name)[1] >= _LEAST_NAMES
+    ),
+    read=_read,
+)
 
 
 def completed(
@@ -138,8 +137,7 @@ def completed(
         )
         model = replace(model, num_mtp_layers=predicted)
     overrides = replace(known.overrides, model=model, num_gpus=known.overrides.num_gpus or known.num_gpus())
-    for note in known.notes:
-        given.note(note)
+    given.note(*known.notes)
     found = launch_file(launcher, given, overrides, world, name="launch file")
     rank, targets = adapters
     return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
@@ -237,7 +235,8 @@ def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str
         elif core.flag_of(key) is not None or not (
             is_read or flag_names("ms-swift", "transformers").is_free(key)
         ):
-            core.take(given, key, _off(key, text), value.line, called=name)
+            text = "adam" if key == "optimizer" and text == "adamw" else text
+            core.take(given, key, text, value.line, called=name)
     given.refuse_slips(core.core_names())
     _take_defaults(given, others)
     _take_precision(given, others)
@@ -279,11 +278,6 @@ def _take_precision(given: Given, others: dict[str, str]) -> None:
     core.take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
     if name not in ("", "bfloat16", "float16"):
         given.fault("bf16", f"{name[:20]} is not priced", allowed="bfloat16, float16")
-
-
-def _off(key: str, text: str) -> str:
-    """Return a value with ``none`` as off, and adamw as adam."""
-    return "adam" if key == "optimizer" and text == "adamw" else text
 
 
 def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
-from meshwright.launchers.reading.documents import document_of, looks_like_document
+from meshwright.launchers.reading.documents import document_of, names_held
 from meshwright.launchers.reading.fields import Fields, passing
 from meshwright.launchers.reading.known import known_of
 from meshwright.launchers.rules import near_divisors
@@ -29,22 +29,21 @@ _OWN = (
 )
 
 
-def _recognises(source: Source) -> bool:
-    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return sum(name in names for name in _OWN) > 1
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields = Fields(source.name, document_of(source), overrides, ("nanotron",))
     known = known_of(source, overrides)
     model = _padded(fields, _model(fields, overrides))
     configuration = _configuration(fields, model)
     fields.expect("tokens.sequence_length")
+    if fields.word("model.dtype", "bfloat16") != "bfloat16":
+        fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
+    if fields.word("optimizer.optimizer_factory.name", "adamW").lower() != "adamw":
+        fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
         seq_length=fields.integer("tokens.sequence_length", 1),
-        precision=_precision(fields),
-        optimizer=_optimizer(fields),
+        precision="bf16",
+        optimizer="adamw",
         framework_options=bucket_option(
             fields.optional("model.ddp_bucket_cap_mb"), "nanotron", configuration, BUCKET_UNIT_BYTES
         ),
@@ -56,7 +55,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return known.launch_file(fields, "nanotron", model, workload, configuration)
 
 
-NANOTRON_READER = Reader(name="nanotron", recognises=_recognises, read=_read)
+NANOTRON_READER = Reader(
+    name="nanotron", recognises=lambda source: names_held(source, _OWN) > 1, read=_read
+)
 
 
 def _refuse_others(fields: Fields, overrides: Overrides) -> None:
@@ -167,18 +168,6 @@ def _schedule(fields: Fields, pp: int) -> str:
     if not fields.has("parallelism.pp_engine"):
         fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
     return schedule
-
-
-def _precision(fields: Fields) -> str:
-    if fields.word("model.dtype", "bfloat16") != "bfloat16":
-        fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
-    return "bf16"
-
-
-def _optimizer(fields: Fields) -> str:
-    if fields.word("optimizer.optimizer_factory.name", "adamW").lower() != "adamw":
-        fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
-    return "adamw"
 
 
 def _model(fields: Fields, overrides: Overrides) -> ModelSpec:

@@ -57,7 +57,16 @@ def adapters_of(
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
     if any(fields.flag(name) for name in _SWITCHES):
         kind = "lora"
-    if pefts and kind == "full" and not whole and (_of_bits(fields) or _is_of_lora(fields, program)):
+    if (
+        pefts
+        and kind == "full"
+        and not whole
+        and (
+            # transformers never trains 4- or 8-bit weights in full
+            (_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
+            or _is_of_lora(fields, program)
+        )
+    ):
         kind = "lora"
     if kind not in ("full", "lora"):
         fields.fault(
@@ -125,11 +134,6 @@ _KINDS_OF_THEM = (
 _OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
 # FastChat's, and its forks': rank 8 of q_proj and v_proj by default.
 _FASTCHATS = re.compile(r"fastchat/train/train_(?:\w+_)?lora\.py$")
-
-
-def _of_bits(fields: Fields) -> bool:
-    """Return whether a rank is given with 4- or 8-bit weights, which transformers never trains in full."""
-    return bool(_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
 
 
 def _is_of_lora(fields: Fields, program: str) -> bool:

@@ -92,6 +92,11 @@ class LaunchFile:
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until this many tokens) before the workload's
     places: Mapping[str, Place] = field(default_factory=dict)  # where the files set some of the sizes
 
+    def launched_one_by_one(self) -> LaunchFile:
+        """Return the run with blocking kernel launches."""
+        options = dict(sorted({**self.workload.framework_options, "launch_blocking": True}.items()))
+        return replace(self, workload=replace(self.workload, framework_options=options))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:

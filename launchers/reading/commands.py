@@ -241,7 +241,12 @@ def commands_of(script: Script) -> list[Command]:
         if (command := program_of(words)) is not None
     ]
     everything = [word for words in script.commands for word in words]
-    stored = [piece for words in script.words.values() for word in words for piece in _pieces(word)]
+    stored = [
+        Word(piece, word.line)
+        for words in script.words.values()
+        for word in words
+        for piece in split_words(word.text)
+    ]
     return [*found, Command("", everything), Command("", stored)]
 
 
@@ -597,7 +602,8 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
         nodes = nodes or 1  # torchrun's own default
     if started and usual[1] is None and "--nproc-per-node" not in said and not batch:
         per_node = per_node or 1
-    processes = _first(_TOTAL, said) or _tasks(said, parallel)
+    tasks_of_all = ("-np", "--np", "-n", "--ntasks") if parallel else ()  # mpirun -np 64, srun -n 64
+    processes = _first((*_TOTAL, *tasks_of_all), said)
     if command is not None and not (nodes or usual[0] or per_node or usual[1] or processes):
         stated = _variable(environment_of(script, command), ("WORLD_SIZE",))  # others start elsewhere
         return World(processes=(stated or 1) if _is_alone(text, command) else None)
@@ -657,11 +663,6 @@ def takes_every_gpu(words: Sequence[Word]) -> bool:
     texts = [word.text for word in words]
     counts = [said for name, said in options_of(texts) if name.replace("_", "-") == "--nproc-per-node"]
     return bool({"gpu", "auto"} & set(counts))
-
-
-def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:
-    """Return the total number of processes of ``mpirun -np 64`` and ``srun -n 64``."""
-    return _first(("-np", "--np", "-n", "--ntasks"), said) if parallel else None
 
 
 def started_gpus(world: World, overrides: Overrides, note: Callable[[str], None]) -> int | None:
@@ -740,10 +741,6 @@ def _first_unknown(words: Sequence[Word]) -> int | None:
         if words[at].unknown and words[at].text[:1] != "-" and words[at - 1].text[:1] != "-":
             return at
     return None
-
-
-def _pieces(word: Word) -> list[Word]:
-    return [Word(piece, word.line) for piece in split_words(word.text)]
 
 
 def environment_of(script: Script, command: Command | None) -> Mapping[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -142,6 +142,12 @@ def looks_like_document(source: Source) -> dict[str, LocatedValue]:
         return document_of(source)
     except InvalidProblemError:
         return {}
+
+
+def names_held(source: Source, names: Iterable[str], suffixes: Sequence[str] = (".yaml", ".yml")) -> int:
+    """Return how many of some names a document with one of these extensions holds."""
+    held = looks_like_document(source) if source.suffix in suffixes else {}
+    return sum(name in held for name in names)
 
 
 def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]]:

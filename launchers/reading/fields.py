@@ -196,10 +196,6 @@ _KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a num
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
-def _never(_: str) -> bool:
-    return False
-
-
 # Programs that stop at a name that they do not have, and at which: accelerate 1.15.0 config_args.py
 # (from_yaml_file, not in sections); LLaMA-Factory 0.9.5 hparams/parser.py (_parse_args); maxtext 0.2.5
 # configs/types.py (extra="forbid"); nanotron 0.4 config.py (strict); torchtitan 0.2.2 config/manager.py
@@ -470,16 +466,15 @@ class Fields:
         if not self.has(name) and not self.slip_for(name):
             self.fault(name, message)
 
-    def note(self, text: str) -> None:
-        """Add a note on the actual run."""
-        if len(self.notes) < MAX_LISTED:
-            self.notes.append(text)
+    def note(self, *texts: str) -> None:
+        """Add notes on the actual run."""
+        self.notes = [*self.notes, *texts][:MAX_LISTED]
 
     def note_commands(self, over: Values) -> None:
         """Note the values of the file that a command overrides."""
         for name, found in over.items():
-            said = shown(str(found.value))
-            self.note(f"line {found.line} of the command: {name} is {said}, not the file's")
+            said = f"{name} is {shown(str(found.value))}, not the file's"
+            self.note(f"line {found.line} of the command: {said}")
 
     def stop(self) -> None:
         """Raise the faults found so far.
@@ -532,7 +527,7 @@ class Fields:
         self._refuse_kinds(known)
         for name in (name for name in left[:_SLIPS_TRIED] if name not in known):
             near = meant(name, lacking)
-            if near is None and _STOPS.get(self.programs[0], _never)(name):
+            if near is None and self.programs[0] in _STOPS and _STOPS[self.programs[0]](name):
                 near = meant(name, known)
             if near is not None:
                 self.fault(name, "is unknown", nearest=near)

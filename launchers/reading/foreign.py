@@ -58,7 +58,10 @@ def foreign(source: Source) -> Iterator[FieldError]:
         names = looks_like_document(source)
         steps = {"sizes": _SIZES, "nemo_1": _NEMO_1_STEP}
         for one in data("reading/programs.yaml")["documents"]:
-            held = [_has(names, mark) for mark in one.get("all") or one["any"]]
+            held = [  # a mark that ends with a dot is a section
+                any(name == mark or (mark[-1:] == "." and name.startswith(mark)) for name in names)
+                for mark in one.get("all") or one["any"]
+            ]
             if all(held) if "all" in one else any(held):
                 what, step = one["what"], steps.get(one["step"], one["step"])
                 yield _fault(source, what if " " in what else f"{what} configuration", step)
@@ -83,10 +86,6 @@ def _started() -> list[tuple[re.Pattern[str], str]]:
 
 
 _FIRST_WORDS = 24  # including those of the launcher
-
-
-def _has(names: Mapping[str, object], mark: str) -> bool:
-    return any(name.startswith(mark) for name in names) if mark.endswith(".") else mark in names
 
 
 def _fault(source: Source, what: str, step: str) -> FieldError:

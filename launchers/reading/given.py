@@ -23,6 +23,7 @@ _MAX_DIGITS = 15
 MAX_LISTED = 32
 _MAX_LEFT = 400
 _LARGEST = 10**_MAX_DIGITS - 1
+_OWN_NAMES = ("megatron-bridge", "ms-swift", "llama-factory")  # launchers over Megatron-Core
 _ALLOWED: Mapping[str, str] = {"number": "a finite decimal number", "word": "one word"}
 
 
@@ -130,12 +131,13 @@ class Given:
         value = self.values.get(f"--{name}")
         return self.called.get(f"--{name}", f"--{name}"), value.line if value else 0
 
-    def note(self, text: str) -> None:
-        """Add a note on the actual run; flags are spelled as in the file."""
-        for flag, name in self.called.items():
-            text = re.sub(rf"{flag}(?![\w-])", name, text) if flag in text else text
-        if len(self.notes) < MAX_LISTED:
-            self.notes.append(text)
+    def note(self, *texts: str) -> None:
+        """Add notes on the actual run; flags are spelled as in the file."""
+        for text in texts:
+            for flag, name in self.called.items():
+                text = re.sub(rf"{flag}(?![\w-])", name, text) if flag in text else text  # noqa: PLW2901
+            if len(self.notes) < MAX_LISTED:
+                self.notes.append(text)
 
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
         """Keep one flag, or record its fault; ``called`` is its name in the file."""
@@ -178,7 +180,11 @@ class Given:
         launcher has sections. A correct name in another section is refused, too.
         """
         for shown, (name, value) in self.left.items():
-            near = None if _is_known(shown) else meant(name, names)
+            near = (
+                None
+                if shown in flag_names("megatron-lm", "megatron-core", *_OWN_NAMES)
+                else meant(name, names)
+            )
             if near is None:
                 continue
             part = shown.rpartition(".")[2].lstrip("-")
@@ -262,12 +268,6 @@ class Given:
             raise InvalidProblemError(self.faults)
 
 
-def _is_known(called: str) -> bool:
-    """Return whether a launcher over Megatron-Core has an argument, as spelled."""
-    own = ("megatron-bridge", "ms-swift", "llama-factory")
-    return called in flag_names("megatron-lm", "megatron-core", *own)
-
-
 def flags_in(words: Sequence[Word]) -> Iterator[tuple[str, Value]]:
     """Yield the flags among words, each with the words up to the next flag."""
     starts = [at for at, word in enumerate(words) if word.text.startswith("--")]
@@ -312,7 +312,7 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
         return f"takes one value, not {len(texts)}{why}", _allowed(name)
     if kind == "integer":
         return _wrong_integer(name, texts[0])
-    wrong = kind == "number" and not _is_number(texts[0])
+    wrong = kind == "number" and not (len(texts[0]) <= _MAX_DIGITS and _NUMBER.fullmatch(texts[0]))
     return (f'"{_shown(texts[0])}" is not a number', _ALLOWED[kind]) if wrong else None
 
 
@@ -339,10 +339,6 @@ def _least(name: str) -> int:
 
 
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
-
-
-def _is_number(text: str) -> bool:
-    return len(text) <= _MAX_DIGITS and _NUMBER.fullmatch(text) is not None
 
 
 def _shown(text: str) -> str:

@@ -151,12 +151,9 @@ def _from_its_script(source: Source) -> Source:
 
 def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
     """Apply the scripts' environment to the run: blocking kernel launches run one by one."""
-    workload = launch.workload
     blocking = any(_BLOCKING.search(script.text) for script in source.scripts())
-    if not blocking or "launch_blocking" in workload.framework_options:
-        return launch
-    options = dict(sorted({**workload.framework_options, "launch_blocking": True}.items()))
-    return replace(launch, workload=replace(workload, framework_options=options))
+    stated = "launch_blocking" in launch.workload.framework_options
+    return launch.launched_one_by_one() if blocking and not stated else launch
 
 
 def launcher_of(source: Source, only: str | None = None) -> str | None:

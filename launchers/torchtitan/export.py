@@ -140,12 +140,13 @@ def python_file(head: str, target: Target) -> str:
     model = model_text(target, flavor(target))
     # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
     training = training_values(target) | {"disable_cuda_graphs": True}
-    parallelism = parallelism_values(target, "lm_head")
-    parallelism["enable_sequence_parallel"] = target.config.sequence_parallel
+    sequence = {"enable_sequence_parallel": target.config.sequence_parallel}
     parts = compiled_parts(target)
-    compiled = {"enable": bool(parts), "components": parts}
-    if overlaps_tensor(target):
-        compiled["enable_async_tensor_parallel"] = True
+    compiled = {
+        "enable": bool(parts),
+        "components": json.dumps(parts),
+        **({"enable_async_tensor_parallel": True} if overlaps_tensor(target) else {}),
+    }
     values = {
         "STANDARD": model.standard,
         "IMPORTS": "\n".join(sorted([*_IMPORTS, *model.imports])),
@@ -153,15 +154,11 @@ def python_file(head: str, target: Target) -> str:
         "FUNCTIONS": model.functions,
         "LOSS": model.loss,
         "TRAINING": _arguments(training),
-        "PARALLELISM": _arguments(parallelism),
+        "PARALLELISM": _arguments(parallelism_values(target, "lm_head") | sequence),
         "RECOMPUTE": target.config.recompute_granularity,
-        "COMPILE": ", ".join(f"{name}={_python(value)}" for name, value in compiled.items()),
+        "COMPILE": ", ".join(f"{name}={value}" for name, value in compiled.items()),
     }
     return head + filled(TEXTS["module"], values)
-
-
-def _python(value: object) -> str:
-    return json.dumps(value) if isinstance(value, list | str) else repr(value)
 
 
 def _arguments(values: Values) -> str:

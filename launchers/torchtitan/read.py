@@ -269,8 +269,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values, notes = over(_stated(source, known), known)
     values = _in_older_names(values)
     fields = Fields(source.name, values, overrides, ("torchtitan",))
-    for note in notes:
-        fields.note(note)
+    fields.note(*notes)
     model = model_of(fields, known, is_module=is_module)
     configuration, batch = _configuration(fields, known, model, is_module=is_module)
     workload = _workload(fields, known, batch, configuration.pipeline_schedule)

@@ -142,8 +142,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values |= ranks.of_environment(commands.environment_of(script, command), values)
     fields = Fields(source.name, values, overrides)
     fields.take("config")
-    for note in script.notes:
-        fields.note(note)
+    fields.note(*script.notes)
     shares = shares_of(_of_start(command), known.source)
     shares = shares or shares_of_environment(commands.environment_of(script, command), known.source)
     if shares is not None and known.header.plan_id is None:
@@ -264,9 +263,9 @@ def trainer_run(
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
-    count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
-        tool, micro, world or 1
-    )
+    count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT))
+    filled = max(-(-16 // (micro * (world or 1))), 1)  # ms-swift accumulates a batch of 16 by default
+    count = count or (filled if tool is _MS_SWIFT else 1)
     length = _length(fields, known, tool)
     tuned = _tuned(fields, known, tool, model, program)
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)
@@ -636,11 +635,6 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
     elif whole:
         fields.note(f"global_batch_size is another program's: {_MICRO} counts")
     return micro
-
-
-def _usual_count(tool: Tool, micro: int, world: int) -> int:
-    """Return the default number of accumulated micro-batches; ms-swift fills a batch of 16."""
-    return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:

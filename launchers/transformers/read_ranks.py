@@ -62,8 +62,7 @@ def ranks_run(
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, overrides)
     said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
-    for note in said.notes:
-        fields.note(note)
+    fields.note(*said.notes)
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)

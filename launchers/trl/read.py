@@ -49,10 +49,6 @@ _OTHERS_NAMES = (
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
 
 
-def _recognises(source: Source) -> bool:
-    return _is_sft(source) or (is_accelerates(source) and _starts_trl(source))
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     named = commands.file_of_commands(source, _named_files(source))
     files = [source, *documents_beside(known_of(source, overrides).source)]
@@ -103,7 +99,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     if not adapters:
-        optimizer = _of_whole_weights(optimizer, dtype, run)
+        # FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py); others stay as they are loaded
+        if dtype not in ("float32", "auto") and trainer.keeps_no_copy(run):
+            optimizer = WITHOUT_COPY.get(optimizer, optimizer)
         optimizer = trainer.layerwise(fields, run, optimizer) if projected else optimizer
         fields.stop()
     elif base == "bf16" and dtype == "float32" and run.launcher != "deepspeed":
@@ -120,7 +118,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
 
 
-TRL_READER = Reader(name="trl", recognises=_recognises, read=_read)
+TRL_READER = Reader(
+    name="trl",
+    recognises=lambda source: _is_sft(source) or (is_accelerates(source) and _starts_trl(source)),
+    read=_read,
+)
 
 
 def _sft_by_deepspeed(
@@ -174,17 +176,6 @@ def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     return said
 
 
-def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
-    """Return the optimizer, without an fp32 copy of weights that are loaded in 16 bits and stay so.
-
-    FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py).
-    """
-    in_16_bits = dtype not in ("float32", "auto")
-    return (
-        WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and trainer.keeps_no_copy(run) else optimizer
-    )
-
-
 def _peft(fields: Fields) -> dict[str, Any]:
     """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
     if not fields.flag("use_peft"):
@@ -211,8 +202,7 @@ def take_model(fields: Fields, known: Known, name: str) -> None:
     if fields.has(name):
         named = Word(str(fields.raw(name)), fields.place(name)[1])
         known.overrides = replace(known.overrides, model=known.model(named))
-        for note in known.notes:
-            fields.note(note)
+        fields.note(*known.notes)
 
 
 def _starts_trl(source: Source) -> bool:
