@@ -41,10 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: at[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Modules and thousands of tests stay to the end: garbage is sought beside them, and seldom."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and thousands of tests stay to the end: look for garbage once they are there, and seldom."""
+    gc.disable()
+    result = yield
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
