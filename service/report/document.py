@@ -241,5 +241,8 @@ def _roof_view(roof: Roofline) -> RoofView:
         )
         for number, point in enumerate(roof.points, start=1)
     ]
-    title = f"{roof.gpu}, {roof.note}" if roof.note else ""
-    return RoofView(title=title, chart=roofline_scatter(roof), operators=tuple(rows))
+    return RoofView(
+        title=f"{roof.gpu}, {roof.note}" if roof.note else "",
+        chart=roofline_scatter(roof),
+        operators=tuple(rows),
+    )

@@ -197,8 +197,12 @@ def _cell(mesh: _Ranks, gpu: int, node: str) -> Cell:
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )
     stage = mesh.rank("pp", gpu)
-    title = f"GPU {gpu} (node {node}): {said or 'the whole model'}"
-    return Cell(gpu=gpu, stage=stage, label=str(stage), title=title)
+    return Cell(
+        gpu=gpu,
+        stage=stage,
+        label=str(stage),
+        title=f"GPU {gpu} (node {node}): {said or 'the whole model'}",
+    )
 
 
 def _placed(c: Configuration) -> RankMap:

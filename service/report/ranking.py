@@ -239,8 +239,9 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
     for column in columns:
         table.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
     for plan in plans:
-        style = "bold green" if plan.rank == 1 else ""
-        table.add_row(*(Text(column.text(plan)) for column in columns), style=style)
+        table.add_row(
+            *(Text(column.text(plan)) for column in columns), style="bold green" if plan.rank == 1 else ""
+        )
     return table
 
 

@@ -124,8 +124,12 @@ def comparison_of(answer: Answer, chosen: str) -> ComparisonTable | None:
         return None
     first = next((side for side in sides if side.key == chosen), sides[0])
     others = [side for side in sides if side.key != first.key]
-    second = others[-1] if answer.baseline is not None else others[0]
-    return ComparisonTable(quantities=_quantities(sides), sides=tuple(sides), first=first, second=second)
+    return ComparisonTable(
+        quantities=_quantities(sides),
+        sides=tuple(sides),
+        first=first,
+        second=others[-1] if answer.baseline is not None else others[0],
+    )
 
 
 def _side(

@@ -144,11 +144,14 @@ class _Gauges:
         seen = plan.prediction
         if kind == "step":
             low, high = seen.step_time_low_s * self._step, seen.step_time_high_s * self._step
-            width = round(seen.step_time_s * self._step, 1)
-            return Gauge(width=width, low=round(low, 1), high=round(high, 1))
+            return Gauge(
+                width=round(seen.step_time_s * self._step, 1), low=round(low, 1), high=round(high, 1)
+            )
         if kind == "memory":
-            limit = round(seen.memory_limit_bytes * self._memory, 1)
-            return Gauge(width=round(seen.peak_memory_bytes * self._memory, 1), limit=limit)
+            return Gauge(
+                width=round(seen.peak_memory_bytes * self._memory, 1),
+                limit=round(seen.memory_limit_bytes * self._memory, 1),
+            )
         return None
 
 

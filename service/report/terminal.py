@@ -139,8 +139,12 @@ def peak_words(prediction: Prediction, problem: Problem) -> str:
 
 
 def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableType:
-    peak = f"{peak_words(plans[0].prediction, problem)} per GPU"
-    return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
+    return ranking(
+        plans,
+        moe=problem.model.moe is not None,
+        width=width,
+        peak=f"{peak_words(plans[0].prediction, problem)} per GPU",
+    )
 
 
 def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list[Text]:

@@ -80,8 +80,7 @@ def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[floa
         column = next(free, -1)
         if column >= 0:
             taken |= {(row, column + offset) for offset in range(len(text))}
-            style = _FRONT_STYLE if is_efficient(plan, plans) else ""
-            marks.append((row, column, Text(text, style=style)))
+            marks.append((row, column, Text(text, style=_FRONT_STYLE if is_efficient(plan, plans) else "")))
     return marks
 
 

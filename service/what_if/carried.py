@@ -31,8 +31,11 @@ class CarriedConfiguration:
 
     def asks(self, question: WhatIfQuestion) -> WhatIfQuestion:
         """Return the question as the candidate settles it."""
-        workload = with_changes(question.problem.workload, dict(self.workload))
-        problem = replace(question.problem, launcher=self.launcher, workload=workload)
+        problem = replace(
+            question.problem,
+            launcher=self.launcher,
+            workload=with_changes(question.problem.workload, dict(self.workload)),
+        )
         return WhatIfQuestion(problem=problem, profile=profile_of_variant(problem, question.profile))
 
 
@@ -51,9 +54,10 @@ class WhatIfPlan:
 
 def candidate_of(plan: Plan, problem: Problem) -> CarriedConfiguration:
     """Return a listed plan."""
-    launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
     return CarriedConfiguration(
-        configuration=plan.config, launcher=launcher, workload=tuple(sorted(plan.workload.items()))
+        configuration=plan.config,
+        launcher=plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher,
+        workload=tuple(sorted(plan.workload.items())),
     )
 
 

@@ -193,8 +193,10 @@ def require_credible(
         runs = ", ".join(some) + (f" and {more} more" if more > 0 else "")
         kind = "run" if len(profile.learnt_from) == 1 else "runs"
         learnt = f"{kind} {runs or 'that it does not name'}"
-        message = f"the calibration on {learnt} predicts {prediction.step_time_s:.4g} s a step, {beyond}"
-        fault = FieldError(pointer="/profile", message=message)
+        fault = FieldError(
+            pointer="/profile",
+            message=f"the calibration on {learnt} predicts {prediction.step_time_s:.4g} s a step, {beyond}",
+        )
         raise IncredibleCalibrationError([fault], [one for one, _ in found])
 
 
@@ -477,11 +479,16 @@ def _part(
     observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: _Quantity
 ) -> _Part:
     widths = quantity.widths
-    box = Box.of(profile.constants, tuple(widths))
-    found = fit(evaluate, runs, widths=widths, box=box, prior=quantity.prior)
+    found = fit(
+        evaluate, runs, widths=widths, box=Box.of(profile.constants, tuple(widths)), prior=quantity.prior
+    )
     left = left_over(found, quantity.name)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
     findings = contradictions(observed, runs.features, left.leave_one_out, words=quantity.words)
     findings += constants_at_bounds(profile.constants, offsets, widths)
-    log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
-    return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))
+    return _Part(
+        offsets=offsets,
+        log_sds=dict(zip(widths, (float(value) for value in found.log_sds), strict=True)),
+        left=left,
+        findings=tuple(findings),
+    )

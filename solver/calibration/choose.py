@@ -56,8 +56,7 @@ class RunCandidates:
         effects = ((values[1:] - values[0]) / _STEP).T * np.array(list(TIME_WIDTHS.values()))
         points = [features_of(one.problem, one.configuration) for one in observations]
         rough = roughness_of(batches) if with_noises else np.zeros(len(points))
-        noises = TIME_PROCESS.noise * rough
-        return cls(features=np.stack(points), effects=effects, noises=noises)
+        return cls(features=np.stack(points), effects=effects, noises=TIME_PROCESS.noise * rough)
 
     def covariance(self, columns: IntArray) -> FloatArray:
         """Return the covariance of the log step times of all runs with some, (n, m)."""

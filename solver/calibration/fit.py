@@ -446,23 +446,22 @@ def left_over(found: Fit, quantity: str) -> Left:
     squares = float(np.minimum(ratios, _MOST**2).sum()) + spread["scale_runs"] * spread["scale"] ** 2
     scale = float(np.sqrt(squares / (len(ratios) + spread["scale_runs"])))
     dense, experts = (float(np.clip(factor, -MAX_LOG, MAX_LOG)) for factor in found.factors)
-    residual = Residual(
-        points=_tuples(points),
-        weights=tuple(float(w) for w in found.weights),
-        shared=runs.shared,
-        factors=(dense, experts),
-        amplitude=process.amplitude,
-        length=process.length,
-        trend_amplitude=trend,
-        trend_length=spread["trend_length"],
-        launch_noise=spread.get("launch_noise", 0.0),
-        precision=_tuples(np.asarray(precision)),
-        noise=float(np.median(runs.noises / runs.roughness)),
-        usual_noise=float(np.median(found.usual_noises / runs.roughness)),
-        scale=scale,
-    )
     return Left(
-        residual=residual,
+        residual=Residual(
+            points=_tuples(points),
+            weights=tuple(float(w) for w in found.weights),
+            shared=runs.shared,
+            factors=(dense, experts),
+            amplitude=process.amplitude,
+            length=process.length,
+            trend_amplitude=trend,
+            trend_length=spread["trend_length"],
+            launch_noise=spread.get("launch_noise", 0.0),
+            precision=_tuples(np.asarray(precision)),
+            noise=float(np.median(runs.noises / runs.roughness)),
+            usual_noise=float(np.median(found.usual_noises / runs.roughness)),
+            scale=scale,
+        ),
         leave_one_out=errors / np.sqrt(left_open + found.usual_noises**2),
         typical_sigma=scale * float(np.sqrt(expected.mean())),
     )

@@ -208,8 +208,11 @@ def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple
     n = len(batch.columns)
     rows = np.tile(np.arange(n), len(offsets))
     columns = batch.columns.take(rows)
-    constants = with_offsets(batch.profile.constants, names, offsets, n)
-    prices = price(batch.problem, columns, replace(batch.profile, constants=constants))
+    prices = price(
+        batch.problem,
+        columns,
+        replace(batch.profile, constants=with_offsets(batch.profile.constants, names, offsets, n)),
+    )
     layout = LayerLayout.of(batch.problem.model)
     stages = assemble(prices, columns, layout, batch.splits[rows])
     return objective_s(prices, columns, stages), stages

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp
 from statistics import median
 from typing import cast
@@ -18,7 +19,6 @@ from typing import cast
 import numpy as np
 
 from meshwright.profiles.calibration import bounded
-from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
 from meshwright.profiles.measured.profile import MeasuredProfile, link_of
@@ -27,7 +27,7 @@ from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, Runs, f
 from meshwright.solver.calibration.observations import with_offsets
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds
-from meshwright.solver.cost.context import PassSeconds, context_of
+from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
@@ -82,27 +82,25 @@ def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[Time
                 shards = [(time.tensor_parallel_size, time.micro_batch_size) for time in timed]
                 rows = _rows(shards, expert_parallel_size=layers.expert_parallel_size)
                 seconds = np.array([getattr(time, name) for time in timed])
-                predict = _layer_price(part, name)
+                predict = partial(_layer_s, part=part, name=name)
                 kinds.append(
                     TimedKind(operator=part, kind=name, rows=rows, seconds=seconds, predict=predict)
                 )
     return kinds
 
 
-def _layer_price(part: Part, name: str) -> Predict:
-    def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
-        prices = price(problem, rows, profile)
-        layout = LayerLayout.of(problem.model)
-        layers: list[Part] = [one.kind for one in layout.kinds]
-        place = {"embedding": -2, "head": -1}.get(part, 0) or layers.index(part)
-        by_part = {
-            "forward_s": prices.forward_s,
-            "backward_s": prices.backward_s,
-            "optimizer_s": prices.tail_breakdown_s["optimizer"],
-        }
-        return np.asarray(by_part[name][:, place])
-
-    return predict
+def _layer_s(
+    problem: Problem, rows: Columns, profile: Profile, _sets: int, *, part: Part, name: str
+) -> FloatArray:
+    prices = price(problem, rows, profile)
+    layers: list[Part] = [one.kind for one in LayerLayout.of(problem.model).kinds]
+    place = {"embedding": -2, "head": -1}.get(part, 0) or layers.index(part)
+    by_part = {
+        "forward_s": prices.forward_s,
+        "backward_s": prices.backward_s,
+        "optimizer_s": prices.tail_breakdown_s["optimizer"],
+    }
+    return np.asarray(by_part[name][:, place])
 
 
 def _kind(
@@ -131,42 +129,28 @@ def _timed(measured: MeasuredProfile, group: str) -> dict[str, list[tuple[_Sides
     return {name: values[:: -(-len(values) // MAX_OF_A_KIND)] for name, values in sorted(found.items())}
 
 
-def _pass(seconds: PassSeconds, name: str) -> FloatArray:
-    return seconds.forward if name == "forward" else seconds.backward
+def _gemm_s(
+    problem: Problem, rows: Columns, profile: Profile, sets: int, *, name: str, sides: Sequence[FloatArray]
+) -> FloatArray:
+    """Return the seconds of products of (m, k) by (k, n); backward of both gradients together."""
+    ctx = context_of(problem, rows, profile)
+    m, n, k, count = (np.tile(side, sets) for side in sides)
+    gemm = Gemm(m=m, n=n, k=k, count=count, grouped=bool(count.max() > 1))
+    return np.asarray(getattr(gemm_seconds(ctx, [gemm], ctx.linear_precision), name))
 
 
 def _gemm_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Return products of (m, k) by (k, n), forward and both gradients together."""
-
-    def predict_of(name: str, timed: Sequence[tuple[_Sides, float]]) -> Predict:
-        names = ("m", "n", "k", "experts")
-        sides = [np.array([float(shape.get(side, 1)) for shape, _ in timed]) for side in names]
-
-        def predict(problem: Problem, rows: Columns, profile: Profile, sets: int) -> FloatArray:
-            ctx = context_of(problem, rows, profile)
-            m, n, k, count = (np.tile(side, sets) for side in sides)
-            gemm = Gemm(m=m, n=n, k=k, count=count, grouped=bool(count.max() > 1))
-            return _pass(gemm_seconds(ctx, [gemm], ctx.linear_precision), name)
-
-        return predict
-
-    kinds = []
+    kinds, names = list[TimedKind](), ("m", "n", "k", "experts")
     for name, timed in _timed(measured, "gemm").items():
         for grouped in (False, True):
             mine = [(s, value) for s, value in timed if (s.get("experts", 1) > 1) == grouped]
-            kinds += _kind("gemm", name, mine, predict_of(name, mine))
+            sides = [np.array([float(shape.get(side, 1)) for shape, _ in mine]) for side in names]
+            kinds += _kind("gemm", name, mine, partial(_gemm_s, name=name, sides=sides))
     return kinds
 
 
-def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    def predict_of(name: str) -> Predict:
-        def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
-            return _pass(core_attention(context_of(problem, rows, profile)), name)
-
-        return predict
-
-    timed = _timed(measured, "attention")
-    return [kind for name in timed for kind in _kind("attention", name, timed[name], predict_of(name))]
+def _attention_s(problem: Problem, rows: Columns, profile: Profile, _sets: int, *, name: str) -> FloatArray:
+    return np.asarray(getattr(core_attention(context_of(problem, rows, profile)), name))
 
 
 def _memory_kinds(measured: MeasuredProfile) -> list[TimedKind]:
@@ -209,14 +193,19 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     layers = MeasuredLayers.of(measured, accumulation_bytes=profile.framework.accumulation_bytes)
     operators = list[TimedKind]()
     if measured.subject.dtype != "fp32":
-        operators = [*_gemm_kinds(measured), *_attention_kinds(measured), *_memory_kinds(measured)]
+        operators = [*_gemm_kinds(measured), *_memory_kinds(measured)]
+        for name, timed in _timed(measured, "attention").items():
+            operators += _kind("attention", name, timed, partial(_attention_s, name=name))
     link = link_of(measured)
     if not operators and not layers and link is None:
         raise InvalidProblemError.of(
             "/measurements", "the profile contains no operation that the cost model uses"
         )
     asked = _asked(problem, measured)
-    profile = _with_network(profile, link)
+    if link is not None:
+        before = profile.group.measured
+        both = link if before is None else before.with_curves(link.curves, source=link.source)
+        profile = replace(profile, group=replace(profile.group, measured=both))
     profile = replace(profile, constants=_at_levels(operators, asked, profile))
     constants = profile.constants
     if layers:
@@ -242,27 +231,18 @@ def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
     options = {
         name: value for name, value in workload.framework_options.items() if name != "precision_recipe"
     }
-    precision = workload.precision if workload.precision in ("bf16", "fp16") else subject.dtype
     return replace(
         problem,
         model=subject.model,
         workload=replace(
             workload,
             seq_length=subject.seq_length,
-            precision=precision,
+            precision=workload.precision if workload.precision in ("bf16", "fp16") else subject.dtype,
             framework_options=options,
             lora_rank=subject.lora_rank,
             lora_targets=subject.lora_targets or workload.lora_targets,
         ),
     )
-
-
-def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
-    if link is None:
-        return profile
-    before = profile.group.measured
-    both = link if before is None else before.with_curves(link.curves, source=link.source)
-    return replace(profile, group=replace(profile.group, measured=both))
 
 
 def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
@@ -359,17 +339,19 @@ def _with_ratios(
         shards = zip(kind.rows.tensor_parallel_size, kind.rows.micro_batch_size, left, strict=True)
         for tp, micro_batch, one in shards:
             logs[(cast("Part", kind.operator), int(tp), int(micro_batch))][kind.kind] = float(one)
-    ratios = tuple(
-        LayerRatio(
-            part=part,
-            tensor_parallel_size=tp,
-            micro_batch_size=micro_batch,
-            forward=exp(passes.get("forward_s", 0.0)),
-            backward=exp(passes.get("backward_s", 0.0)),
-        )
-        for (part, tp, micro_batch), passes in sorted(logs.items())
+    return replace(
+        layers,
+        ratios=tuple(
+            LayerRatio(
+                part=part,
+                tensor_parallel_size=tp,
+                micro_batch_size=micro_batch,
+                forward=exp(passes.get("forward_s", 0.0)),
+                backward=exp(passes.get("backward_s", 0.0)),
+            )
+            for (part, tp, micro_batch), passes in sorted(logs.items())
+        ),
     )
-    return replace(layers, ratios=ratios)
 
 
 def _features(index: int, rows: Columns) -> FloatArray:

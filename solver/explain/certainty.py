@@ -282,7 +282,7 @@ def runs_to_measure(
     chosen: list[tuple[Plan, float]] = []
     left = list(range(len(plans)))
     while left and len(chosen) < number:
-        worth = [(_worth(means, covariance, at), _settled(chances, covariance, at)) for at in left]
+        worth = [_worth(means, chances, covariance, at) for at in left]
         index = max(range(len(left)), key=worth.__getitem__)
         at = left.pop(index)
         chosen.append((plans[at], worth[index][0]))
@@ -291,21 +291,15 @@ def runs_to_measure(
     return chosen
 
 
-def _effect(covariance: FloatArray, at: int) -> FloatArray:
-    """Return the effect of a run's outcome, one spread off, on every plan's expected log time, (n,)."""
+def _worth(means: FloatArray, chances: FloatArray, covariance: FloatArray, at: int) -> tuple[float, float]:
+    """Return by how much measuring one plan makes the least expected log step fall, on average.
+
+    Then the variance of the likeliest plan's lead that the measurement removes.
+    """
     column = covariance[:, at]
-    return np.asarray(column / np.sqrt(column[at] + TIME_PROCESS.noise**2))
-
-
-def _worth(means: FloatArray, covariance: FloatArray, at: int) -> float:
-    """Return the expected fall of the least expected log step by measuring one plan."""
+    effect = column / np.sqrt(column[at] + TIME_PROCESS.noise**2)  # of an outcome one spread off, (n,)
     shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     outcomes = np.array([NormalDist().inv_cdf(share) for share in shares])
-    after = means[None, :] + np.outer(outcomes, _effect(covariance, at))
-    return round(max(float(means.min() - after.min(axis=1).mean()), 0.0), _DIGITS)
-
-
-def _settled(chances: FloatArray, covariance: FloatArray, at: int) -> float:
-    """Return the variance of the likeliest plan's lead that measuring one plan removes."""
-    effect = _effect(covariance, at)
-    return float(chances @ (effect - effect[chances.argmax()]) ** 2)
+    after = means[None, :] + np.outer(outcomes, effect)
+    fall = round(max(float(means.min() - after.min(axis=1).mean()), 0.0), _DIGITS)
+    return fall, float(chances @ (effect - effect[chances.argmax()]) ** 2)

@@ -129,23 +129,21 @@ def _words(names: Sequence[str], mask: int) -> list[str]:
 
 
 def correction_masks(problem: Problem, profile: Profile, space: Space) -> list[int]:
-    """Return minimal sets of limits to drop for a row; memory is the bit after all rules."""
-    return minimal_masks(_masks_with_memory(problem, profile, space))
+    """Return minimal sets of limits to drop for a row; memory is the bit after all rules.
 
-
-def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntArray:
-    """Return masks of rows that break only request limits or memory; of all rows if none is left."""
+    Of rows that break only request limits or memory; of all rows if there is none.
+    """
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     askable = (space.masks & ~request) == 0
     if not askable.any():
-        return space.masks
+        return minimal_masks(space.masks)
     fits = np.zeros(len(space.columns), dtype=bool)  # the search refuted every legal row
     asked = np.flatnonzero(askable & ~space.legal)
     for start in range(0, len(asked), CHUNK):
         some = asked[start : start + CHUNK]
         fits[some] = _fitting_without_limits(problem, profile, space.columns.take(some))
     memory = np.array(1 << len(space.rules), dtype=space.masks.dtype)
-    return np.asarray((space.masks | np.where(fits, 0, memory))[askable])
+    return minimal_masks((space.masks | np.where(fits, 0, memory))[askable])
 
 
 def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns) -> BoolArray:
@@ -379,8 +377,11 @@ def limits_of(problem: Problem, profile: Profile) -> ProblemLimits:
     """Return the limits with memory in words."""
     fleet, chance = NodeGroups.of(problem, profile), problem.options.max_out_of_memory_probability
     rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
-    memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
-    return ProblemLimits(problem=problem, profile=profile, memory=memory)
+    return ProblemLimits(
+        problem=problem,
+        profile=profile,
+        memory=f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)",
+    )
 
 
 def conflicts_of(limits: ProblemLimits) -> Iterator[tuple[str, ...]]:

@@ -119,8 +119,11 @@ def with_one_more_node(
         for at, one in enumerate(uses):
             changed = on_nodes_of(problem, profile, at, one.num_nodes + 1)
             step_s, proved = _searched(changed.problem, changed.profile)
-            saves_s = 0.0 if step_s is None else max(now_s - step_s, 0.0)
-            more = OneMoreNode(step_time_s=step_s, saves_s=saves_s, proved=proved)
+            more = OneMoreNode(
+                step_time_s=step_s,
+                saves_s=0.0 if step_s is None else max(now_s - step_s, 0.0),
+                proved=proved,
+            )
             found[at] = replace(one, one_more_node=more)
     return found
 

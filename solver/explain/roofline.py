@@ -13,7 +13,7 @@ from meshwright.solver.answer import OperatorPoint, Roofline
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.evaluation import Pipeline, evaluate
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
@@ -73,19 +73,14 @@ def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> t
     found = list[Roofline]()
     for number, pipeline in enumerate(evaluation.classes):
         kind = f", replicas of kind {number}" if config.replicas else ""
-        for (on, row), parts in _held(pipeline).items():
+        held = dict[tuple[PricedPipelines, int], FloatArray]()  # by stages of the same prices, (P,)
+        for stage in pipeline.stages:
+            held[stage.on, stage.row] = held.get((stage.on, stage.row), 0.0) + stage.parts
+        for (on, row), parts in held.items():
             if on.profile.layers is None:
                 tp = int(on.columns.tensor_parallel_size[row])
                 found.append(_roofline(on, row, parts, f"tp {tp}{kind}" if on.name else ""))
     return tuple(found)
-
-
-def _held(pipeline: Pipeline) -> dict[tuple[PricedPipelines, int], FloatArray]:
-    """Return the parts that stages of the same prices hold together, (P,)."""
-    found = dict[tuple[PricedPipelines, int], FloatArray]()
-    for stage in pipeline.stages:
-        found[stage.on, stage.row] = found.get((stage.on, stage.row), 0.0) + stage.parts
-    return found
 
 
 def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Roofline:

@@ -73,8 +73,9 @@ def fewest(
     counts = [count for count in node_counts(problem) if count <= most_nodes]
     for count in counts:
         limit_s = max(watch.left_s, 0.01)
-        options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=limit_s)
-        here = replace(problem, options=options)
+        here = replace(
+            problem, options=replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=limit_s)
+        )
         cut, covered = watch.interrupted(), 0
         last = count == counts[-1] or cut
         with watch.cut():
@@ -121,9 +122,10 @@ def _usable(
 def _alone_on(problem: Problem, count: int) -> Problem:
     """Return the problem on a cluster of ``count`` nodes, of which the request names none."""
     (group,) = problem.cluster.groups
-    cluster = replace(problem.cluster, groups=(replace(group, num_nodes=count),))
     return replace(
-        problem, cluster=cluster, options=replace(problem.options, num_nodes=(), reserve_nodes=0)
+        problem,
+        cluster=replace(problem.cluster, groups=(replace(group, num_nodes=count),)),
+        options=replace(problem.options, num_nodes=(), reserve_nodes=0),
     )
 
 

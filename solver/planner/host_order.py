@@ -106,13 +106,8 @@ def best_order(asked: OrderProblem, *, seed: int = 0, effort: float = 1.0) -> Ho
     if asked.flows and len(asked.listed) > 1:
         orders += annealed(asked, seed=seed, effort=effort)
     steps = [asked.exact_s(order) for order in orders]
-    best = int(np.argmin(steps))
-    bound_s = min(bound_of(asked), steps[best])
-    return _as_record(asked, orders[best], steps, bound_s)
-
-
-def _as_record(asked: OrderProblem, order: Indices, steps: Sequence[float], bound_s: float) -> HostOrder:
-    group = asked.problem.cluster.groups[0]
+    best, group = int(np.argmin(steps)), asked.problem.cluster.groups[0]
+    order, bound_s = orders[best], min(bound_of(asked), steps[best])
     used = order[: asked.places].tolist()
     hosts = () if group.links is None or not group.links.hosts else group.links.hosts
     rate = group.inter_node.payload_bytes_per_s
@@ -172,7 +167,8 @@ def annealed(asked: OrderProblem, *, seed: int, effort: float) -> list[Indices]:
     """Return the best orders of the chains, different ones, best first."""
     rng = np.random.default_rng(seed)
     curves, size = [_Curve.of(asked, one) for one in asked.flows], len(asked.listed)
-    nodes = _starts(asked, rng)
+    starts = [asked.listed, greedy_order(asked), *(rng.permutation(size) for _ in range(_CHAINS - 2))]
+    nodes = np.array(starts)
 
     def cost(orders: Indices) -> tuple[FloatArray, FloatArray]:
         parts = [one.cost(asked.table, orders) for one in curves]
@@ -196,13 +192,6 @@ def annealed(asked: OrderProblem, *, seed: int, effort: float) -> list[Indices]:
     ranked = np.argsort(best_cost, kind="stable")
     different = {tuple(best[at].tolist()): best[at] for at in ranked}
     return list(different.values())[:_PRICED]
-
-
-def _starts(asked: OrderProblem, rng: np.random.Generator) -> Indices:
-    size = len(asked.listed)
-    rows = [asked.listed, greedy_order(asked)]
-    rows += [rng.permutation(size) for _ in range(_CHAINS - len(rows))]
-    return np.array(rows)
 
 
 def greedy_order(asked: OrderProblem) -> Indices:

@@ -52,8 +52,7 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     if asked.launcher == "any":
         plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
         kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
-    ended_by = watch.ended_by if cut else ""
-    claim = _claim(ended_by=ended_by, left_out=left_out, of_its_own=len(variants) > 1)
+    claim = _claim(ended_by=watch.ended_by if cut else "", left_out=left_out, of_its_own=len(variants) > 1)
     complete = not left_out and not cut
     return ParetoFront(points=tuple(kept), complete=complete, memory_step=STEP, claim=claim)
 
@@ -93,10 +92,12 @@ def _add_points(
 ) -> list[str]:
     """Add the front of each number of GPUs; return why some of its points are missing."""
     missing = list[str]()
-    options = replace(
-        variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
+    problem = replace(
+        variant.problem,
+        options=replace(
+            variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
+        ),
     )
-    problem = replace(variant.problem, options=options)
     if is_too_large(problem):
         return [_TOO_MANY]
     space = searched_space(problem, legal_only=True, one_by_one=True)

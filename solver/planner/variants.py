@@ -299,16 +299,18 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     better = sum(other < score for other in scores)
     problems = tuple(violations(problem, profile, config))
     among = better < len(scores) or any(plan.config == config for plan in answer.plans)
-    baseline = Baseline(
-        plan_id=plan_id_of(problem_digest(problem), config),
-        config=config,
-        prediction=prediction,
-        outlook=outlook_of(problem, profile, config, prediction),
-        rank=better + 1 if among and not problems else None,
-        gap_to_best=(score - scores[0]) / score if scores else None,
-        problems=problems,
+    return replace(
+        answer,
+        baseline=Baseline(
+            plan_id=plan_id_of(problem_digest(problem), config),
+            config=config,
+            prediction=prediction,
+            outlook=outlook_of(problem, profile, config, prediction),
+            rank=better + 1 if among and not problems else None,
+            gap_to_best=(score - scores[0]) / score if scores else None,
+            problems=problems,
+        ),
     )
-    return replace(answer, baseline=baseline)
 
 
 def _scores_s(
@@ -523,8 +525,10 @@ def _skipped(
     for one in answered:
         name, why = one.variant.problem.launcher, one.answer.infeasible
         if name not in with_hope and name not in found:
-            reasons = why.reasons if why and why.reasons else ("no configuration is legal and fits",)
-            found[name] = SkippedLauncher(launcher=name, reasons=reasons)
+            found[name] = SkippedLauncher(
+                launcher=name,
+                reasons=why.reasons if why and why.reasons else ("no configuration is legal and fits",),
+            )
     return tuple(found[name] for name in sorted(found))
 
 
@@ -665,5 +669,8 @@ def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveC
     rate = own.name == "tokens_per_s_per_gpu"
     known = _bounds([None if claim is None else claim.bound for claim in claims], unasked)
     bound = (max if rate else min)(known, default=None)
-    gap = relative_gap(1 / own.value, 1 / bound) if rate and bound else relative_gap(own.value, bound)
-    return replace(own, bound=bound, gap=gap)
+    return replace(
+        own,
+        bound=bound,
+        gap=relative_gap(1 / own.value, 1 / bound) if rate and bound else relative_gap(own.value, bound),
+    )

@@ -103,8 +103,12 @@ class Crossing:
     def nothing(cls) -> Crossing:
         """Return no rows."""
         none = np.zeros(0, dtype=np.int64)
-        inner = none.reshape(0, len(OF_CHUNKS))
-        return cls(outer=Columns.nothing(), inner=inner, begin=none, first=np.zeros(1, dtype=np.int64))
+        return cls(
+            outer=Columns.nothing(),
+            inner=none.reshape(0, len(OF_CHUNKS)),
+            begin=none,
+            first=np.zeros(1, dtype=np.int64),
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:

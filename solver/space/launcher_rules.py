@@ -77,24 +77,32 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from _word_faults(workload, able)
     if workload.lora_rank and not able.adapters:
         others = [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
-        message = f"{name} is not planned with adapters; {', '.join(others)} are"
-        yield FieldError(pointer="/workload/lora_rank", message=message, allowed="0", nearest="0")
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message=f"{name} is not planned with adapters; {', '.join(others)} are",
+            allowed="0",
+            nearest="0",
+        )
     elif workload.lora_rank:
         kinds = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
         targets = [one for kind in able.adapters for one in kinds[kind]]
         whole = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
         for field, named in (("lora_targets", targets), ("trained_modules", whole)):
             if others := [one for one in getattr(workload, field) if one not in named]:
-                at, message = f"/workload/{field}", f"{name} names no {', '.join(others)}"
-                yield FieldError(pointer=at, message=message, allowed=", ".join(named) or "[]")
+                yield FieldError(
+                    pointer=f"/workload/{field}",
+                    message=f"{name} names no {', '.join(others)}",
+                    allowed=", ".join(named) or "[]",
+                )
         whole_class = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
         if whole_class and not all_linear_adapts(problem.model):
-            message = f"peft adapts no out_proj of {problem.model.title}, and all linear layers contain it"
-            allowed = f"some of {', '.join(SINGLE_TARGETS)}"
             yield FieldError(
-                pointer="/workload/lora_targets", message=message, allowed=allowed,
+                pointer="/workload/lora_targets",
+                message=f"peft adapts no out_proj of {problem.model.title}, and all linear layers contain "
+                "it",
+                allowed=f"some of {', '.join(SINGLE_TARGETS)}",
                 nearest=json.dumps(SINGLE_TARGETS[:4]),
-            )  # fmt: skip
+            )
         if workload.base_precision not in able.base_precisions:
             yield FieldError(
                 pointer="/workload/base_precision",
@@ -121,23 +129,28 @@ def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     tower, workload = problem.model.tower, problem.workload
     if tower is None or tower.model_type not in able.towers:
         return
-    frozen, kind, at = set(problem.workload.frozen_parts), tower.model_type, "/workload/frozen"
-    both = {*TOWER_PARTS}
+    frozen, kind, both = set(workload.frozen_parts), tower.model_type, {*TOWER_PARTS}
     if kind in able.frozen_together and len(frozen & both) == 1:
-        message = f"{able.launcher} freezes vision and projector of {kind} together, or neither"
-        allowed = "both of vision, projector; or neither"
-        nearest = json.dumps([part for part in FROZEN_PARTS if part in frozen | both])
-        yield FieldError(pointer=at, message=message, allowed=allowed, nearest=nearest)
-    if kind in able.projector_trained and "projector" in frozen:
-        message = f"{able.launcher} trains projectors of {kind}'s inner layers, whatever is frozen"
-        nearest = json.dumps([part for part in workload.frozen if part != "projector"])
-        yield FieldError(pointer=at, message=message, allowed="vision, language", nearest=nearest)
-    if workload.lora_rank and "single" not in able.adapters and workload.lora_targets != FUSED_TARGETS:
-        message = (
-            f"{able.launcher} adapts layers of the tower, too, where lora_targets are named one by one"
+        yield FieldError(
+            pointer="/workload/frozen",
+            message=f"{able.launcher} freezes vision and projector of {kind} together, or neither",
+            allowed="both of vision, projector; or neither",
+            nearest=json.dumps([part for part in FROZEN_PARTS if part in frozen | both]),
         )
-        allowed, at = f"all of {', '.join(FUSED_TARGETS)}", "/workload/lora_targets"
-        yield FieldError(pointer=at, message=message, allowed=allowed)
+    if kind in able.projector_trained and "projector" in frozen:
+        yield FieldError(
+            pointer="/workload/frozen",
+            message=f"{able.launcher} trains projectors of {kind}'s inner layers, whatever is frozen",
+            allowed="vision, language",
+            nearest=json.dumps([part for part in workload.frozen if part != "projector"]),
+        )
+    if workload.lora_rank and "single" not in able.adapters and workload.lora_targets != FUSED_TARGETS:
+        yield FieldError(
+            pointer="/workload/lora_targets",
+            message=f"{able.launcher} adapts layers of the tower, too, where lora_targets are named "
+            "one by one",
+            allowed=f"all of {', '.join(FUSED_TARGETS)}",
+        )
 
 
 def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -145,10 +158,12 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     lengths = problem.workload.lengths
     if lengths is not None and lengths.batching not in able.batchings:
         why = f": {able.batching_note}" if able.batching_note else ""
-        message = f"{able.launcher} is not planned with {lengths.batching}{why}"
-        able_to = ", ".join(able.batchings) or "launchers that pack or pad whole documents"
-        at, nearest = "/workload/lengths/batching", able.batchings[0] if able.batchings else None
-        yield FieldError(pointer=at, message=message, allowed=able_to, nearest=nearest)
+        yield FieldError(
+            pointer="/workload/lengths/batching",
+            message=f"{able.launcher} is not planned with {lengths.batching}{why}",
+            allowed=", ".join(able.batchings) or "launchers that pack or pad whole documents",
+            nearest=next(iter(able.batchings), None),
+        )
 
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -410,8 +425,12 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
     if problem.workload.framework_options.get("dynamic_context_packing"):
         yield from _packing_faults(problem.launcher, bool(stated))
     if stated and problem.launcher == "none" and not NEEDS["self-attention alone"](problem.model):
-        message = "true: it needs a model with self-attention alone"
-        yield FieldError(pointer=option, message=message, allowed="false", nearest="false")
+        yield FieldError(
+            pointer=option,
+            message="true: it needs a model with self-attention alone",
+            allowed="false",
+            nearest="false",
+        )
     if lengths is not None and lengths.batching == "packing":
         return
     found = "none are stated" if lengths is None else f"batching is {lengths.batching}"
@@ -427,14 +446,19 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
 def _packing_faults(launcher: str, dynamic: bool) -> Iterator[FieldError]:
     pointer = "/workload/framework_options/dynamic_context_packing"
     if launcher not in ("none", "any"):
-        message = f"true: {launcher} packs no passes; only Megatron-LM's dev branch does"
         yield FieldError(
-            pointer=pointer, message=message, allowed="false, or true with launcher none", nearest="false"
+            pointer=pointer,
+            message=f"true: {launcher} packs no passes; only Megatron-LM's dev branch does",
+            allowed="false, or true with launcher none",
+            nearest="false",
         )
     elif not dynamic:
-        message = "true: there is nothing to pack without dynamic_context_parallel"
-        allowed = "false, or true with dynamic_context_parallel: true"
-        yield FieldError(pointer=pointer, message=message, allowed=allowed, nearest="false")
+        yield FieldError(
+            pointer=pointer,
+            message="true: there is nothing to pack without dynamic_context_parallel",
+            allowed="false, or true with dynamic_context_parallel: true",
+            nearest="false",
+        )
 
 
 def selection_faults(problem: Problem) -> Iterator[FieldError]:

@@ -50,10 +50,9 @@ def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
     keeps_split = bool(options.stage_layers) and next(parts)
     split = options.stage_layers if keeps_split else ()
     constraints = tuple(text for text in options.constraints if next(parts))
-    max_power_kw = options.max_power_kw if options.max_power_kw and next(parts) else None
     changed = replace(
         options, pin=pin, forbid=forbid, bounds=bounds, stage_layers=split, constraints=constraints,
-        max_power_kw=max_power_kw,
+        max_power_kw=options.max_power_kw if options.max_power_kw and next(parts) else None,
     )  # fmt: skip
     return replace(problem, options=changed)
 

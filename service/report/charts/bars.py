@@ -114,11 +114,14 @@ def _stacked(
     colors: Mapping[str, str],
 ) -> StackedBar:
     hints = MEMORY_TERMS if colors is MEMORY_COLORS else TIME_TERMS
-    legend = tuple(
-        LegendEntry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name])
-        for name in values
+    return StackedBar(
+        title=title,
+        segments=_segments(values, texts, unit, colors),
+        legend=tuple(
+            LegendEntry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name])
+            for name in values
+        ),
     )
-    return StackedBar(title=title, segments=_segments(values, texts, unit, colors), legend=legend)
 
 
 def _segments(
@@ -161,13 +164,13 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
         for stage, limit in zip(prediction.stages, limits, strict=True)
     ]
     heaviest = prediction.stages[prediction.heaviest_stage]
-    summary = (
-        f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
+    return Bars(
+        rows=tuple(rows),
+        legend=tuple((MEMORY_COLORS[name], words(name), MEMORY_TERMS[name]) for name in terms),
+        summary=f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
         f"{figures.gib(prediction.memory_limit_bytes)} GiB; the risk of running out is "
-        f"{figures.risk(prediction.out_of_memory_probability)}."
+        f"{figures.risk(prediction.out_of_memory_probability)}.",
     )
-    legend = tuple((MEMORY_COLORS[name], words(name), MEMORY_TERMS[name]) for name in terms)
-    return Bars(rows=tuple(rows), legend=legend, summary=summary)
 
 
 def _stage(
@@ -230,13 +233,12 @@ def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], 
     segment = Segment(
         term=kind, label=f"{words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)
     )
-    share = f"{100 * value_s / step_s:.1f} %".replace("-", "−")
     return Bar(
         name=words(name),
         note="",
         segments=(segment,),
         figure=figure,
-        share=share,
+        share=f"{100 * value_s / step_s:.1f} %".replace("-", "−"),
         hint=TIME_TERMS.get(name, ""),
     )
 

@@ -254,8 +254,12 @@ def _placed(marks: Sequence[Point], x: Axis, y: Axis, factor: float = 1.0) -> tu
             box = _box(at, way, len(mark.label))
             if box[0] >= _LEFT and box[2] <= WIDTH and not any(_overlap(box, one) for one in taken):
                 taken.append(box)
-                label_at = (round(at[0] + way[0], 1), round(at[1] + way[1], 1))
-                point = replace(point, label=mark.label, label_at=label_at, anchor=way[2])
+                point = replace(
+                    point,
+                    label=mark.label,
+                    label_at=(round(at[0] + way[0], 1), round(at[1] + way[1], 1)),
+                    anchor=way[2],
+                )
                 break
         found.append(point)
     return tuple(reversed(found))
@@ -300,10 +304,13 @@ def roofline_scatter(roof: Roofline) -> Scatter:
         )
         for number, point in enumerate(roof.points, start=1)
     ]
-    label = f"peak {peak:.0f} TFLOP/s"
     return Scatter(
         points=_placed(marks, x, y),
-        lines=(Line(points=path, kind="roof", label=label, label_at=(_RIGHT, corner[1] - 6)),),
+        lines=(
+            Line(
+                points=path, kind="roof", label=f"peak {peak:.0f} TFLOP/s", label_at=(_RIGHT, corner[1] - 6)
+            ),
+        ),
         x_ticks=tuple(ticks(x, 5, digits=0)),
         y_ticks=tuple(ticks(y, 4, digits=0)),
         x_title="intensity, FLOP per byte (log scale)",

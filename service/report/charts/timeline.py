@@ -111,11 +111,10 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
     ]
     kinds = {stroke.kind for row in rows for stroke in row.strokes}
     names = [*KINDS, *_NAMES]
-    legend = tuple((name, _NAMES.get(name, words(name))) for name in names if name in kinds)
     return TimelineChart(
         title=timeline.title,
         rows=tuple(rows),
-        legend=legend,
+        legend=tuple((name, _NAMES.get(name, words(name))) for name in names if name in kinds),
         marks=places.marks(),
         gap=places.gap,
         note=_note(timeline, seen.gap_s),
@@ -171,12 +170,17 @@ def _row(
                 runs.append((edges[:1], edges[1:]))
         at_s += seconds
     if runs:
-        boxes = tuple(box for run in runs for box in _boxes(*run))
-        strokes.append(Stroke(kind="critical", shade=0, boxes=boxes))
+        strokes.append(
+            Stroke(kind="critical", shade=0, boxes=tuple(box for run in runs for box in _boxes(*run)))
+        )
     share = full.busy_s / timeline.step_time_s if timeline.simulated == timeline.num_microbatches else None
     busy = "–" if share is None else percent(share)
-    label = f"Rank {rank.rank}: {len(full.start_s)} passes, busy {busy} of the step"
-    return Row(rank=rank.rank, strokes=tuple(strokes), busy=busy, label=label)
+    return Row(
+        rank=rank.rank,
+        strokes=tuple(strokes),
+        busy=busy,
+        label=f"Rank {rank.rank}: {len(full.start_s)} passes, busy {busy} of the step",
+    )
 
 
 def _runs(starts: FloatArray, ends: FloatArray) -> tuple[FloatArray, FloatArray]:
