@@ -160,8 +160,7 @@ class _Held:
             left = gpus[:, None] - largest[:, None] * np.arange(blocks)
             block = np.clip(left, 0, np.maximum(largest, 1)[:, None])
             weight[own] = np.where(there[own][..., None], block[None] / cost[own][..., None], 0.0)
-        transfers, some_work = rows.transfers, np.where(counts > 0, work, np.inf).min(axis=1)
-        most_work = np.where(counts > 0, work, 0.0).max(axis=1)
+        transfers, some_work, most_work = rows.transfers, work.min(axis=1), work.max(axis=1)
         used_groups = [int(rows.group_of[own[0]]) for own in groups]
         beside = np.minimum(transfers.inside_s[:, some], rows.entered_s[:, some])
 

@@ -376,6 +376,14 @@ def test_a_search_that_is_stopped_at_its_first_plan_still_has_a_bound() -> None:
     assert stopped.bound_step_time_s <= best_s(problem)
 
 
+def test_a_search_that_ends_before_its_first_plan_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MixedFrontier, "run", lambda *_: None)  # the time is over before a row is solved
+    groups = (a_group(memory_gib=2.8), a_group(speed=0.5, memory_gib=2.8, slug="slow"))
+    answer = searched(a_mixed_problem(groups, num_layers=5), anew=True)
+    assert (answer.status, answer.plans) == ("unknown", ())
+    assert answer.bound_step_time_s is not None
+
+
 def test_without_or_tools_unlike_groups_are_refused_for_that_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -434,6 +442,16 @@ def a_frontier() -> MixedFrontier:
 def test_the_first_plans_are_sought_from_the_row_of_least_bound_on() -> None:
     frontier = a_frontier()
     assert int(np.argmin(frontier.bounds.objective_s)) in {row for row, _ in frontier._places.values()}
+
+
+def test_neighbours_of_a_plan_that_are_faster_take_its_place() -> None:
+    frontier = a_frontier()
+    slow = max(frontier.found.values(), key=lambda one: (one.config in frontier._places, one.step_s))
+    frontier.found = {slow.config: slow}
+    none_below = np.full(len(frontier.rows), np.inf)  # no whole groups of other rows are tried
+    frontier.bounds = replace(frontier.bounds, step_s=none_below)
+    frontier.improve(lambda _: False)
+    assert frontier.ranked()[0].step_s < slow.step_s
 
 
 def test_sets_of_groups_are_searched_after_a_few_calls_of_cp_sat_even_if_no_plan_is_near() -> None:
