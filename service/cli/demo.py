@@ -90,11 +90,15 @@ def _write(service: ServiceClient, job: Mapping[str, Any], answer: Mapping[str, 
         "problem.json": json.dumps(job["request"], indent=1) + "\n",
     }
     if answer["plans"] and job["request"]["launcher"] != "none":
-        bundle = service.export(answer["plans"][0]["plan_id"], job["request"]["launcher"])
+        bundle = service.call(
+            "GET",
+            f"/v1/plans/{answer['plans'][0]['plan_id']}/export",
+            params={"launcher": job["request"]["launcher"]},
+        )
         files |= bundle["files"]
         for warning in bundle["warnings"]:
             _say(f"warning: {warning}")
-    files[REPORT_FILE] = service.report(str(job["id"]))
+    files[REPORT_FILE] = service.ask("GET", f"/v1/jobs/{job['id']}/report").text
     for name, text in files.items():
         write_text(folder / name, text)
     return folder

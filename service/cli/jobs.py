@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
+import httpx
 import typer
-from rich.table import Table
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
-from meshwright.service.cli.client import TERMINAL_STATES, ServiceClient
+from meshwright.service.cli.client import LONG_POLL_S, ServiceClient
 from meshwright.service.cli.options import SWEEP_HELP, Request, with_request
 from meshwright.service.cli.problem_options import with_sweep
 from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.jobs.answers import answer_document, answer_from_json
+from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.points import render_points
 from meshwright.service.report.terminal import render_answer
@@ -73,7 +74,7 @@ def submit(
         job = service.submit(request, key=key, fresh=fresh)
         if wait_for_it:
             raise typer.Exit(_print_job(service, followed(service, job["id"]), as_json=json_output))
-    print_json(job) if json_output else sys.stdout.write(f"{job['id']}  {job['state']}\n")
+    _print(job, f"{job['id']}  {job['state']}\n", as_json=json_output)
 
 
 @app.command("list")
@@ -96,7 +97,8 @@ def list_jobs(
     labels = selector_of(_assigned(label or (), "--label", nearest="team=nlp"))
     given = {"labels": labels or None, "model": model, "owner": owner, "state": state}
     with ServiceClient(url) as service:
-        page = service.jobs(limit, {name: value for name, value in given.items() if value is not None})
+        wanted = {name: value for name, value in given.items() if value is not None}
+        page = service.call("GET", "/v1/jobs", params={"page_size": limit, **wanted})
     if json_output:
         print_json(page)
         return
@@ -151,18 +153,28 @@ def list_plans(
     if measured is not None:
         query["measured"] = str(measured).lower()
     with ServiceClient(url) as service:
-        page = service.plans(query)
+        page = service.call("GET", "/v1/plans", params=query)
     if json_output:
         print_json(page)
-    else:
-        screen().print(_plan_table(page["plans"]))
+        return
+    verified = ["verified"] if any(plan["verified"] for plan in page["plans"]) else []
+    rows = [
+        (
+            *("–" if plan[name] is None else str(plan[name]) for name in _COLUMNS.values()),
+            *_figures_of(plan),
+            *(plan[name] or "–" for name in verified),
+        )
+        for plan in page["plans"]
+    ]
+    screen().print(plain_table((*_COLUMNS, "step", "measured", "peak memory", *verified), rows))
 
 
 @app.command()
 def show(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Show one job, and its answer once it has one."""
     with ServiceClient(url) as service:
-        raise typer.Exit(_print_job(service, service.job(job_id), as_json=json_output))
+        job = service.call("GET", f"/v1/jobs/{job_id}")
+        raise typer.Exit(_print_job(service, job, as_json=json_output))
 
 
 @app.command()
@@ -176,19 +188,16 @@ def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> 
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Cancel a job; a finished one does not change."""
     with ServiceClient(url) as service:
-        job = service.cancel(job_id)
-    if json_output:
-        print_json(job)
-    else:
-        wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
-        sys.stdout.write(f"{job['id']}  {job['state']}{wanted}\n")
+        job = service.call("POST", f"/v1/jobs/{job_id}:cancel")
+    wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
+    _print(job, f"{job['id']}  {job['state']}{wanted}\n", as_json=json_output)
 
 
 @app.command()
 def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
     """Delete a job with its plans, events and re-plans; a worker that has it stops."""
     with ServiceClient(url) as service:
-        service.delete(job_id)
+        service.ask("DELETE", f"/v1/jobs/{job_id}")
     sys.stdout.write(f"{job_id}  deleted\n")
 
 
@@ -202,26 +211,22 @@ def share(
 ) -> None:
     """Make a read-only link to an answer; its address is shown once."""
     with ServiceClient(url) as service:
-        made = service.share(job_id, days)
-    if json_output:
-        print_json(made)
-    else:
-        until = _minute(made["expires_at"])
-        sys.stdout.write(f"{made['url']}\nlink {made['id']}, works until {until} UTC\n")
+        made = service.call("POST", f"/v1/jobs/{job_id}/share-links", json={"expires_in_days": days})
+    made["url"] = f"{url.rstrip('/')}{made['path']}"
+    until = f"link {made['id']}, works until {_minute(made['expires_at'])} UTC"
+    _print(made, f"{made['url']}\n{until}\n", as_json=json_output)
 
 
 @app.command()
 def links(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """List the active links to an answer."""
     with ServiceClient(url) as service:
-        found = service.links(job_id)
-    if json_output:
-        print_json({"links": found})
-        return
-    for one in found:
-        sys.stdout.write(
-            f"{one['id']}  made {_minute(one['created_at'])}  until {_minute(one['expires_at'])} UTC\n"
-        )
+        found = service.call("GET", f"/v1/jobs/{job_id}/share-links")
+    lines = (
+        f"{one['id']}  made {_minute(one['created_at'])}  until {_minute(one['expires_at'])} UTC\n"
+        for one in found["links"]
+    )
+    _print({"links": found["links"]}, "".join(lines), as_json=json_output)
 
 
 @app.command()
@@ -232,7 +237,7 @@ def unshare(
 ) -> None:
     """Revoke a link to an answer."""
     with ServiceClient(url) as service:
-        service.unshare(job_id, link_id)
+        service.ask("DELETE", f"/v1/jobs/{job_id}/share-links/{link_id}")
     sys.stdout.write(f"{link_id}  revoked\n")
 
 
@@ -265,19 +270,6 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
-    verified = ["verified"] if any(plan["verified"] for plan in plans) else []
-    rows = [
-        (
-            *("–" if plan[name] is None else str(plan[name]) for name in _COLUMNS.values()),
-            *_figures_of(plan),
-            *(plan[name] or "–" for name in verified),
-        )
-        for plan in plans
-    ]
-    return plain_table((*_COLUMNS, "step", "measured", "peak memory", *verified), rows)
-
-
 def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
     step_s, peak, run = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
     measured = f"{run['step_time_s']:.3g} s" if run.get("step_time_s") else "–"
@@ -289,13 +281,26 @@ def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
-    """The finished job; its progress is shown meanwhile."""
-    line, job = ProgressLine(), {}
-    for job in service.until_finished(job_id):
+    """Return the finished job; its progress is shown meanwhile (long poll with ETag)."""
+    line, job, etag = ProgressLine(), dict[str, Any](), ""
+    while job.get("state") not in TERMINAL_STATES:
+        reply = service.ask(
+            "GET",
+            f"/v1/jobs/{job_id}",
+            params={"wait": LONG_POLL_S},
+            headers={"If-None-Match": etag} if etag else {},
+        )
+        if reply.status_code == httpx.codes.NOT_MODIFIED:
+            continue
+        job, etag = reply.json(), reply.headers.get("ETag", "")
         if job.get("progress"):
             line.show(Progress(**{one.name: job["progress"].get(one.name) for one in fields(Progress)}))
     line.clear()
     return job
+
+
+def _print(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    print_json(document) if as_json else sys.stdout.write(text)
 
 
 def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool) -> int:

@@ -25,6 +25,7 @@ from meshwright.service.what_if.grid import Method
 from meshwright.solver.answer import Answer
 
 WHAT_IF_BUDGET_S = 20.0  # CPU seconds
+_JOB_ID = 32  # hex digits; a plan's id has fewer
 
 
 def report(
@@ -58,9 +59,11 @@ def report(
         with service_packages_for("report --url"):
             from meshwright.service.cli.client import ServiceClient  # noqa: PLC0415 - the planner alone lacks httpx
         with ServiceClient(url) as service:
-            found = (
-                service.report(plan_or_job) if timeline is None else _json(service.timeline(plan_or_job))
-            )
+            if timeline is None:
+                kind = "jobs" if len(plan_or_job) == _JOB_ID else "plans"
+                found = service.ask("GET", f"/v1/{kind}/{plan_or_job}/report").text
+            else:
+                found = _json(service.call("GET", f"/v1/plans/{plan_or_job}/timeline"))
         name = plan_or_job[:8]
     path = timeline or out or Path(f"report-{name}.html")
     write_file(path, found, "--out" if timeline is None else "--timeline")
