@@ -64,54 +64,45 @@ _BILLION = 1e9
 
 def model_rows() -> list[Row]:
     """Every model: name, parameters, shape."""
-    rows: list[Row] = []
-    for name in model_names():
-        model = find_model(name)
-        rows.append(
-            {
-                "name": name,
-                "title": model.title,
-                "billion_parameters": round(model.num_parameters() / _BILLION, 1),
-                "layers": model.num_layers,
-                "hidden_size": model.hidden_size,
-                "experts": model.moe.num_experts if model.moe else 0,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "title": model.title,
+            "billion_parameters": round(model.num_parameters() / _BILLION, 1),
+            "layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "experts": model.moe.num_experts if model.moe else 0,
+        }
+        for name, model in zip(model_names(), map(find_model, model_names()), strict=True)
+    ]
 
 
 def cluster_rows() -> list[Row]:
     """Every cluster: name and what one of its nodes is."""
-    rows: list[Row] = []
-    for name in cluster_names():
-        group = find_cluster(name).groups[0]
-        rows.append(
-            {
-                "name": name,
-                "gpu": group.gpu.slug,
-                "gpus_per_node": group.gpus_per_node,
-                "gpus_on_fast_link": group.island_gpus,
-                "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
-                "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
-            }
-        )
-    return rows
+    groups = [(name, find_cluster(name).groups[0]) for name in cluster_names()]
+    return [
+        {
+            "name": name,
+            "gpu": group.gpu.slug,
+            "gpus_per_node": group.gpus_per_node,
+            "gpus_on_fast_link": group.island_gpus,
+            "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
+            "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
+        }
+        for name, group in groups
+    ]
 
 
 def gpu_rows() -> list[Row]:
     """Every GPU type, once: memory as its driver reports it, dense peak, memory bandwidth."""
-    rows: list[Row] = []
-    for name in gpu_names():
-        gpu = find_gpu(name)
-        if gpu.slug != name:
-            continue
-        rows.append(
-            {
-                "name": name,
-                "memory_gib": round(gpu.memory_bytes / GIB, 1),
-                "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
-                "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
-                "architecture": gpu.architecture,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "memory_gib": round(gpu.memory_bytes / GIB, 1),
+            "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
+            "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
+            "architecture": gpu.architecture,
+        }
+        for name, gpu in zip(gpu_names(), map(find_gpu, gpu_names()), strict=True)
+        if gpu.slug == name
+    ]

@@ -85,11 +85,11 @@ class ServiceClient(httpx.Client):
         if reply.status_code >= _SERVER_ERRORS:
             raise ServiceUnreachableError(f"--url: the service cannot answer now ({reply.status_code})")
         if reply.status_code >= _CLIENT_ERRORS:
-            raise InvalidProblemError(_faults(reply))
+            raise _refusal(reply)
         return reply
 
 
-def _faults(reply: httpx.Response) -> list[FieldError]:
+def _refusal(reply: httpx.Response) -> InvalidProblemError:
     try:
         problem = reply.json()
     except ValueError:
@@ -104,4 +104,4 @@ def _faults(reply: httpx.Response) -> list[FieldError]:
         for fault in problem.get("errors") or ()
     ]
     detail = problem.get("detail") or problem.get("title") or f"status {reply.status_code}"
-    return faults or [FieldError(pointer="", message=str(detail))]
+    return InvalidProblemError(faults or [FieldError(pointer="", message=str(detail))])

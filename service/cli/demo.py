@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -127,17 +127,14 @@ def running_service(out: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _url_of(child: subprocess.Popen[str], log: Path) -> str:
-    line = _first_line(child.stdout, START_S) if child.stdout else ""
+    with selectors.DefaultSelector() as selector:
+        if child.stdout:
+            selector.register(child.stdout, selectors.EVENT_READ)
+        # empty where the pipe is closed, or silent for too long
+        line = child.stdout.readline() if child.stdout and selector.select(START_S) else ""
     if "http://" not in line:
         raise ServiceDidNotStartError(f"the service did not start; see {log}")
     return line[line.index("http://") :].split()[0]
-
-
-def _first_line(stream: IO[str], timeout_s: float) -> str:
-    """The first line of a pipe; empty when it is closed or silent for too long."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        return stream.readline() if selector.select(timeout_s) else ""
 
 
 def _stop(child: subprocess.Popen[str]) -> None:

@@ -99,10 +99,14 @@ def import_file(
     Training logs, and runs that W&B or MLflow tracked: a row of runs, for calibrate; with --plan every fact
     of the run is the plan's, and a log that contradicts it is refused.
     """
-    named, path = _words_given(file, format_name)
+    *formats, path = file
+    if len(formats) > 1 or (formats and format_name is not None):
+        raise InvalidProblemError.of(
+            "FILE", f"{shown(file[0])} and more", allowed="one format and one file"
+        )
     request = ImportRequest(
-        file=path,
-        format_name=named,
+        file=Path(path),
+        format_name=formats[0] if formats else format_name,
         out=out,
         into=into,
         model=model,
@@ -115,15 +119,6 @@ def import_file(
         rank=rank,
     )
     raise typer.Exit(run_import(request))
-
-
-def _words_given(words: list[str], format_name: str | None) -> tuple[str | None, Path]:
-    *formats, file = words
-    if len(formats) > 1 or (formats and format_name is not None):
-        raise InvalidProblemError.of(
-            "FILE", f"{shown(words[0])} and more", allowed="one format and one file"
-        )
-    return (formats[0] if formats else format_name), Path(file)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -260,11 +255,11 @@ def run_import(request: ImportRequest) -> int:
     say_warnings(imported.notes)
     if target is None:
         sys.stdout.write(imported.text)
-        _say_outcome(imported, None)
-        return FOUND
-    write_file(target, imported.text, "--out")
+    else:
+        write_file(target, imported.text, "--out")
     _say_outcome(imported, target)
-    sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
+    if target is not None:
+        sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
     return FOUND
 
 
@@ -351,7 +346,9 @@ def _model_of(request: ImportRequest) -> ModelSpec:
 
 
 def _run_of_plan(request: ImportRequest, name: str) -> Imported:
-    _refuse_facts(request)
+    facts = {"--model": request.model, "--gpu": request.gpu, "--num-nodes": request.num_nodes}
+    for option in (option for option, value in facts.items() if value is not None):
+        raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")
     run = None if name == HUGGING_FACE else import_profile(request.file, name)
     if not isinstance(run, MeasuredRun):
         raise InvalidProblemError.of("--plan", "goes with a training log or a tracked run")
@@ -372,17 +369,13 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
         read=f"{FORMATS[name].title}, {ran}",
         notes=(),
         usage="meshwright calibrate {}",
-        run=_timed(run, row),
+        run=replace(
+            Observation.of_shape(shape_of_plan(row[PLAN])), name=row["run_id"], step_time_s=run.step_time_s
+        )
+        if run.step_time_s
+        else None,
         cluster=row["cluster"],
         predicted_s=kept.plan.prediction.step_time_s,
-    )
-
-
-def _timed(run: MeasuredRun, row: Mapping[str, str]) -> Observation | None:
-    if not run.step_time_s:
-        return None
-    return replace(
-        Observation.of_shape(shape_of_plan(row[PLAN])), name=row["run_id"], step_time_s=run.step_time_s
     )
 
 
@@ -405,18 +398,8 @@ def _say_outcome(imported: Imported, table: Path | None) -> None:
     sys.stderr.write(f"{words}; {now}, calibrated on {runs}\n")
 
 
-def _refuse_facts(request: ImportRequest) -> None:
-    for option, value in (
-        ("--model", request.model), ("--gpu", request.gpu), ("--num-nodes", request.num_nodes),
-    ):  # fmt: skip
-        if value is not None:
-            raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")
-
-
 def _existing(request: ImportRequest) -> str:
-    if request.into is None or not request.into.exists():
-        return ""
-    return ForeignFile.open(request.into).text
+    return ForeignFile.open(request.into).text if request.into is not None and request.into.exists() else ""
 
 
 def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:

@@ -89,7 +89,10 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
         groups=_groups(only),
     )
     compute_tasks(wanted)  # refuses impossible shards before anything heavy is loaded
-    _refuse_folder(out)
+    if out.is_dir():  # better now than after the first measurement
+        raise InvalidProblemError.of("--out", f"{shown(str(out))} is a folder", nearest="a file in it")
+    if not out.parent.is_dir():
+        raise InvalidProblemError.of("--out", f"{shown(str(out.parent))} is not a folder")
     ranks = ranks_from(os.environ)
     start = MeasuringOptions(
         device=open_device(device, dtype=dtype, index=ranks.local_rank),
@@ -126,14 +129,6 @@ def _sizes(option: str, text: str) -> tuple[int, ...]:
             allowed=f"whole numbers from 1 to {MAX_SIZE} with commas between them, at most {MAX_SIZES}",
         )
     return tuple(sorted({int(word) for word in words}))
-
-
-def _refuse_folder(out: Path) -> None:
-    """Better now than after the first measurement."""
-    if out.is_dir():
-        raise InvalidProblemError.of("--out", f"{shown(str(out))} is a folder", nearest="a file in it")
-    if not out.parent.is_dir():
-        raise InvalidProblemError.of("--out", f"{shown(str(out.parent))} is not a folder")
 
 
 def _say(line: str) -> None:

@@ -133,11 +133,7 @@ def _save(
     folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
 ) -> None:
     sys.stdout.flush()
-    files = {
-        ANSWER_FILE: _text(document),
-        "problem.json": _text(document["problem"]),
-        REPORT_FILE: page,
-    }
+    files = {ANSWER_FILE: _text(document), "problem.json": _text(document["problem"]), REPORT_FILE: page}
     warnings: Sequence[str] = ()
     if answer.plans and problem.launcher != "none":
         from meshwright.launchers.registry import export  # noqa: PLC0415 - only for a folder
@@ -239,7 +235,11 @@ def _solved(
         if should_stop():
             yield SolvedPoint(values=point.values, state="cancelled")
             continue
-        body = _answer(problem, calibration, line, should_stop)
+        profile = profile_for(problem, calibration)
+        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
+        if answer.plans:  # kept, so that they are found by their ids
+            say_warnings(keep(answer_document(answer, problem), problem))
+        body = answer.to_json()
         plans = body.pop("plans")
         unknown: EndState = "cancelled" if should_stop() else "failed"
         state = _STATES.get(body["status"], unknown)
@@ -251,13 +251,3 @@ def _solved(
             problem=NO_PLAN_FOUND if state == "failed" else None,
         )
     line.clear()
-
-
-def _answer(
-    problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, should_stop: ShouldStop
-) -> dict[str, Any]:
-    """The answer to one point, kept so that its plans are found by their ids."""
-    answer = ask(problem, profile_for(problem, calibration), on_progress=line.show, should_stop=should_stop)
-    if answer.plans:
-        say_warnings(keep(answer_document(answer, problem), problem))
-    return answer.to_json()

@@ -88,7 +88,16 @@ def tune(
         confidence, budget_gpu_minutes
     )
     if json_output:
-        print_json(_document(now, why))
+        print_json(
+            {
+                "why": why,
+                "best": None if now.best is None else now.best.plan_id,
+                "chance": now.chance(),
+                "plans": [plan.to_json() for plan in now.plans],
+                "runs": [asdict(one) for one in now.runs],
+                "findings": list(now.calibration.findings) if now.calibration else [],
+            }
+        )
     else:
         sys.stdout.write(report_of(now, _names(plans), why))
     raise typer.Exit(FOUND if any(one.outcome == "measured" for one in now.runs) else NO_PLAN)
@@ -180,15 +189,3 @@ def _save(now: TuningState, why: str, plans: tuple[Plan, ...], folder: Path) -> 
 
 def _names(plans: tuple[Plan, ...]) -> dict[str, str]:
     return {plan.plan_id: configuration_words(plan.config) for plan in plans}
-
-
-def _document(now: TuningState, why: str) -> dict[str, object]:
-    best = now.best
-    return {
-        "why": why,
-        "best": None if best is None else best.plan_id,
-        "chance": now.chance(),
-        "plans": [plan.to_json() for plan in now.plans],
-        "runs": [asdict(one) for one in now.runs],
-        "findings": list(now.calibration.findings) if now.calibration else [],
-    }

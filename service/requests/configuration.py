@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -85,7 +85,15 @@ def _one(raw: Mapping[str, object], problem: Problem, *, at: Where, whole: bool)
         given = _read(rest)
     except InvalidProblemError as fault:
         raise _moved(fault, at) from None
-    _raise_any(_fixed(given, at))
+    _raise_any(
+        FieldError(
+            pointer=pointer(*at, name),
+            message=f"only {only} where stages are placed on node groups",
+            nearest=str(only),
+        )
+        for name, only in PLACED_ONLY.items()
+        if getattr(given, name) != only
+    )
     split = given.stage_layers or even_split(problem.model.num_layers, len(stages))
     drawn = replace(given, stage_groups=stages, stage_layers=split)
     batch = problem.workload.global_batch_size
@@ -149,16 +157,6 @@ def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldErr
             message="must be an integer",
             allowed=f"from 1 to {MAX_TENSOR}",
         )
-
-
-def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
-    for name, only in PLACED_ONLY.items():
-        if getattr(given, name) != only:
-            yield FieldError(
-                pointer=pointer(*at, name),
-                message=f"only {only} where stages are placed on node groups",
-                nearest=str(only),
-            )
 
 
 def _most_replicas(config: Configuration, problem: Problem) -> int:
@@ -314,16 +312,12 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
         "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
         "pipeline_schedule": "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
         "zero_shard_size": max(dp * cp // given.weight_shard_size, 1) if given.zero_stage else 1,
-        "recompute_layers": _recomputed(given, split),
+        # of each chunk: all of the model's, or the most that a stage has
+        "recompute_layers": max(given.stage_recompute_layers, default=sum(split))
+        if given.recompute_granularity == "full"
+        else 0,
         "stage_layers": list(split),
     }
-
-
-def _recomputed(given: Configuration, split: Sequence[int]) -> int:
-    """Return recomputed layers of each chunk: all of the model's, or the most that a stage has."""
-    if given.recompute_granularity != "full":
-        return 0
-    return max(given.stage_recompute_layers, default=sum(split))
 
 
 def _as_written(configuration: Configuration) -> Configuration:

@@ -191,10 +191,6 @@ class Meaning:
     read: Callable[[Any, Asked], Mapping[str, object]] | None = None  # attributes by name
     write: Callable[[Problem], object] | None = None  # a plain JSON value
 
-    def attributes(self, name: str, value: object, asked: Asked) -> Mapping[str, object]:
-        """Return the attributes that a value of the request means."""
-        return {name: value} if self.read is None else self.read(value, asked)
-
     def written(self, row: RequestField, problem: Problem) -> object:
         """Return the value of the canonical request."""
         if self.write is not None:
@@ -212,9 +208,8 @@ def _values(asked: Asked) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row, meaning in _meanings():
         if row.section:
-            found.update(
-                meaning.attributes(row.name, getattr(getattr(asked.request, row.section), row.name), asked)
-            )
+            given = getattr(getattr(asked.request, row.section), row.name)
+            found.update({row.name: given} if meaning.read is None else meaning.read(given, asked))
     return found
 
 

@@ -70,12 +70,9 @@ def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
 
 def request_written_out(raw: Mapping[str, object]) -> dict[str, object]:
     """Return a request with long names in all such parts; errors as ``written_out``."""
-    found = dict(raw)
-    for section, part in _PARTS:
-        whole = found.get(section)
-        named = whole.get(part) if isinstance(whole, Mapping) else None
-        if isinstance(whole, Mapping) and isinstance(named, Mapping):
-            found[section] = {**whole, part: written_out(named, (section, part))}
+    found: dict[str, Any] = dict(raw)
+    for (section, part), named in _parts_of(raw):
+        found[section] = {**found[section], part: written_out(named, (section, part))}
     return found
 
 
@@ -86,7 +83,12 @@ def as_written(
 
     ``at``: position of an object with variables as keys; else ``raw`` is a whole request.
     """
-    moved = dict(_pointers(raw, at) if at else _all_pointers(raw))
+    moved = {
+        pointer(*place, LONG_NAMES[short]): pointer(*place, short)
+        for place, named in ([(at, raw)] if at else _parts_of(raw))
+        for short in named
+        if short in LONG_NAMES
+    }
     errors = []
     for one in fault.errors:
         long = next((long for long in moved if f"{one.pointer}/".startswith(f"{long}/")), "")
@@ -94,18 +96,13 @@ def as_written(
     return type(fault)(errors)
 
 
-def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _parts_of(raw: Mapping[str, object]) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    """Yield the parts of a request that have variables as keys, each with its place."""
     for section, part in _PARTS:
         whole = raw.get(section)
         named = whole.get(part) if isinstance(whole, Mapping) else None
         if isinstance(named, Mapping):
-            yield from _pointers(named, (section, part))
-
-
-def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for short in named:
-        if short in LONG_NAMES:
-            yield pointer(*at, LONG_NAMES[short]), pointer(*at, short)
+            yield (section, part), named
 
 
 # --------------------------------------------------------------------------------------------------

@@ -175,7 +175,9 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     if kind == "extra_forbidden":
         return _unknown_field(where, root)
     if kind == "literal_error":
-        return _not_among(where, value, root)
+        named = where[:-1] if isinstance(where[-1], int) else where
+        annotation = _owner(named, root).model_fields[str(named[-1])].annotation
+        return _unknown_word(where, value if isinstance(value, str) else "", words_of(annotation))
     if kind in _OF_A_RANGE:
         message = f"{shown(str(value))} is out of range"
         return FieldError(
@@ -254,12 +256,6 @@ def words_of(kind: object) -> tuple[str, ...]:
     if get_origin(kind) is Literal:
         return tuple(map(str, get_args(kind)))
     return tuple(word for part in get_args(kind) for word in words_of(part))
-
-
-def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
-    named = where[:-1] if isinstance(where[-1], int) else where
-    annotation = _owner(named, root).model_fields[str(named[-1])].annotation
-    return _unknown_word(where, value if isinstance(value, str) else "", words_of(annotation))
 
 
 def _unknown_word(where: Sequence[int | str], given: str, words: Sequence[str]) -> FieldError:
