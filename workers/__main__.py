@@ -60,7 +60,8 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     gc.freeze()  # what is loaded stays: no search looks through it for garbage
     telemetry.configure_logging(settings.log_format)
     telemetry.configure()
-    _limit_memory(settings.worker_memory_bytes)
+    if settings.worker_memory_bytes is not None:  # so that one search takes none from the others
+        resource.setrlimit(resource.RLIMIT_DATA, (settings.worker_memory_bytes,) * 2)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = Leaving()
@@ -244,12 +245,6 @@ def _watch_parent(parent_pid: int, leaving: Leaving) -> None:
     while not leaving.wait(PARENT_LOOK_S):
         if os.getppid() != parent_pid:
             leaving.ask()
-
-
-def _limit_memory(limit_bytes: int | None) -> None:
-    """Refuse this process memory beyond its limit, so that one search takes none from the others."""
-    if limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _start(body: Callable[[], None], leaving: threading.Event) -> threading.Thread:

@@ -41,14 +41,11 @@ def run_celery(
         leave: called when Celery receives SIGTERM or Ctrl-C; it takes over both signals.
     """
 
-    def on_signal(**_details: object) -> None:
-        leave()
-
     def stop_consuming() -> None:
         leaving.wait()  # set by Celery's signal handler, by ours before Celery had one, or by the runner
         state.should_stop = os.EX_OK  # type: ignore[assignment] # the stubs know its first value only
 
-    worker_shutting_down.connect(on_signal, weak=False)
+    worker_shutting_down.connect(lambda **_details: leave(), weak=False)
     threading.Thread(target=stop_consuming, daemon=True).start()
     setup_logging.connect(_keep_logging)  # Celery then leaves the process's own logging alone
     app = make_app(redis_url)

@@ -25,11 +25,16 @@ def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
     if answer is None or not answer.plans:
         return None
     body = answer.to_json()
+    return body if is_json(body) else None  # the next worker meets the same bug and fails the job
+
+
+def is_json(body: Mapping[str, Any]) -> bool:
+    """Return whether a document can be stored: it holds neither a NaN nor an infinity."""
     try:
         compact_json(body)
-    except ValueError:  # no JSON: the next worker meets the same bug and fails the job
-        return None
-    return body
+    except ValueError:
+        return False
+    return True
 
 
 def known_in(checkpoint: Mapping[str, Any] | None) -> list[Configuration]:

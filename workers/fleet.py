@@ -29,6 +29,7 @@ from meshwright.solver.fleet.plan import Limits
 from meshwright.solver.fleet.problem import NodeChoice
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
+from meshwright.workers.checkpoint import is_json
 from meshwright.workers.outcome import outcome_without_answer
 
 STAGE = "fleet"
@@ -81,11 +82,7 @@ class FleetWork:
             "answers": {digest: one.to_json() for digest, one in self.durations.whole_answers.items()},
             "least_s": {digest: one for digest, one in [*self.durations.least.items()] if one < _NEVER},
         }
-        try:
-            compact_json(found)
-        except ValueError:  # no JSON: the next worker meets the same bug and fails the fleet
-            return None
-        return found
+        return found if is_json(found) else None  # the next worker meets the same bug and fails the fleet
 
     def outcome(self, error: BaseException | None, *, cancelled: bool) -> Outcome:
         """Return the schedule with a job of its own for each plan, or why there is none."""

@@ -179,45 +179,23 @@ async def tenant_of(request: Request) -> str:
     return caller.tenant
 
 
-def _require_json(request: Request) -> None:
-    """A web page may post plain text anywhere, JSON only where it is allowed to.
+def object_of(limits: InputLimits) -> Callable[[Request], AsyncIterator[Mapping[str, object]]]:
+    """Return the dependency that reads the JSON object in a body.
 
-    Raises:
-        UnsupportedMediaTypeError: the body is not declared as JSON.
+    It raises UnsupportedMediaTypeError if the body is not declared as JSON: a web page may post plain text
+    anywhere, JSON only where it is allowed to. It raises InvalidProblemError if the body is not a JSON
+    object of plain values, or holds too many, and what ``arriving`` raises.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaTypeError("send the body as application/json")
 
+    async def read(request: Request) -> AsyncIterator[Mapping[str, object]]:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaTypeError("send the body as application/json")
+        async with arriving(request, limits) as chunks:
+            body = b"".join([chunk async for chunk in chunks])
+            small = len(body) <= SMALL_BYTES
+            yield read_json(body, limits) if small else await run_in_threadpool(read_json, body, limits)
 
-async def problem_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
-    """The JSON object in a body that is, or is as small as, a problem.
-
-    Raises:
-        UnsupportedMediaTypeError: it is not declared as JSON.
-        InvalidProblemError: it is not a JSON object of plain values, or holds too many.
-        BodyTooLargeError, BodyTooSlowError, BusyError: as ``arriving``.
-    """
-    _require_json(request)
-    async with arriving(request, PROBLEM) as chunks:
-        yield await _object_in(chunks, PROBLEM)
-
-
-async def document_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
-    """The JSON object in a body that may hold tables of measurements.
-
-    Raises:
-        UnsupportedMediaTypeError, InvalidProblemError, BodyTooLargeError, BodyTooSlowError, BusyError: as
-            ``problem_body``.
-    """
-    _require_json(request)
-    async with arriving(request, DOCUMENT) as chunks:
-        yield await _object_in(chunks, DOCUMENT)
-
-
-async def _object_in(chunks: AsyncIterator[bytes], limits: InputLimits) -> Mapping[str, object]:
-    body = b"".join([chunk async for chunk in chunks])
-    small = len(body) <= SMALL_BYTES
-    return read_json(body, limits) if small else await run_in_threadpool(read_json, body, limits)
+    return read
 
 
 async def no_fields(request: Request) -> None:
@@ -342,19 +320,13 @@ def origin_of(request: Request) -> Origin:
     return Origin(request_id=request.state.request_id, traceparent=current_traceparent() or asked)
 
 
-async def profiles_of(request: Request) -> ProfileStore:
-    """The use cases of stored profiles."""
-    return service_of(request).profiles
-
-
 NO_FIELDS = Depends(no_fields)
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
-ProfilesDep = Annotated[ProfileStore, Depends(profiles_of)]
 CallerDep = Annotated[Caller, Depends(caller_of)]
 TenantDep = Annotated[str, Depends(tenant_of)]
-BodyDep = Annotated[Mapping[str, object], Depends(problem_body, scope="function")]
-DocumentDep = Annotated[Mapping[str, object], Depends(document_body, scope="function")]
+BodyDep = Annotated[Mapping[str, object], Depends(object_of(PROBLEM), scope="function")]
+DocumentDep = Annotated[Mapping[str, object], Depends(object_of(DOCUMENT), scope="function")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]
 PageToken = Annotated[str | None, Query(max_length=256, description="next_page_token of the page before")]

@@ -71,14 +71,11 @@ class EventWatch:
                 _log.warning("events cannot be read (%s)", type(fault).__name__)
                 found = {}
             for job, waiters in self._waiting.items():
-                self._tell(waiters, found.get(job, []), after=seen.get(job, math.inf))
-
-    def _tell(self, waiters: set[_Waiter], found: list[EventRecord], *, after: float) -> None:
-        """Give each of a job's waiters what is new to it; who came meanwhile and knows less waits on."""
-        for waiter in waiters:
-            new = [event for event in found if event.id > waiter.after >= after]
-            if (new or self.is_stopping()) and not waiter.events.done():
-                waiter.events.set_result(new)
+                after = seen.get(job, math.inf)  # who came meanwhile and knows less waits on
+                for waiter in waiters:
+                    new = [one for one in found.get(job, []) if one.id > waiter.after >= after]
+                    if (new or self.is_stopping()) and not waiter.events.done():
+                        waiter.events.set_result(new)
 
     def _news(self, seen: dict[_Job, int]) -> dict[_Job, list[EventRecord]]:
         with self._database.read() as connection:

@@ -209,11 +209,8 @@ def _gap(rows: Sequence[Json]) -> float | None:
 
 
 def _common(answers: Sequence[Json]) -> list[str]:
-    if not answers:
-        return []
-    return [
-        name for name in answers[0]["certified_by"] if all(name in one["certified_by"] for one in answers)
-    ]
+    first = answers[0]["certified_by"] if answers else ()
+    return [name for name in first if all(name in one["certified_by"] for one in answers)]
 
 
 def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -96,20 +96,16 @@ class Sweeps:
                 if child is None:
                     raise LookupError(f"the sweep has no child {position}")
                 plans = records.plans_of(connection, claim.tenant, child.id, after=0, limit=top_k)
-            yield _solved(child, plans)
-
-
-def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint:
-    point = child.point or {}
-    return SolvedPoint(
-        values=point["values"],
-        state=child.state,  # type: ignore[arg-type] # ended: the claim saw to it
-        answer=child.answer,
-        plans=plans,
-        problem=child.problem,
-        job_id=child.id,
-        reused=point.get("reused_from") is not None,
-    )
+            point = child.point or {}
+            yield SolvedPoint(
+                values=point["values"],
+                state=child.state,  # type: ignore[arg-type] # ended: the claim saw to it
+                answer=child.answer,
+                plans=plans,
+                problem=child.problem,
+                job_id=child.id,
+                reused=point.get("reused_from") is not None,
+            )
 
 
 def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db import profile_records as records
@@ -214,7 +214,7 @@ def _observation(
     reader.finish()
     if seconds is None and peak is None and not out:
         message = "give what was measured: step_time_s, peak_memory_bytes or out_of_memory"
-        raise InvalidProblemError([FieldError(pointer="", message=message)])
+        raise InvalidProblemError.of("", message)
     if out and seconds is not None:
         raise InvalidProblemError.of(
             "/step_time_s",

@@ -67,7 +67,9 @@ class ProfileStore:
         def keep() -> ProfileRecord:
             with self._database.write() as connection:
                 made = made_before(connection, tenant, repeatable)
-                _require_room(connection, tenant, profile_id)
+                is_new = records.find_profile(connection, tenant, profile_id) is None
+                if is_new and records.is_full(connection, tenant, MAX_PROFILES):
+                    raise InvalidProblemError.of("", f"there are {MAX_PROFILES} profiles; delete one first")
                 record = keep_profile(connection, tenant, profile_id, document, given=given)
                 if made is None:
                     remember(connection, tenant, repeatable, subject=profile_id)
@@ -296,15 +298,3 @@ def _facts(given: GivenProfile) -> dict[str, object]:
     title = f"{subject.model.name}: {len(given.measurements)} timings at {subject.seq_length} tokens"
     gpu = given.machine.gpu
     return {"kind": "measured", "gpu": gpu[:64] if gpu else None, "title": title[:MAX_TITLE]}
-
-
-def _require_room(connection: Connection, tenant: str, profile_id: str) -> None:
-    """Refuse a profile more than a tenant may keep.
-
-    Raises:
-        InvalidProblemError: it has as many.
-    """
-    if records.find_profile(connection, tenant, profile_id) is None and records.is_full(
-        connection, tenant, MAX_PROFILES
-    ):
-        raise InvalidProblemError.of("", f"there are {MAX_PROFILES} profiles; delete one first")

@@ -40,13 +40,9 @@ _HEADINGS = {
 Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
 
 
-def install_failures(app: FastAPI) -> None:
-    """Let every handler of the API answer with a page where a browser asks for one."""
-    for kind, handler in list(app.exception_handlers.items()):
-        app.add_exception_handler(kind, _as_page(handler))
-
-
 def _as_page(handler: Handler) -> Handler:
+    """Return a handler of the API that answers with a page where a browser asks for one."""
+
     async def handle(request: Request, error: Exception) -> Response:
         answered = handler(request, error)
         response = await answered if inspect.isawaitable(answered) else answered
@@ -87,7 +83,8 @@ def _page_of(request: Request, response: Response) -> Response:
 def install(app: FastAPI) -> None:
     """Serve the pages from ``app``, which serves the API."""
     app.router.routes += _routes()
-    install_failures(app)
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, _as_page(handler))
 
 
 @cache

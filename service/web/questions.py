@@ -25,13 +25,12 @@ def _open(words: tuple[str, ...]) -> Choices:
     return (("", "any"), *((word, word.replace("_", " ")) for word in words))
 
 
-_LAUNCHERS: Choices = (
-    *((name, name) for name in launcher_names()),
-    ("any", "any of these"),
-    ("none", "none"),
-)
 _CHOICES: Mapping[str, Choices] = {
-    "launcher": _LAUNCHERS,
+    "launcher": (
+        *((name, name) for name in launcher_names()),
+        ("any", "any of these"),
+        ("none", "none"),
+    ),
     "search.allow": tuple((word, word) for word in ALLOWED),
 }
 
@@ -61,10 +60,6 @@ def _part(part: str) -> tuple[FormField, ...]:
     return tuple(ASKED[row.path] for row in FIELDS if row.question and row.question.part == part)
 
 
-_PRIORITIES: Choices = tuple(
-    (str(number), f"{number}{' first' if number == 0 else ' last' if number == MAX_PRIORITY else ''}")
-    for number in range(MAX_PRIORITY + 1)
-)
 FIRST, DOCUMENTS, LIMITS = _part("first"), _part("documents"), _part("limits")
 (CONFIG,) = _part("config")
 
@@ -104,7 +99,10 @@ RUN = (
         label="Priority",
         kind="choice",
         default=str(DEFAULT_PRIORITY),
-        choices=_PRIORITIES,
+        choices=tuple(
+            (str(at), f"{at}{' first' if at == 0 else ' last' if at == MAX_PRIORITY else ''}")
+            for at in range(MAX_PRIORITY + 1)
+        ),
         hint="among your own jobs",
     ),
     FormField(
@@ -129,7 +127,6 @@ LAUNCH_FILE = FormField(
     required=True,
     hint="A script, a JSON, YAML or TOML file: drop it, or paste it.",
 )
-_READERS: Choices = (("", "recognise it"), *((name, name) for name in reader_names()))
 OWN_FILE = (
     LAUNCH_FILE,
     FormField(
@@ -143,7 +140,7 @@ OWN_FILE = (
         at=("launch_file", "launcher"),
         label="Written for",
         kind="choice",
-        choices=_READERS,
+        choices=(("", "recognise it"), *((name, name) for name in reader_names())),
     ),
 )
 OWN_CLUSTER = (

@@ -49,17 +49,6 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildRow:
-    """One point of a sweep."""
-
-    id: str
-    words: str  # its state
-    state: str
-    values: str
-    best: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
     """One page of an answer."""
 
@@ -138,16 +127,10 @@ def path_of(job: JobSummary) -> str:
     return f"/{'fleets' if job.kind == FLEET else 'jobs'}/{job.id}"
 
 
-def child_rows(children: Iterable[JobSummary]) -> list[ChildRow]:
-    """Points of a sweep, in order."""
+def child_rows(children: Iterable[JobSummary]) -> list[JobRow]:
+    """Points of a sweep, in order; the title is the point."""
     return [
-        ChildRow(
-            id=child.id,
-            words=STATE_WORDS[child.state],
-            state=child.state,
-            values=point_words((child.point or {}).get("values", {})),
-            best=_row(child, None).best,
-        )
+        replace(_row(child, None), title=point_words((child.point or {}).get("values", {})))
         for child in children
     ]
 

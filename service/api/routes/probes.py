@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 from fastapi import APIRouter, Response
@@ -12,7 +13,7 @@ from meshwright.service.api.deps import ADMINISTERS, ServiceDep
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ReadyView
 from meshwright.service.db import migrations
-from meshwright.service.db.database import DATABASE_AWAY, Database
+from meshwright.service.db.database import DATABASE_AWAY
 
 router = APIRouter(tags=["probes"])
 
@@ -30,7 +31,9 @@ def readyz(service: ServiceDep, response: Response) -> ReadyView:
     A database that takes no writes, as on a full disk, is not ready. A schema that a newer release has
     made is served as long as that release declares it compatible.
     """
-    migration = _migration(service.database)
+    migration: migrations.Fit | Literal["unknown"] = "unknown"
+    with suppress(*DATABASE_AWAY):
+        migration = migrations.fit(service.database)
     database: Literal["ok", "unavailable", "read_only"] = "unavailable" if migration == "unknown" else "ok"
     if migration in {"current", "newer"} and not service.database.takes_writes():
         database = "read_only"
@@ -51,10 +54,3 @@ def readyz(service: ServiceDep, response: Response) -> ReadyView:
 def read_metrics(service: ServiceDep) -> Response:
     """Requests of this process, and all jobs on record; keys, where demanded, of scope admin."""
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-def _migration(database: Database) -> migrations.Fit | Literal["unknown"]:
-    try:
-        return migrations.fit(database)
-    except DATABASE_AWAY:
-        return "unknown"

@@ -14,7 +14,6 @@ from meshwright.service.api.deps import (
     KeyDep,
     PageSize,
     PageToken,
-    ProfilesDep,
     ServiceDep,
     TenantDep,
     repeatable_of,
@@ -45,10 +44,10 @@ def create_profile(
 
 @router.get("", dependencies=[READS], summary="List profiles")
 def list_profiles(
-    stored: ProfilesDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+    service: ServiceDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> ProfilePage:
     """Profiles, newest first, without their documents."""
-    page = stored.page(tenant, page_size=page_size, page_token=page_token)
+    page = service.profiles.page(tenant, page_size=page_size, page_token=page_token)
     return ProfilePage(
         profiles=[view_of(ProfileView, record) for record in page.items],
         next_page_token=page.next_page_token,
@@ -56,9 +55,9 @@ def list_profiles(
 
 
 @router.get("/{profile_id}", dependencies=[READS], responses=declared(404), summary="Fetch a profile")
-def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> ProfileDetail:
+def read_profile(profile_id: str, service: ServiceDep, tenant: TenantDep) -> ProfileDetail:
     """One profile with its document, as `meshwright plan --profile` takes it."""
-    record, document = stored.read(tenant, profile_id)
+    record, document = service.profiles.read(tenant, profile_id)
     return view_of(ProfileDetail, record, document=dict(document))
 
 
@@ -69,6 +68,6 @@ def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Pro
     responses=declared(404),
     summary="Delete a profile",
 )
-def delete_profile(profile_id: str, stored: ProfilesDep, caller: CallerDep) -> None:
+def delete_profile(profile_id: str, service: ServiceDep, caller: CallerDep) -> None:
     """Delete a profile; queued jobs that name it fail for that reason."""
-    stored.delete(caller.tenant, profile_id, actor=caller.actor)
+    service.profiles.delete(caller.tenant, profile_id, actor=caller.actor)

@@ -11,7 +11,7 @@ from meshwright.service.api.deps import READS, ServiceDep, TenantDep
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import UsageList, UsageView, WorkerList, WorkerView, moment, view_of
 from meshwright.service.db import usage_records
-from meshwright.service.db.usage_records import DAY_S, KEPT_DAYS, UsageRecord, WorkerRecord
+from meshwright.service.db.usage_records import DAY_S, KEPT_DAYS
 
 router = APIRouter(prefix="/v1", tags=["use"], dependencies=[READS], responses=declared(401, 403, 422, 503))
 
@@ -25,7 +25,17 @@ def read_usage(
     """CPU seconds of searches by the key that submitted them and the day on which they ended."""
     with service.database.read() as connection:
         found = usage_records.usage_of(connection, tenant, days=days)
-    return UsageList(usage=[_usage(one) for one in found])
+    return UsageList(
+        usage=[
+            UsageView(
+                day=datetime.fromtimestamp(one.day * DAY_S, UTC).date(),
+                key_id=one.key_id or None,
+                cpu_s=one.cpu_s,
+                jobs=one.jobs,
+            )
+            for one in found
+        ]
+    )
 
 
 @router.get("/workers", summary="List live workers")
@@ -33,23 +43,15 @@ def list_workers(service: ServiceDep, tenant: TenantDep) -> WorkerList:
     """The workers that are alive, and the job of each; jobs of other tenants have no id here."""
     with service.database.read() as connection:
         found = usage_records.live_workers(connection)
-    return WorkerList(workers=[_worker(one, tenant) for one in found])
-
-
-def _usage(one: UsageRecord) -> UsageView:
-    return UsageView(
-        day=datetime.fromtimestamp(one.day * DAY_S, UTC).date(),
-        key_id=one.key_id or None,
-        cpu_s=one.cpu_s,
-        jobs=one.jobs,
-    )
-
-
-def _worker(one: WorkerRecord, tenant: str) -> WorkerView:
-    return view_of(
-        WorkerView,
-        one,
-        busy=None if one.kind == "verify" else one.job_id is not None,
-        job_id=one.job_id if one.tenant == tenant else None,
-        busy_since=moment(one.claimed_at_s),
+    return WorkerList(
+        workers=[
+            view_of(
+                WorkerView,
+                one,
+                busy=None if one.kind == "verify" else one.job_id is not None,
+                job_id=one.job_id if one.tenant == tenant else None,
+                busy_since=moment(one.claimed_at_s),
+            )
+            for one in found
+        ]
     )

@@ -183,7 +183,7 @@ def _answered(
     )
 
 
-def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.ChildRow]:
+def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.JobRow]:
     if job.num_children is None:
         return []
     return views.child_rows(

@@ -15,7 +15,6 @@ from meshwright.service.api.deps import (
     READS,
     CallerDep,
     PageToken,
-    ProfilesDep,
     Service,
     ServiceDep,
     TenantDep,
@@ -108,49 +107,49 @@ _add_pages("gpu")
 
 @router.get("/profiles", dependencies=[READS])
 def list_profiles(
-    request: Request, stored: ProfilesDep, tenant: TenantDep, page_token: PageToken = None
+    request: Request, service: ServiceDep, tenant: TenantDep, page_token: PageToken = None
 ) -> Response:
     """Profiles, newest first."""
-    return _profiles(request, stored, tenant, Form(), page_token=page_token)
+    return _profiles(request, service, tenant, Form(), page_token=page_token)
 
 
 @router.post("/profiles", dependencies=[SUBMITS])
 def keep_profile(
-    request: Request, values: DocumentFormDep, stored: ProfilesDep, tenant: TenantDep
+    request: Request, values: DocumentFormDep, service: ServiceDep, tenant: TenantDep
 ) -> Response:
     """Keep a profile."""
     fields = _fields("profile")
     try:
-        record = stored.add(tenant, _document(fields, values))
+        record = service.profiles.add(tenant, _document(fields, values))
     except InvalidProblemError as fault:
-        return _profiles(request, stored, tenant, faulty(fields, values, _inside(fault)), status=422)
+        return _profiles(request, service, tenant, faulty(fields, values, _inside(fault)), status=422)
     return seen_at(request, f"/profiles/{record.id}")
 
 
 @router.get("/profiles/{profile_id}", dependencies=[READS])
-def show_profile(request: Request, profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Response:
+def show_profile(request: Request, profile_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
     """One profile."""
-    record, document = stored.read(tenant, profile_id)
+    record, document = service.profiles.read(tenant, profile_id)
     return page(request, "profile.html", record=record, document=_text(document))
 
 
 @router.post("/profiles/{profile_id}/delete", dependencies=[ADMINISTERS])
-def delete_profile(request: Request, profile_id: str, stored: ProfilesDep, caller: CallerDep) -> Response:
+def delete_profile(request: Request, profile_id: str, service: ServiceDep, caller: CallerDep) -> Response:
     """Delete a profile."""
-    stored.delete(caller.tenant, profile_id, actor=caller.actor)
+    service.profiles.delete(caller.tenant, profile_id, actor=caller.actor)
     return seen_at(request, "/profiles")
 
 
 def _profiles(
     request: Request,
-    stored: ProfilesDep,
+    service: Service,
     tenant: str,
     form: Form,
     *,
     status: int = 200,
     page_token: str | None = None,
 ) -> Response:
-    found = stored.page(tenant, page_size=LISTED, page_token=page_token)
+    found = service.profiles.page(tenant, page_size=LISTED, page_token=page_token)
     return page(
         request,
         "profiles.html",
