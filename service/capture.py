@@ -169,7 +169,8 @@ class _Run:
                 selector.register(self._pipe, selectors.EVENT_READ)
                 pause_s = _PAUSE_S
                 while self.stopped is None:
-                    self._read(selector, pause_s)
+                    if selector.select(pause_s) and not self._drain():
+                        time.sleep(pause_s)  # no process writes any more
                     begun_s = time.thread_time()
                     running = _descendants(self._others)
                     pause_s = max(_PAUSE_S, (time.thread_time() - begun_s) / _SHARE_OF_LOOKING)
@@ -189,10 +190,6 @@ class _Run:
             self._process.wait()
             self._drain()
             os.close(self._pipe)
-
-    def _read(self, selector: selectors.BaseSelector, pause_s: float) -> None:
-        if selector.select(pause_s) and not self._drain():
-            time.sleep(pause_s)  # no process writes any more
 
     def _drain(self) -> bool:
         for _ in range(_READS):

@@ -27,6 +27,7 @@ import httpx
 
 from meshwright.service.cli.client import ServiceClient
 from meshwright.service.cli.demo import running_service
+from meshwright.service.cli.jobs import followed
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "accuracy.md"
@@ -173,12 +174,13 @@ class Loop:
                 pinned = {**search["pin"], "recompute_granularity": granularity}
                 request = {**self.problem, "search": {**search, "pin": pinned}}
                 job_id = service.submit(request, key=None, fresh=True)["id"]
-                *_, done = service.until_finished(job_id)
+                done = followed(service, job_id)
                 if done["state"] != "succeeded":
                     raise RuntimeError(f"the job {done['state']}: {done.get('problem')}")
                 found += chosen(service.answer(job_id)["plans"], self.size.plans_each)
             for one in found:
-                files = service.export(one.plan["plan_id"], "megatron-lm")["files"]
+                address = f"/v1/plans/{one.plan['plan_id']}/export"
+                files = service.call("GET", address, params={"launcher": "megatron-lm"})["files"]
                 train(one, files, self.out / one.plan["plan_id"], self.size.steps)
         return found
 

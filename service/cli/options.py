@@ -208,13 +208,15 @@ def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()
         for name, row in OPTIONS.items()
         if row.option and name not in left_out
     ]
-    run = with_parameters(command, [_PROBLEM, *shared], _request_beside)
+    run = with_parameters(
+        command,
+        [_PROBLEM, *shared],
+        lambda own, **given: read_request(
+            **given, has_files=bool(own.get("from_args") or own.get("from_capture"))
+        ),
+    )
     run.of_the_problem = frozenset(one.name for one in (_PROBLEM, *shared))  # type: ignore[attr-defined]
     return run
-
-
-def _request_beside(own: Mapping[str, object], **given: Any) -> Request:  # noqa: ANN401 - values of options
-    return read_request(**given, has_files=bool(own.get("from_args") or own.get("from_capture")))
 
 
 def with_parameters(

@@ -324,9 +324,8 @@ def _size_bytes(file: Path) -> int:
 
 def _is_busy(fault: Exception) -> bool:
     """Return whether others were writing to a SQLite file: this process, or another one."""
-    if isinstance(fault, WritersTimeoutError):
-        return True
-    return isinstance(fault, OperationalError) and _sqlite_kind(fault.orig) == sqlite3.SQLITE_BUSY
+    is_busy = isinstance(fault, OperationalError) and _sqlite_kind(fault.orig) == sqlite3.SQLITE_BUSY
+    return is_busy or isinstance(fault, WritersTimeoutError)
 
 
 def _sqlite_kind(cause: BaseException | None) -> int:

@@ -95,9 +95,8 @@ def _score(plan: Json, objective: str) -> float:
         return float(outlook["energy_per_token_j"])
     if objective == "tokens_per_s_per_gpu":
         return 1.0 / rate
-    longer = 1.0
-    if objective == "robust":
-        longer = float(plan["prediction"]["step_time_high_s"]) / float(plan["prediction"]["step_time_s"])
+    seen = plan["prediction"]
+    longer = float(seen["step_time_high_s"]) / float(seen["step_time_s"]) if objective == "robust" else 1.0
     return longer / (rate * configuration_from_json(plan["config"]).num_gpus)
 
 

@@ -66,16 +66,13 @@ def replanned(job: Changed, profile: Profile) -> Replan:
     ways += [timing.way("new layout", layout) for layout in others]
     ways += timing.until_repaired(layouts)
     ways.sort(key=lambda way: (way.finish_s, way.kind))
+    # the soonest ways, and of every other kind the soonest, so that none is out of sight
+    first = {way.kind: way for way in reversed(ways)}
+    listed = tuple(way for at, way in enumerate(ways) if at < job.top_k or first[way.kind] is way)
     return Replan(
-        ways=_listed(ways, job.top_k), saved_step=timing.saved_step, lost_steps=timing.lost_steps,
+        ways=listed, saved_step=timing.saved_step, lost_steps=timing.lost_steps,
         remaining_steps=timing.remaining, refused=tuple(refused), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _listed(ways: Sequence[FinishOption], most: int) -> tuple[FinishOption, ...]:
-    """Return the soonest ways, and of every other kind the soonest, so that none is out of sight."""
-    first = {way.kind: way for way in reversed(ways)}
-    return tuple(way for at, way in enumerate(ways) if at < most or first[way.kind] is way)
 
 
 # --------------------------------------------------------------------------------------------------

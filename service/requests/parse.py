@@ -76,7 +76,11 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         framework_facts(framework_of(request.stack or launcher)), request.workload.framework_options
     )
     able = launcher_capabilities(launcher)
-    values = _values(Asked(request, model, able))
+    asked, values = Asked(request, model, able), dict[str, Any]()
+    for row, meaning in _meanings():
+        if row.section:
+            given = getattr(getattr(request, row.section), row.name)
+            values |= {row.name: given} if meaning.read is None else meaning.read(given, asked)
     workload = Workload(**{name: value for name, value in values.items() if name in _OF_WORKLOAD})
     problem = Problem(
         model=model,
@@ -201,16 +205,6 @@ class Meaning:
 
 
 _ITSELF = Meaning()
-
-
-def _values(asked: Asked) -> dict[str, Any]:
-    """Return the attributes of the Workload and the SearchOptions."""
-    found: dict[str, Any] = {}
-    for row, meaning in _meanings():
-        if row.section:
-            given = getattr(getattr(asked.request, row.section), row.name)
-            found.update({row.name: given} if meaning.read is None else meaning.read(given, asked))
-    return found
 
 
 @cache

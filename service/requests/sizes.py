@@ -155,16 +155,16 @@ def _batch_steps(problem: Problem) -> Iterator[int]:
 
 
 def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
-    low, high = problem.options.bounds.get(name, (1, most))
-    low = int(problem.options.pin.get(name, max(low, 1)))
+    options = problem.options
+    least, high = options.bounds.get(name, (1, most))
+    low = int(options.pin.get(name, max(least, 1)))
     values = range(low, max(low, min(high, most, low + MAX_TRIED)) + 1)
-    return (value for value in values if _allowed(problem.options, name, value))
-
-
-def _allowed(options: SearchOptions, name: str, value: int) -> bool:
-    low, high = options.bounds.get(name, (value, value))
-    pinned, forbidden = options.pin.get(name, value), options.forbid.get(name, ())
-    return pinned == value and low <= value <= high and value not in forbidden
+    return (
+        value for value in values
+        if options.pin.get(name, value) == value
+        and (name not in options.bounds or least <= value <= high)
+        and value not in options.forbid.get(name, ())
+    )  # fmt: skip
 
 
 def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:

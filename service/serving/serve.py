@@ -52,7 +52,8 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = threading.Event()
-        self._slots = [_Slot(_command(), _environment(settings)) for _ in range(settings.workers)]
+        command = [sys.executable, "-m", "meshwright.workers", "--parent-pid", str(os.getpid())]
+        self._slots = [_Slot(command, _environment(settings)) for _ in range(settings.workers)]
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
     def __enter__(self) -> Self:
@@ -123,10 +124,6 @@ class _Slot:
             _log.warning("worker %d does not leave; killed", self._process.pid)
             self._process.kill()
             self._process.wait()
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-m", "meshwright.workers", "--parent-pid", str(os.getpid())]
 
 
 def _environment(settings: Settings) -> dict[str, str]:
@@ -286,7 +283,12 @@ def _prepare_schema(settings: Settings) -> None:
             migrations.upgrade(database)
         else:
             migrations.require(database)
-        _require_loopback(settings, database)
+        is_local = settings.host in LOOPBACK_HOSTS or settings.insecure
+        if not is_local and not Access(database, closed=settings.oidc_issuer is not None).demands_keys():
+            raise ServerStartError(  # any caller of the port might submit
+                f"host {settings.host[:64]} is not loopback and there are no keys: "
+                "make one with meshwright keys create, or bind it with --insecure"
+            )
     except migrations.UnsupportedSchemaError as fault:
         raise ServerStartError(str(fault)) from None
     except DatabaseSilentError as fault:
@@ -297,20 +299,6 @@ def _prepare_schema(settings: Settings) -> None:
         raise ServerStartError(f"the database cannot be used: {reason}") from None
     finally:
         database.close()
-
-
-def _require_loopback(settings: Settings, database: Database) -> None:
-    """Stay on this machine, unless insecure: without keys, any caller of the port may submit."""
-    if (
-        settings.host in LOOPBACK_HOSTS
-        or settings.insecure
-        or Access(database, closed=settings.oidc_issuer is not None).demands_keys()
-    ):
-        return
-    raise ServerStartError(
-        f"host {settings.host[:64]} is not loopback and there are no keys: "
-        "make one with meshwright keys create, or bind it with --insecure"
-    )
 
 
 def _url(listener: socket.socket) -> str:
