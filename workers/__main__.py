@@ -187,9 +187,9 @@ def _install() -> None:
     from meshwright.service.verify.environments import make  # noqa: PLC0415 - searching workers do without it
     from meshwright.service.verify.verify import BUILDERS  # noqa: PLC0415 - the same
 
-    for name, builder in BUILDERS.items():
+    for name, environment in BUILDERS.items():
         try:
-            make(builder.environment)
+            make(environment)
         except subprocess.CalledProcessError as fault:
             raise SystemExit(f"error: the environment of {name}: {fault.stderr or fault}") from None
 

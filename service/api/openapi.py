@@ -59,13 +59,6 @@ def _partial_configuration() -> dict[str, Any]:
 _PARTIAL = {"$ref": _REF.format(model="PartialConfiguration")}
 
 
-def _axis(name: str) -> dict[str, Any]:
-    value: dict[str, Any] = {"type": ["integer", "string", "boolean"]}
-    if name == "cluster":
-        value = {"type": ["string", "object"]}
-    return {"type": "array", "minItems": 1, "maxItems": MAX_POINTS, "items": value}
-
-
 _QUEUEING: dict[str, Any] = {
     "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": DEFAULT_PRIORITY},
     "deadline_s": {
@@ -98,7 +91,19 @@ def _job_request() -> dict[str, Any]:
             "description": "lists of values: every combination is searched, and all are joined",
             "minProperties": 1,
             "additionalProperties": False,
-            "properties": {name: _axis(name) for name in AXES},
+            "properties": {
+                name: {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MAX_POINTS,
+                    "items": {
+                        "type": ["string", "object"]
+                        if name == "cluster"
+                        else ["integer", "string", "boolean"]
+                    },
+                }
+                for name in AXES
+            },
         },
         **_QUEUEING,
         **_SCHEMA,

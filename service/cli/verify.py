@@ -84,7 +84,7 @@ def _install(names: list[str], beside: str | None) -> int:
             allowed=f"--install {beside}" if beside in BUILDERS else "--install alone",
         )
     for name in wanted:
-        environment = BUILDERS[name].environment
+        environment = BUILDERS[name]
         try:
             make(environment)
         except subprocess.CalledProcessError as fault:

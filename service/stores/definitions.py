@@ -22,7 +22,14 @@ from meshwright.profiles.inline import (
     cluster_to_mapping,
     model_from_mapping,
 )
-from meshwright.profiles.library import cluster_names, gpu_names, model_names
+from meshwright.profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_names,
+    model_names,
+)
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db.clock import now_s
@@ -39,9 +46,12 @@ MAX_NAMES = 1_000  # of one kind, for one tenant
 MAX_VERSIONS = 1_000  # of one name
 KINDS: tuple[Kind, ...] = ("model", "cluster", "gpu")
 _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?:@([1-9][0-9]{0,8}))?")
-_RESERVED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
-    "model": model_names, "cluster": cluster_names, "gpu": gpu_names,
-}  # fmt: skip
+# The catalog's names, which are reserved, and what finds an entry by its name.
+CATALOG: Mapping[Kind, tuple[Callable[[], tuple[str, ...]], Callable[[str], Any]]] = {
+    "model": (model_names, find_model),
+    "cluster": (cluster_names, find_cluster),
+    "gpu": (gpu_names, find_gpu),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +81,10 @@ class Definitions:
         Raises:
             InvalidProblemError: the name or a field is wrong, or there are too many.
         """
-        _require_free(kind, name)
+        if not NAME.fullmatch(name):
+            raise InvalidProblemError.of("/path/name", "is not usable", allowed=NAME_FORM)
+        if name in CATALOG[kind][0]():
+            raise InvalidProblemError.of("/path/name", f"the catalog has a {kind} of this name")
         document = _canonical(kind, name, self._with_gpus(tenant, raw) if kind == "cluster" else raw)
         return settled(lambda: self._put_once(tenant, kind, name, document))
 
@@ -184,7 +197,7 @@ class Definitions:
 
     def _of_name(self, tenant: str, kind: Kind, name: object) -> DefinitionRecord | None:
         match = _REFERENCE.fullmatch(name) if isinstance(name, str) else None
-        if match is None or match[1] in _RESERVED[kind]():
+        if match is None or match[1] in CATALOG[kind][0]():
             return None
         version = int(match[2]) if match[2] else None
         with self._database.read() as connection:
@@ -206,13 +219,6 @@ def _found(
     if version is not None:
         query = query.where(definitions.c.version == version)
     return one_of(connection, DefinitionRecord, query.order_by(definitions.c.version.desc()).limit(1))
-
-
-def _require_free(kind: Kind, name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise InvalidProblemError.of("/path/name", "is not usable", allowed=NAME_FORM)
-    if name in _RESERVED[kind]():
-        raise InvalidProblemError.of("/path/name", f"the catalog has a {kind} of this name")
 
 
 def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, Any]:

@@ -54,20 +54,10 @@ _PADDING = 1e-3  # of bytes: launchers round buffers up to whole shards
 _FLOPS_TOLERANCE = 1e-2  # routers, norms and losses are counted by neither side alike
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherBuild:
-    """The command that asks a launcher."""
-
-    environment: Environment
-    script: str
-
-
-BUILDERS: Mapping[str, LauncherBuild] = {
-    "megatron-lm": LauncherBuild(environment=MEGATRON_LM, script="build_megatron_lm.py"),
-    "accelerate": LauncherBuild(environment=ACCELERATE, script="build_accelerate.py"),
-    "deepspeed": LauncherBuild(environment=DEEPSPEED, script="build_deepspeed.py"),
-    "torchtitan": LauncherBuild(environment=TORCHTITAN, script="build_torchtitan.py"),
-}
+# Launchers with a script ``inside/build_NAME.py``, which runs in their environment.
+BUILDERS: Mapping[str, Environment] = {
+    "megatron-lm": MEGATRON_LM, "accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +129,20 @@ def verify(
     """
     settled = settled_problem(plan, problem)
     name = launcher_of(settled, launcher)
-    builder = builder_of(name)
+    environment = environment_of(name)
     target = target_of(plan, replace(settled, launcher=name))
     files = export(plan, target.problem, name).files
     ranks = distinct_ranks(target)
     if why := unbuilt(replace(plan, launchers=()), target.problem):
-        return _judged(target, builder, [{"refusal": why}], ranks, profile)
-    answers = _asked(
-        builder, _case(target, files, ranks, memory_bytes, time_s), time_s, stop, memory_bytes=memory_bytes
-    )
-    return _judged(target, builder, answers, ranks, profile)
+        return _judged(target, environment, [{"refusal": why}], ranks, profile)
+    command = [str(environment.python), str(_INSIDE / f"build_{name.replace('-', '_')}.py")]
+    case = _case(target, files, ranks, memory_bytes, time_s)
+    answers = _asked(environment, command, case, time_s, stop, memory_bytes=memory_bytes)
+    return _judged(target, environment, answers, ranks, profile)
 
 
-def builder_of(launcher: str, *, elsewhere: bool = False) -> LauncherBuild:
-    """Return the builder of a launcher; ``elsewhere``: its environment is another machine's concern.
+def environment_of(launcher: str, *, elsewhere: bool = False) -> Environment:
+    """Return the environment that a launcher builds in; ``elsewhere``: it is another machine's concern.
 
     Raises:
         InvalidProblemError: there is none.
@@ -162,13 +152,13 @@ def builder_of(launcher: str, *, elsewhere: bool = False) -> LauncherBuild:
         raise InvalidProblemError.of(
             "/launcher", f"{launcher} builds no rank without a GPU", allowed=", ".join(BUILDERS)
         )
-    builder = BUILDERS[launcher]
-    if not (elsewhere or builder.environment.is_ready):
+    environment = BUILDERS[launcher]
+    if not (elsewhere or environment.is_ready):
         raise MissingEnvironmentError(
-            f"the environment of {launcher} is not installed in {builder.environment.folder.parent}: "
+            f"the environment of {launcher} is not installed in {environment.folder.parent}: "
             f"meshwright verify --install {launcher}"
         )
-    return builder
+    return environment
 
 
 def distinct_ranks(target: Target) -> tuple[int, ...]:
@@ -210,19 +200,18 @@ def _case(
 
 
 def _asked(
-    builder: LauncherBuild,
+    environment: Environment,
+    command: Sequence[str],
     case: str,
     time_s: float,
     stop: Callable[[], bool],
     *,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int,
 ) -> list[dict[str, Any]]:
     """Return the launcher's answers, rank by rank; the last one states how it ended."""
-    environment = builder.environment
     path = str(environment.path) if environment.unpacked else ""
     plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     plain["PYTHONDONTWRITEBYTECODE"] = ""  # as images set it: each process would compile all of torch anew
-    command = [str(environment.python), str(_INSIDE / builder.script)]
     try:
         said, errors = _output(command, case, plain, time_s, stop)
     except OSError as fault:  # its Python was moved or removed
@@ -274,7 +263,7 @@ def _output(
 
 def _judged(
     target: Target,
-    builder: LauncherBuild,
+    environment: Environment,
     answers: Sequence[dict[str, Any]],
     ranks: Sequence[int],
     profile: Profile | None,
@@ -282,11 +271,11 @@ def _judged(
     built = [one for one in answers if "rank" in one]
     priced_bytes = rank_bytes(target, profile)
     quantities = [each for one in built for each in _compared(target, one, priced_bytes)]
-    reasons = [*_missing(target, built, answers[-1])]
     wrong = [one for one in quantities if one.exact is False]
     reasons = [
-        f"rank {one.rank}: {one.name} {one.built} instead of {one.priced}" for one in wrong
-    ] + reasons
+        *(f"rank {one.rank}: {one.name} {one.built} instead of {one.priced}" for one in wrong),
+        *_missing(target, built, answers[-1]),
+    ]
     verdict: Verdict = "verified"
     if wrong:
         verdict = "differs"
@@ -294,9 +283,11 @@ def _judged(
         verdict = "not built"
     elif reasons:
         verdict = "partly verified"
-    peaks = [_whole_peak(one, priced_bytes) for one in built if "peak_bytes" in one]
+    peaks = [  # traced, plus the memory outside tensors, as it was priced
+        int(one["peak_bytes"]) + priced_bytes[one["stage"]]["rest"] for one in built if "peak_bytes" in one
+    ]
     return Verification(
-        plan_id=target.plan.plan_id, launcher=target.problem.launcher, version=builder.environment.pinned,
+        plan_id=target.plan.plan_id, launcher=target.problem.launcher, version=environment.pinned,
         verdict=verdict, reasons=tuple(dict.fromkeys(reasons)),
         ranks=tuple(one["rank"] for one in built if one["rank"] in ranks),
         quantities=tuple(quantities), peak_memory_bytes=max(peaks, default=None),
@@ -323,26 +314,23 @@ def _compared(
     tolerance = {"flops": _FLOPS_TOLERANCE, **dict.fromkeys(_BYTES, _PADDING)}
     for name, value in priced.items():
         if name in seen and not (name == "weight_bytes" and in_8_bits):
-            same = seen[name] == value
-            if name in tolerance:
-                same = isclose(seen[name], value, rel_tol=tolerance[name])
+            known = tolerance.get(name)
+            same = isclose(seen[name], value, rel_tol=known) if known else seen[name] == value
             yield VerifiedQuantity(
                 rank=rank, stage=stage, name=name, priced=value, built=seen[name], exact=same
             )
     if "peak_bytes" in seen:
-        peak = seen["peak_bytes"]
         yield VerifiedQuantity(
-            rank=rank, stage=stage, name="peak_bytes", priced=terms["tensors"], built=peak, exact=None
+            rank=rank,
+            stage=stage,
+            name="peak_bytes",
+            priced=terms["tensors"],
+            built=seen["peak_bytes"],
+            exact=None,
         )
 
 
 _BYTES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
-
-
-def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]) -> int:
-    """Return a traced peak plus the memory outside tensors, as it was priced."""
-    terms: Mapping[str, int] = priced_bytes[seen["stage"]]
-    return int(seen["peak_bytes"]) + terms["rest"]
 
 
 def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Iterator[str]:

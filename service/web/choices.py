@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
-from meshwright.profiles.cluster import ClusterSpec, GpuSpec
-from meshwright.profiles.library import (
-    cluster_names,
-    find_cluster,
-    find_gpu,
-    find_model,
-    gpu_names,
-    model_names,
-)
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.api.deps import MAX_PAGE_SIZE, Service
-from meshwright.service.stores.definitions import Kind
+from meshwright.service.stores.definitions import CATALOG, KINDS, Kind
 
 Names = list[tuple[str, str]]  # name, and what to know of it
 BILLION, HUNDRED = 1e9, 100
@@ -27,28 +19,29 @@ def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
     """Return the lists of a form, by id."""
     profiles = service.profiles.page(tenant, page_size=MAX_PAGE_SIZE, page_token=None).items
     return {
-        "models": [*_own(service, tenant, "model"), *_models()],
-        "clusters": [*_own(service, tenant, "cluster"), *_clusters()],
-        "gpus": [*_own(service, tenant, "gpu"), *_gpus()],
+        **{f"{kind}s": [*_own(service, tenant, kind), *_catalog(kind)] for kind in KINDS},
         "profiles": [(one.id, one.title) for one in profiles],
     }
 
 
-def words_of_model(model: ModelSpec) -> str:
+def _words_of_model(model: ModelSpec) -> str:
     """Return ``70.6 B parameters``, of experts how many are used."""
     total, used = model.num_parameters(), model.num_active_parameters()
     size = f"{_billions(total)} parameters"
     return size if used == total else f"{size}, {_billions(used)} active"
 
 
-def words_of_cluster(cluster: ClusterSpec) -> str:
-    """Return ``8 H100 SXM 80 GB per node``, each group."""
-    return ", ".join(f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in cluster.groups)
-
-
-def words_of_gpu(gpu: GpuSpec) -> str:
-    """Return ``79.6 GiB, 989.4 TFLOP/s in 16 bits``."""
-    return f"{gpu.memory_bytes / GIB:.3g} GiB, {gpu.peak_bf16_flops / TERA:.4g} TFLOP/s in 16 bits"
+# What to know of an entry of the catalog: ``8 H100 SXM 80 GB per node``, each group; ``79.6 GiB, 989.4
+# TFLOP/s in 16 bits``.
+_WORDS: Mapping[Kind, Callable[[Any], str]] = {
+    "model": _words_of_model,
+    "cluster": lambda one: ", ".join(
+        f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in one.groups
+    ),
+    "gpu": lambda one: (
+        f"{one.memory_bytes / GIB:.3g} GiB, {one.peak_bf16_flops / TERA:.4g} TFLOP/s in 16 bits"
+    ),
+}
 
 
 def _billions(number: int) -> str:
@@ -62,15 +55,6 @@ def _own(service: Service, tenant: str, kind: Kind) -> Names:
 
 
 @cache
-def _models() -> Names:
-    return [(name, words_of_model(find_model(name))) for name in model_names()]
-
-
-@cache
-def _clusters() -> Names:
-    return [(name, words_of_cluster(find_cluster(name))) for name in cluster_names()]
-
-
-@cache
-def _gpus() -> Names:
-    return [(name, words_of_gpu(find_gpu(name))) for name in gpu_names()]
+def _catalog(kind: Kind) -> Names:
+    names, find = CATALOG[kind]
+    return [(name, _WORDS[kind](find(name))) for name in names()]

@@ -11,14 +11,6 @@ from fastapi import APIRouter, Header, Query, Response
 
 from meshwright.profiles.gpus import gpu_to_mapping
 from meshwright.profiles.inline import cluster_to_mapping
-from meshwright.profiles.library import (
-    cluster_names,
-    find_cluster,
-    find_gpu,
-    find_model,
-    gpu_names,
-    model_names,
-)
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.api.deps import (
     ADMINISTERS,
@@ -38,7 +30,7 @@ from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
 from meshwright.service.api.tags import tagged
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.pagination import decode_token, encode_token
-from meshwright.service.stores.definitions import DefinitionRecord, Kind
+from meshwright.service.stores.definitions import CATALOG, DefinitionRecord, Kind
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
 
@@ -50,10 +42,6 @@ SAME: dict[int | str, dict[str, Any]] = {
     200: {"model": DefinitionView, "description": "The newest version has the same content"}
 }
 
-_NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
-    "model": model_names, "cluster": cluster_names, "gpu": gpu_names,
-}  # fmt: skip
-_FIND: Mapping[Kind, Callable[[str], Any]] = {"model": find_model, "cluster": find_cluster, "gpu": find_gpu}
 _WRITTEN: Mapping[Kind, Callable[[Any], Mapping[str, Any]]] = {
     "model": model_to_mapping, "cluster": cluster_to_mapping, "gpu": gpu_to_mapping,
 }  # fmt: skip
@@ -65,7 +53,7 @@ def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | N
     after = decode_token(token, str)[0] if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
     found: dict[str, Mapping[str, Any]] = {
-        name: _entry(kind, name) for name in _NAMES[kind]() if name > after
+        name: _entry(kind, name) for name in CATALOG[kind][0]() if name > after
     }
     for one in stored:
         found[one.name] = {**one.document, "origin": "stored", "version": one.version}
@@ -79,7 +67,7 @@ def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | N
 
 @cache
 def _entry(kind: Kind, name: str) -> Mapping[str, Any]:
-    return {**asdict(_FIND[kind](name)), "name": name, "origin": "catalog"}
+    return {**asdict(CATALOG[kind][1](name)), "name": name, "origin": "catalog"}
 
 
 def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
@@ -101,12 +89,12 @@ def definition_of(
     Raises:
         NotFoundError: there is none.
     """
-    if name not in _NAMES[kind]():
+    if name not in CATALOG[kind][0]():
         return _view(kind, service.definitions.read(tenant, kind, name, version))
     if version is not None:
         raise NotFoundError("the catalog's entries have no versions")
     return DefinitionView(
-        kind=kind, name=name, origin="catalog", document=dict(_WRITTEN[kind](_FIND[kind](name)))
+        kind=kind, name=name, origin="catalog", document=dict(_WRITTEN[kind](CATALOG[kind][1](name)))
     )
 
 

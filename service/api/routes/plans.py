@@ -40,7 +40,7 @@ from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
-from meshwright.service.verify.verify import builder_of
+from meshwright.service.verify.verify import environment_of
 from meshwright.solver.answer import Plan, plan_from_json, settled_problem
 from meshwright.solver.problem import Problem
 
@@ -166,7 +166,7 @@ def verify_plan(
     job, body = service.jobs.plan(tenant, plan_id)
     problem = settled_problem(plan_from_json(body), parse_problem(job.request))
     try:
-        builder_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
+        environment_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
     service.verifications.ask(

@@ -20,7 +20,7 @@ from meshwright.service.api.deps import (
     TenantDep,
 )
 from meshwright.service.api.routes.catalogs import TITLES, definition_of, heading_of, page_of
-from meshwright.service.stores.definitions import Kind
+from meshwright.service.stores.definitions import KINDS, Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from meshwright.service.web.choices import suggestions_of
 from meshwright.service.web.fields import Form, FormField, Values, faulty, request_of
@@ -100,9 +100,8 @@ def _add_pages(kind: Kind) -> None:
     router.post(f"/{kind}s/{{name}}/delete", dependencies=[ADMINISTERS])(delete)
 
 
-_add_pages("model")
-_add_pages("cluster")
-_add_pages("gpu")
+for _kind in KINDS:
+    _add_pages(_kind)
 
 
 @router.get("/profiles", dependencies=[READS])
