@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -22,7 +22,7 @@ class ServiceUnreachableError(PlannerError):
     code = "service_unreachable"
 
 
-class ServiceClient(httpx.Client):
+class ServiceClient:
     """One service; use as a context manager."""
 
     def __init__(self, url: str) -> None:
@@ -34,12 +34,12 @@ class ServiceClient(httpx.Client):
         key = os.environ.get("MESHWRIGHT_KEY", "").strip()
         is_key = key.isascii() and key.isprintable() and key
         try:
-            super().__init__(
+            self._http = httpx.Client(
                 base_url=url,
                 timeout=TIMEOUT_S,
                 headers={"Authorization": f"Bearer {key}"} if is_key else {},
             )
-            is_address = self.base_url.scheme in {"http", "https"} and self.base_url.host
+            is_address = self._http.base_url.scheme in {"http", "https"} and self._http.base_url.host
         except httpx.InvalidURL:
             is_address = ""
         if not is_address:
@@ -48,7 +48,13 @@ class ServiceClient(httpx.Client):
                 f'"{shown(url)}" is not the address of a service',
                 allowed="http://HOST:PORT or https://HOST:PORT",
             )
-        self.address = url
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        self._http.close()
 
     def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
         """Return the job of a request."""
@@ -77,10 +83,10 @@ class ServiceClient(httpx.Client):
             InvalidProblemError: the service refuses.
         """
         try:
-            reply = self.request(method, path, **arguments)
+            reply = self._http.request(method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as fault:
             raise ServiceUnreachableError(
-                f"--url: no service answers at {shown(self.address)} ({type(fault).__name__})"
+                f"--url: no service answers at {shown(self._url)} ({type(fault).__name__})"
             ) from None
         if reply.status_code >= _SERVER_ERRORS:
             raise ServiceUnreachableError(f"--url: the service cannot answer now ({reply.status_code})")

@@ -24,7 +24,7 @@ from meshwright.service.verify.environments import (
     MissingEnvironmentError,
     make,
 )
-from meshwright.service.verify.verify import LauncherBuild, Verification, VerifiedQuantity, verify
+from meshwright.service.verify.verify import Verification, VerifiedQuantity, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
@@ -358,8 +358,9 @@ def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     script = tmp_path / "build.py"
     script.write_text("import json, sys\nprint(json.dumps({'done': sys.dont_write_bytecode}))\n")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as the service's own image has it
-    asked = LauncherBuild(environment=environment, script=str(script))
-    assert module._asked(asked, "{}", 60.0, lambda: False) == [{"done": False}]
+    command = [str(environment.python), str(script)]
+    found = module._asked(environment, command, "{}", 60.0, lambda: False, memory_bytes=2**30)
+    assert found == [{"done": False}]
 
 
 def test_memory_that_is_refused_is_reported_with_the_limit_and_its_option() -> None:
