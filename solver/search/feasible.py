@@ -25,7 +25,7 @@ from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.memory_limits import have_room, may_fit
 from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import Split, best_splits, even_chunks, only_bound_s, only_fits
+from meshwright.solver.search.splits import Split, best_splits, even_chunks, only_bound_s, only_splits
 from meshwright.solver.space.factored import Crossing, Kinds
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
@@ -38,7 +38,7 @@ _LONGEST_S = 1e15  # longer than any step
 def fitting(rows: Rows) -> BoolArray:
     """Mark rows with a split that fits, (n,); for several kinds of layers, rows that are not refuted."""
     if rows.only_split:
-        return only_fits(rows)
+        return np.array([split is not None for split in only_splits(rows)], dtype=np.bool_)
     if rows.is_uniform:
         return have_room(rows)
     able = may_fit(rows)
@@ -80,18 +80,15 @@ def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
     return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
 
-def any_fits(rows: Rows) -> bool:
-    """Return whether some row has a split that fits, proved by the split."""
-    return any(
-        best_splits(rows.take([row]))[0] is not None for row in np.flatnonzero(fitting(rows)).tolist()
-    )
-
-
-def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
-    """Return whether some of the lightest of these rows has a split that fits, proved by the split."""
-    index = lightest_of(rows)
+def some_fits(problem: Problem, profile: Profile, rows: Crossing, index: IntArray) -> bool:
+    """Return whether some of the rows at ``index`` has a split that fits, proved by the split."""
     pieces = np.split(index, range(CHUNK, len(index), CHUNK))
-    return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
+    priced = (priced_rows(problem, profile, rows.take(piece)) for piece in pieces)
+    return any(
+        best_splits(some.take([row]))[0] is not None
+        for some in priced
+        for row in np.flatnonzero(fitting(some)).tolist()
+    )
 
 
 def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
@@ -106,12 +103,13 @@ def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     facts = with_options(profile.framework, problem.workload.framework_options)
     sharded = columns.zero_stage >= SHARD_GRADIENTS
     late = sharded & ~is_one_of(columns.zero_stage, facts.reduced_every_pass)
-    if late.any() or is_one_of(rows.inner[:, -1], split).any() or some_fits(problem, profile, rows):
+    if late.any() or is_one_of(rows.inner[:, -1], split).any():
+        return False
+    if some_fits(problem, profile, rows, lightest_of(rows)):
         return False
     # A rank with one layer keeps its input in addition to what it recomputes, and is lighter without.
     alone = rows.among(columns.pipeline_parallel_size >= problem.model.num_layers)
-    pieces = np.split(np.arange(len(alone)), range(CHUNK, len(alone), CHUNK))
-    return not any(any_fits(priced_rows(problem, profile, alone.take(piece))) for piece in pieces)
+    return not some_fits(problem, profile, alone, np.arange(len(alone)))
 
 
 def recompute_alike(rows: Columns | Crossing) -> bool:

@@ -48,7 +48,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
@@ -221,15 +221,8 @@ def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     """Return the answer of CP-SAT, which is loaded for problems on unlike node groups alone."""
     if find_spec("ortools") is None:
         message = "node groups that differ are planned by OR-Tools, which is not installed"
-        raise InvalidProblemError(
-            [
-                FieldError(
-                    pointer="cluster.groups",
-                    message=message,
-                    allowed="one kind of node, or pip install ortools",
-                )
-            ]
-        )
+        allowed = "one kind of node, or pip install ortools"
+        raise InvalidProblemError.of("cluster.groups", message, allowed=allowed)
     from meshwright.solver.search.mixed.search import search_mixed  # noqa: PLC0415 (it is not for every problem)
 
     return search_mixed(problem, profile, watch)
@@ -271,9 +264,10 @@ def _found(
     kinds away before their prices are kept. One that is too large to be written down is not enumerated.
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
-    found = AnswerInputs(
-        problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate(), tuple(others)
-    )
+    no_rows = priced_space(problem, profile, nothing.rows)
+    unpriced = Frontier.of(no_rows, problem.options.top_k, apart=_apart(problem))
+    unpriced.covers_all = False
+    found = AnswerInputs(problem, profile, nothing, unpriced, Proof(), Certificate(), tuple(others))
     found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
     found.frontier.rivals_s = {mesh: score * (1.0 + _ROUNDING) for mesh, score in rivals.of_meshes.items()}
     has_plans, expected = rivals.last_s < np.inf, math.inf  # where the time is over before they are counted
@@ -394,13 +388,6 @@ def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
         return found
     _interrupt(found.problem, watch, space, frontier, now=True)
     return replace(found, space=replace(space, whole=False), frontier=frontier)
-
-
-def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
-    rows = priced_space(problem, profile, empty_space(problem).rows)
-    frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
-    frontier.covers_all = False
-    return frontier
 
 
 def _apart(problem: Problem) -> tuple[str, ...]:

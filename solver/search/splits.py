@@ -235,11 +235,6 @@ def only_splits(rows: Rows) -> list[Split | None]:
     return able
 
 
-def only_fits(rows: Rows) -> BoolArray:
-    """Mark rows with a prescribed split that fits in memory, shape (n,)."""
-    return np.array([split is not None for split in only_splits(rows)], dtype=np.bool_)
-
-
 def only_bound_s(rows: Rows) -> FloatArray:
     """Bound every row under its prescribed split; +inf if that does not fit, shape (n,)."""
     bound = np.full(len(rows), np.inf)
@@ -350,8 +345,7 @@ Cells = tuple[IntArray, IntArray, IntArray]  # stages, and the layers i … j - 
 class StageTables:
     """Time, tail and memory of layers i … j-1 on each rank of one row, arrays (p, L + 1, L + 1).
 
-    Entries where a stage would be too small, too early or too large for its memory are not ``fits``; of
-    many stages those are nearly all, so that times are written down when they are asked for.
+    Entries where a stage would be too small, too early or too large for its memory are not ``fits``.
     """
 
     def __init__(self, row: Rows) -> None:
@@ -370,28 +364,16 @@ class StageTables:
     @cached_property
     def time_s(self) -> FloatArray:
         """Return passes' seconds of a micro-batch, with what is replayed."""
-        return self.time_at(self.every)
+        replay = self._between(self.prices.replay_s, self.every, replayed=True, own=self._own)
+        passes = self._spread(self.prices.forward_s, self.every) + self.prices.transfer_s[0]
+        passes = passes + self._passed_on(self.every[2])
+        back = self._spread(self.prices.backward_s, self.every) + self.prices.transfer_s[0]
+        return np.asarray(passes + (back + self._passed_on(self.every[1])) + replay)
 
     @cached_property
     def tail_s(self) -> FloatArray:
         """Return the seconds after the last micro-batch."""
-        return self.tail_at(self.every)
-
-    def forward_at(self, cells: Cells) -> FloatArray:
-        """Return the forward seconds of some cells."""
-        passed = self._passed_on(cells[2])
-        return np.asarray(self._spread(self.prices.forward_s, cells) + self.prices.transfer_s[0] + passed)
-
-    def time_at(self, cells: Cells) -> FloatArray:
-        """Return the forward and backward seconds of some cells."""
-        back = self._spread(self.prices.backward_s, cells) + self.prices.transfer_s[0]
-        back = back + self._passed_on(cells[1])
-        replay = self._between(self.prices.replay_s, cells, replayed=True, own=self._own)
-        return np.asarray(self.forward_at(cells) + back + replay)
-
-    def tail_at(self, cells: Cells) -> FloatArray:
-        """Return the seconds of some cells after the last micro-batch."""
-        return np.asarray(self._spread(self.prices.tail_s, cells) + self.prices.rank_tail_s[0])
+        return np.asarray(self._spread(self.prices.tail_s, self.every) + self.prices.rank_tail_s[0])
 
     def _passed_on(self, edge: IntArray) -> FloatArray:
         """Return the seconds that prediction layers' hidden states take to a head alone behind an edge."""
@@ -439,11 +421,6 @@ class StageTables:
         _, start, last = self.every
         end = np.searchsorted(spared, spared[start] + needed)
         return np.asarray(np.clip(end, start, np.maximum(last, start)))
-
-    def first_replay_s(self) -> FloatArray:
-        """Return the seconds that a stage's first layer replays, (L + 1, 1)."""
-        sums = self.row.layout.cumulative @ self.prices.replay_s[0, :-2]
-        return np.append(np.diff(sums), 0.0)[:, None]
 
     def _memory(self, cells: Cells, *, lightest: bool = True) -> FloatArray:
         """Return the cells' peak memory in bytes, of the lightest replay, or without recomputation."""
@@ -517,7 +494,9 @@ def _with_a_replay(tables: StageTables, replays: BoolArray) -> Path | None:
     Boundary L + 1 + j is j behind such a stage; a stage that need not replay may do so with one layer.
     """
     plain = _costs(tables, tables.time_s)
-    forced = _costs(tables, tables.time_s + np.where(replays, 0.0, tables.first_replay_s()))
+    replayed = tables.row.layout.cumulative @ tables.prices.replay_s[0, :-2]
+    first_s = np.append(np.diff(replayed), 0.0)[:, None]  # what a stage's first layer replays
+    forced = _costs(tables, tables.time_s + np.where(replays, 0.0, first_s))
 
     def doubled(at: int, never: float) -> FloatArray:
         one, other = plain[at], forced[at]

@@ -214,7 +214,11 @@ class Judge:
             if select.select([child.stdout], [], [], _POLL_S)[0]:
                 line = child.stdout.readline()
                 if line:
-                    return _proved(json.loads(line))
+                    verdict: Mapping[str, Any] = json.loads(line)
+                    status = verdict["status"]
+                    if status not in ("OPTIMAL", "UNKNOWN", "FEASIBLE"):
+                        raise ProofMismatchError(f"CP-SAT calls a model with a known solution {status}")
+                    return verdict if status == "OPTIMAL" else None
                 break
             watch.report("certifying")
         self._stop()
@@ -226,24 +230,15 @@ class Judge:
             _end(child)
 
 
-def _proved(verdict: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if verdict["status"] in ("UNKNOWN", "FEASIBLE"):
-        return None
-    if verdict["status"] != "OPTIMAL":
-        raise ProofMismatchError(f"CP-SAT calls a model with a known solution {verdict['status']}")
-    return verdict
-
-
 def _compare(question: Question, verdict: Mapping[str, Any]) -> None:
     """Compare the verdict with the exact program: its value, and its split under our own formulas.
 
     Raises:
         ProofMismatchError: they differ.
     """
-    exact_s = question.least_s
+    exact_s, proved_s = question.least_s, verdict["objective_us"] * 1e-6
     found = question.rows.take([verdict["row"]]).without_ends()
     again_s = float(found.objective_s([tuple(verdict["split"])])[0])
-    proved_s = verdict["objective_us"] * 1e-6
     allowed = _ROUNDING_S + _RELATIVE * exact_s
     if max(abs(again_s - exact_s), abs(proved_s - exact_s)) > allowed:
         raise ProofMismatchError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -39,7 +40,7 @@ from meshwright.solver.search.mixed.lines import (
 )
 from meshwright.solver.search.mixed.model import RowOutcome, fixed_s_of, solve
 from meshwright.solver.search.mixed.neighbours import neighbours_of
-from meshwright.solver.search.mixed.patterns import US, Patterns, patterns_of, patterns_of_any, take
+from meshwright.solver.search.mixed.patterns import US, Patterns, take
 from meshwright.solver.search.mixed.relaxation import Relaxation, Relaxed
 from meshwright.solver.search.mixed.rows import (
     RANGES,
@@ -200,7 +201,7 @@ class MixedFrontier:
 
     def run(self, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Solve rows until the bound is within GAP of the best plan, or ``interrupted`` says stop."""
-        try:
+        with suppress(OutOfTime):
             while not interrupted(self):
                 self._join_alike()
                 if self._waiting_s >= self._most_s:
@@ -213,8 +214,6 @@ class MixedFrontier:
                 except OutOfTime:
                     heapq.heappush(self._heap, one)
                     raise
-        except OutOfTime:
-            return
 
     def fill(self, number: int, interrupted: Callable[[MixedFrontier], bool]) -> None:
         """Find the best of some layouts, from rows in the order of their bounds; they are not proved."""
@@ -276,18 +275,11 @@ class MixedFrontier:
 
     def _halve(self, one: _Waiting) -> None:
         """Split the times into two halves, and queue both."""
-        middle, following = self._middle_of(one)
-        self._wait(replace(one, low_us=following))
-        self._wait(replace(one, high_us=float(middle), relaxed=None, probed=False))
-
-    def _middle_of(self, one: _Waiting) -> tuple[int, int]:
-        """Return the time of a pattern in the middle of those that wait, and the next one.
-
-        A plan has the slowest pattern's time, or the least that waits where its patterns are quicker.
-        """
-        values = self._relaxation_of(one).slowest_us
+        values = self._relaxation_of(one).slowest_us  # a plan has a pattern's time, or the least that waits
         at = int(np.searchsorted(values, np.sqrt(float(one.low_us) * one.high_us), side="right"))
-        return max(int(values[at - 1]) if at else 0, one.low_us), int(values[at])
+        middle = max(int(values[at - 1]) if at else 0, one.low_us)
+        self._wait(replace(one, low_us=int(values[at])))
+        self._wait(replace(one, high_us=float(middle), relaxed=None, probed=False))
 
     def _probe(self, one: _Waiting, relaxed: Relaxed) -> None:
         """Look for a plan among the patterns that the relaxation uses and a few others."""
@@ -299,7 +291,8 @@ class MixedFrontier:
     def _wait(self, one: _Waiting) -> None:
         """Queue an entry under the bound of its relaxation, unless that proves it too slow."""
         relaxation, numbers, rows = self._relaxation_of(one), list(one.rows), self.rows
-        budget_us = (self._most_s - self._fixed_s(one)) * US
+        fixed_s = fixed_s_of(rows, one.rows)
+        budget_us = (self._most_s - fixed_s) * US
         least_s = float((self.bounds.slowest_s[numbers] * (rows.num_microbatches[numbers] - 1)).min())
         low_us, high_us = max(one.low_us, int(least_s * US * _SAFETY)), min(one.high_us, budget_us)
         relaxed = one.relaxed or relaxation.within(high_us)
@@ -308,32 +301,17 @@ class MixedFrontier:
             return
         at = int(np.searchsorted(relaxation.slowest_us, high_us, side="right"))
         high_us = float(max(int(relaxation.slowest_us[at - 1]) if at else 0, low_us))
-        bound_s = max(one.bound_s, (low_us + relaxed.sum_us) / US + self._fixed_s(one))
+        bound_s = max(one.bound_s, (low_us + relaxed.sum_us) / US + fixed_s)
         if bound_s < self._most_s:
             waiting = replace(one, bound_s=bound_s, low_us=low_us, high_us=high_us, relaxed=relaxed)
             heapq.heappush(self._heap, waiting)
-
-    def _fixed_s(self, one: _Waiting) -> float:
-        return fixed_s_of(self.rows, one.rows)
 
     def _relaxation_of(self, one: _Waiting) -> Relaxation:
         """Return the relaxation of rows with all patterns that a better plan may have."""
         known = self._relaxations.get((one.rows, one.range_at, one.by_sender))
         if known is None:
-            parts = [
-                patterns_of(
-                    self.rows,
-                    row,
-                    (self._most_s - float(self.bounds.others_s[row])) * US,
-                    one.range_at,
-                    by_sender=one.by_sender,
-                )
-                for row in one.rows
-            ]
-            patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
-            legal = self.rows.legal_stages(one.rows[0], one.range_at)
-            times_us = np.unique(np.concatenate([own.slowest_us for own in parts]))
-            known = Relaxation(self.rows, one.rows[0], patterns, legal, slowest_us=times_us)
+            most_us = [(self._most_s - float(self.bounds.others_s[row])) * US for row in one.rows]
+            known = Relaxation.of(self.rows, one.rows, most_us, one.range_at, by_sender=one.by_sender)
             self._relaxations[one.rows, one.range_at, one.by_sender] = known
         return known
 
@@ -351,7 +329,7 @@ class MixedFrontier:
         """Return the patterns that a better plan may have, and the least time of its slowest stage."""
         relaxation = self._relaxation_of(one)
         every = relaxation.patterns
-        budget_us = (self._most_s - self._fixed_s(one)) * US
+        budget_us = (self._most_s - fixed_s_of(self.rows, one.rows)) * US
         able, low_us = np.zeros(len(every), dtype=np.bool_), 1 << 62
         part_us = one.low_us
         while part_us <= one.high_us:
@@ -374,9 +352,12 @@ class MixedFrontier:
         )  # fmt: skip
         self.calls += 1
         if found.stages:
-            lines = self._lines_of(patterns, found)
+            lines: Mapping[Line, Split | None] = lines_of(self.rows, patterns, found.stages, found.order)
+            if not count_layers(self.problem):  # else with CP-SAT's layers
+                lines = dict.fromkeys(lines)
             self._try_lines(dict.fromkeys(one.rows, lines))
-            found = replace(found, plan_s=min(self._least_of(row, lines) for row in one.rows))
+            tried = (self._tried.get((row, *line), np.inf) for row in one.rows for line in lines.items())
+            found = replace(found, plan_s=min(tried, default=np.inf))
         return found
 
     def _join_alike(self) -> None:
@@ -432,7 +413,11 @@ class MixedFrontier:
         if found.status in ("feasible", "unknown") and one.spread > _PART:
             self._halve(left)
         elif len(one.rows) > 1:
-            again = [self._alone_in(left, row) for row in one.rows]
+            bounds_s = np.maximum(self.bounds.objective_s[list(one.rows)], left.bound_s).tolist()
+            again = [
+                replace(left, bound_s=bound_s, rows=(row,), relaxed=None)
+                for row, bound_s in zip(one.rows, bounds_s, strict=True)
+            ]
         elif alternate and not one.in_order:
             again = [replace(left, in_order=True)]
         elif found.status in ("feasible", "unknown") and one.effort * _MORE <= _MOST_EFFORT:
@@ -448,20 +433,6 @@ class MixedFrontier:
             self._open.update(one.rows)
         for waiting in again:
             heapq.heappush(self._heap, waiting)
-
-    def _alone_in(self, one: _Waiting, row: int) -> _Waiting:
-        """Return the entry of one of several rows that were queued together."""
-        bound_s = max(one.bound_s, float(self.bounds.objective_s[row]))
-        return replace(one, bound_s=bound_s, rows=(row,), relaxed=None)
-
-    def _lines_of(self, patterns: Patterns, found: RowOutcome) -> Mapping[Line, Split | None]:
-        """Return lines of the stages that CP-SAT chose, with its layers where a request counts them."""
-        lines = lines_of(self.rows, patterns, found.stages, found.order)
-        return lines if count_layers(self.problem) else dict.fromkeys(lines)
-
-    def _least_of(self, row: int, lines: Mapping[Line, Split | None]) -> float:
-        """Return the least closed form among the plans of tried lines; +inf where there is none."""
-        return min((self._tried.get((row, *one), np.inf) for one in lines.items()), default=np.inf)
 
     def _try_lines(
         self, lines: Mapping[int, Mapping[Line, Split | None]], most_s: float | None = None
@@ -559,17 +530,13 @@ class MixedFrontier:
         self.refused.update(config for config in fresh if config not in able)
         return able
 
-    @property
-    def _listed(self) -> int:
-        return max(self.problem.options.top_k, _ALONE)
-
     def _alone(self) -> list[Configuration]:
         """Return the configurations of one stage that take least, of every option."""
         rows, found = self.rows, list[tuple[float, Configuration]]()
         columns, taken = columns_of(self.problem, rows.sizes, 1), rows.gpus_of_stage
         gpus = np.array([group.num_gpus for group in rows.fleet.groups])[rows.group_of, None]
         able = rows.alone & (taken <= gpus)
-        legal = list[IntArray]()
+        legal, listed = list[IntArray](), max(self.problem.options.top_k, _ALONE)
         for at, option in enumerate(rows.options):
             look()
             here = np.flatnonzero(able[at])
@@ -581,12 +548,12 @@ class MixedFrontier:
             fits = stages.peak_memory_bytes[:, 0] <= own.budget_bytes
             steps = np.where(fits, objective_s(own.prices, own.columns, stages), np.inf)
             self.alone_s = min(self.alone_s, float(steps.min(initial=np.inf)))
-            for place in np.argsort(steps, kind="stable")[: self._listed].tolist():
+            for place in np.argsort(steps, kind="stable")[:listed].tolist():
                 if np.isfinite(steps[place]):
                     split = (rows.layout.num_layers,)
                     config = configuration_of(rows, int(here[place]), (at,), split)
                     found.append((float(steps[place]), config))
-        return [config for _, config in sorted(found, key=lambda one: one[0])[: self._listed * 2]]
+        return [config for _, config in sorted(found, key=lambda one: one[0])[: listed * 2]]
 
 
 def configuration_of(

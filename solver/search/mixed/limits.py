@@ -300,7 +300,8 @@ class _Counts:
         texts = group_constraints(self.rows.fleet.problem)
         named = {term[1] for name in names_of(texts) if (term := term_of(name)) is not None}
         groups = [at for at in self.counts if self.rows.fleet.names[at] in named]
-        if not self._is_possible():
+        self.model.clear_objective()
+        if self._solved()[0] == int(self.api.INFEASIBLE):
             return None
         found = dict[int, tuple[int, int, int]]()
         for group in groups:
@@ -314,10 +315,6 @@ class _Counts:
                 self.rows.layout.num_layers if most is None else -most,
             )
         return found
-
-    def _is_possible(self) -> bool:
-        self.model.clear_objective()
-        return self._solved()[0] != int(self.api.INFEASIBLE)
 
     def _best(self, sign: int, of: Expression) -> int | None:
         """Return the least of an expression times a sign; None: unknown."""

@@ -42,7 +42,8 @@ def lines_of(
         stages: a pattern of each stage.
         order: of the groups, if it is known.
     """
-    option, role = patterns.option, patterns.role
+    option, role, shallow = patterns.option, patterns.role, -patterns.deepest
+    tensor = np.array([one.tensor_parallel_size for one in rows.options])[option]
     first = next(at for at in stages if ROLES[role[at]] == "first")
     last = next(at for at in stages if ROLES[role[at]] in ENDS)
     between = [at for at in stages if at not in (first, last)]
@@ -50,10 +51,10 @@ def lines_of(
     ends = (int(rows.group_of[option[first]]), int(rows.group_of[option[last]]))
     found, layers = dict[Line, Split](), patterns.counts.sum(axis=1)
     for one in [[at for at in order if at in groups]] if order else _orders(groups, ends):
-        for key in (_by_memory, _by_size, _by_size_down):
+        for main, other in ((shallow, option), (tensor, shallow), (-tensor, shallow)):
             runs = [
                 sorted((at for at in between if rows.group_of[option[at]] == group),
-                       key=lambda at: (ROLES[role[at]] != "entry", *key(rows, patterns, at)))
+                       key=lambda at: (ROLES[role[at]] != "entry", main[at], other[at]))
                 for group in one
             ]  # fmt: skip
             line = (first, *(at for run in runs for at in run), last)
@@ -72,18 +73,6 @@ def _orders(groups: Sequence[int], ends: tuple[int, int]) -> Iterator[tuple[int,
     between = [group for group in groups if group not in ends]
     for order in islice(permutations(between), _MOST_ORDERS):
         yield (ends[0], *order, ends[1])
-
-
-def _by_memory(_rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
-    return (-float(patterns.deepest[at]), float(patterns.option[at]))
-
-
-def _by_size(rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
-    return (float(rows.options[patterns.option[at]].tensor_parallel_size), -float(patterns.deepest[at]))
-
-
-def _by_size_down(rows: MixedRows, patterns: Patterns, at: int) -> tuple[float, ...]:
-    return (-float(rows.options[patterns.option[at]].tensor_parallel_size), -float(patterns.deepest[at]))
 
 
 def alone_lines(rows: MixedRows, row: int) -> list[Line]:

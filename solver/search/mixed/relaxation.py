@@ -19,6 +19,7 @@ them prove ``y b + sum_p min(0, c_p - y A_p) most_p``, which is added up here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ from meshwright.solver.search.mixed.patterns import (
     Patterns,
     behind_others,
     most_of,
+    patterns_of,
+    patterns_of_any,
 )
 from meshwright.solver.search.mixed.rows import MixedRows
 
@@ -79,6 +82,32 @@ class Relaxation:
         self._constrain(rows, row, legal)
         self._hidden = self._hide(most_hidden)
         self._load()
+
+    @classmethod
+    def of(
+        cls, rows: MixedRows, numbers: Sequence[int], most_us: Sequence[float], range_at: int = 0,
+        *, by_sender: bool = False, hides: bool = False,
+    ) -> Relaxation:  # fmt: skip
+        """Return that of one row, or of several that are alike, with all patterns within some times.
+
+        Args:
+            rows: the priced rows.
+            numbers: those that are asked about.
+            most_us: of ``slowest_us`` of each.
+            range_at: as ``patterns_of``.
+            by_sender: as ``patterns_of``.
+            hides: whether it is for ``least_us``.
+        """
+        parts = [
+            patterns_of(rows, row, most, range_at, by_sender=by_sender)
+            for row, most in zip(numbers, most_us, strict=True)
+        ]
+        patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
+        legal = rows.legal_stages(numbers[0], range_at)
+        times_us = np.unique(np.concatenate([own.slowest_us for own in parts]))
+        most = min(int(rows.num_microbatches[numbers[0]]), int(legal.max(initial=1))) - 1
+        hidden = most if hides else None
+        return cls(rows, numbers[0], patterns, legal, slowest_us=times_us, most_hidden=hidden)
 
     def _constrain(self, rows: MixedRows, row: int, legal: IntArray) -> None:
         patterns, every = self.patterns, np.arange(self._number)

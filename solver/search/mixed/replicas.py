@@ -60,24 +60,23 @@ from meshwright.solver.splits import divisors
 _TOGETHER = 256  # shifts between two looks at the clock
 
 
-def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]] | None:
-    """The split of the batch over all of ``shares`` whose largest entry is least; None: there is none.
+def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]]:
+    """Return the least largest entry of a split of the batch over ``shares``, and that split.
 
-    Entries (batch + 1,) by number of sequences. Bisects over the values: a time is enough if sums of
-    entries within it reach the batch.
+    Where there is none: +inf, (). Entries (batch + 1,) by number of sequences. Bisects over the values: a
+    time is enough if sums of entries within it reach the batch.
     """
     values = np.unique(np.concatenate([one[np.isfinite(one)] for one in shares]))
     low, high = 0, len(values) - 1
     if not len(values) or _sums(shares, float(values[-1]))[-1] >> batch & 1 == 0:
-        return None
+        return np.inf, ()
     while low < high:
         middle = (low + high) // 2
         if _sums(shares, float(values[middle]))[-1] >> batch & 1:
             high = middle
         else:
             low = middle + 1
-    split = split_within(shares, float(values[low]), batch)
-    return None if split is None else (float(values[low]), split)
+    return float(values[low]), split_within(shares, float(values[low]), batch) or ()
 
 
 def _sums(shares: list[FloatArray], limit_s: float) -> list[int]:
@@ -416,15 +415,13 @@ class Split:
 def least_split_s(shares: list[GroupShares], groups: tuple[int, ...]) -> float:
     """The least that a split over all of ``groups`` may take without the exchange; +inf: there is none."""
     mine = [shares[at] for at in groups]
-    found = best_split([one.least_s for one in mine], len(mine[0].least_s) - 1)
-    return np.inf if found is None else found[0]
+    return best_split([one.least_s for one in mine], len(mine[0].least_s) - 1)[0]
 
 
 def least_step_s(shares: list[GroupShares]) -> float:
     """Return a lower bound of the step of every split over any set of groups, in s."""
     idle = [np.concatenate([[0.0], one.bound_s[1:]]) for one in shares]  # a group may have no sequences
-    found = best_split(idle, len(idle[0]) - 1)
-    return np.inf if found is None else found[0]
+    return best_split(idle, len(idle[0]) - 1)[0]
 
 
 def split_bound_s(
@@ -432,10 +429,10 @@ def split_bound_s(
 ) -> float:
     """No split of the batch over all of ``groups`` simulates faster; at most ``limit_s``."""
     mine = [shares[at] for at in groups]
-    found = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
-    if found is None or not _may_split_within(mine, limit_s - exchange_s):
+    low, _ = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
+    high = limit_s - exchange_s
+    if not np.isfinite(low) or not _may_split_within(mine, high):
         return limit_s
-    low, high = found[0], limit_s - exchange_s
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         low, high = (low, middle) if _may_split_within(mine, middle) else (middle, high)
@@ -470,7 +467,7 @@ def solve_split(
     while True:
         look()
         found = best_split([one.least_s if proved else one.likely_s for one in mine], batch)
-        if found is None or found[0] + exchange_s > limit_s:
+        if not found[1] or found[0] + exchange_s > limit_s:
             return None
         fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.solved]
         for one, n in fresh:

@@ -330,7 +330,12 @@ class MixedRows:
         problem = fleet.problem
         columns, further = (columns_of(problem, sizes, stages) for stages in _PRICED_FOR)
         two = on_all(fleet, columns, options)
-        both = [two, *_on_most_stages(fleet, sizes, options)]
+        both = [two]
+        if problem.workload.lengths is not None:
+            # Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in
+            # p, and the share of slots that wait for it m / (m + 2 (p - 1)): the wait is least at one end.
+            stages = max(min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups)), 2)
+            both.append(on_all(fleet, columns_of(problem, sizes, stages), options))
         forward_s = _most_forward_s(fleet, options, both[-1])
 
         def each(read: Callable[[Rows], FloatArray]) -> FloatArray:
@@ -376,7 +381,11 @@ class MixedRows:
             fixed_s=each(lambda one: one.prices.fixed_s),
             state_bytes=each(lambda one: one.prices.state_bytes),
             kept_bytes=each(lambda one: one.least_kept_bytes),
-            whole_kept_bytes=each(_whole_kept_bytes),
+            whole_kept_bytes=each(
+                lambda one: np.where(
+                    one.per_stage[:, None], one.prices.activation_bytes, one.least_kept_bytes
+                )
+            ),
             replay_s=straggler[..., None]
             * passes(lambda one: one.per_stage[:, None] * one.prices.replay_s[:, :-2]),
             room_bytes=space - again,
@@ -502,11 +511,6 @@ class MixedRows:
         return columns_of(self.fleet.problem, self.sizes[row : row + 1], stages, by_stage=by_stage)
 
 
-def _whole_kept_bytes(rows: Rows) -> FloatArray:
-    by_stage, prices = rows.per_stage[:, None], rows.prices
-    return np.asarray(np.where(by_stage, prices.activation_bytes, rows.least_kept_bytes))
-
-
 def _most_forward_s(fleet: NodeGroups, options: Sequence[StageOption], most: Sequence[Rows]) -> FloatArray:
     """Return each part's forward pass with any number of stages, at most, (B, n, P).
 
@@ -557,20 +561,6 @@ def _legal(fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]) -
     if asked:
         legal[:, :, [at for at in range(layers + 1) if at != len(asked)]] = False
     return legal
-
-
-def _on_most_stages(
-    fleet: NodeGroups, sizes: IntArray, options: Sequence[StageOption]
-) -> Iterator[list[Rows]]:
-    """Yield the rows with as many stages as there may be, where passes depend on their number.
-
-    Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in p, and the
-    share of slots that wait for it m / (m + 2 (p - 1)): the wait is least at one end of any range of p.
-    """
-    problem = fleet.problem
-    if problem.workload.lengths is not None:
-        most = min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups))
-        yield on_all(fleet, columns_of(problem, sizes, max(most, 2)), options)
 
 
 def _hops(

@@ -126,7 +126,9 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     with watch.cut():
         if problem.options.top_k > 1 and not watch.interrupted():
             frontier.fill(problem.options.top_k, interrupted)
-            shared.solve(_last_s(frontier, problem.options.top_k), _FURTHER)
+            listed = frontier.ranked()[: problem.options.top_k]
+            last_s = listed[-1].step_s if len(listed) == problem.options.top_k else np.inf
+            shared.solve(last_s, _FURTHER)
     best = _ranking(problem, frontier, shared)
     proved = frontier.finished and frontier.calls > 0
     plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
@@ -236,12 +238,6 @@ class _Shared:
             stages = (stage_group_of(self.fleet, option, replicas),) * int(row.pipeline_parallel_size[0])
             classes.append(replace(row.configuration(0, share.split), stage_groups=stages))
         return joined(classes)
-
-
-def _last_s(frontier: MixedFrontier, number: int) -> float:
-    """Return the step of the last plan that is listed; +inf while there are fewer."""
-    ranked = frontier.ranked()
-    return ranked[number - 1].step_s if len(ranked) >= number > 1 else np.inf if number > 1 else 0.0
 
 
 def _ranking(problem: Problem, frontier: MixedFrontier, shared: _Shared) -> list[_Candidate]:

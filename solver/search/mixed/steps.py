@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from meshwright.solver.clock import OutOfTime
 from meshwright.solver.search.mixed.bounds import RowBounds
 from meshwright.solver.search.mixed.model import fixed_s_of
-from meshwright.solver.search.mixed.patterns import US, patterns_of, patterns_of_any
+from meshwright.solver.search.mixed.patterns import US
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.rows import MixedRows
 
@@ -74,11 +75,14 @@ class StepBound:
 
     def raise_it(self, interrupted: Callable[[], bool]) -> None:
         """Raise the bound until its least range is narrow or the work that a search may do is done."""
-        try:
+        with suppress(OutOfTime):
             while self._heap and not interrupted():
                 one = self._heap[0]
                 whole = one.high_s <= one.low_s * _NARROW and one.sum_us is not None
-                if one.bound_s >= self.known_s or (whole and len(one.rows) == 1) or not self._may(one):
+                too_many = one.rows not in self._relaxations and len(self._relaxations) >= _MOST_RELAXED
+                if one.bound_s >= self.known_s or (whole and len(one.rows) == 1):
+                    return
+                if too_many or self.solved >= _MOST_SOLVED:
                     return
                 fresh = [self._of_rows((row,)) for row in one.rows] if whole else self._cut(one)
                 raised = [replace(each, bound_s=max(each.bound_s, one.bound_s)) for each in fresh]
@@ -86,12 +90,6 @@ class StepBound:
                 for each in raised:
                     if each.bound_s < self.known_s:
                         heapq.heappush(self._heap, each)
-        except OutOfTime:
-            return
-
-    def _may(self, one: _Range) -> bool:
-        fresh = one.rows not in self._relaxations
-        return self.solved < _MOST_SOLVED and not (fresh and len(self._relaxations) >= _MOST_RELAXED)
 
     def _of_rows(self, numbers: tuple[int, ...]) -> _Range:
         some, m = list(numbers), int(self.rows.num_microbatches[numbers[0]])
@@ -122,11 +120,7 @@ class StepBound:
     def _relaxation_of(self, numbers: tuple[int, ...]) -> Relaxation:
         known = self._relaxations.get(numbers)
         if known is None:
-            most_us = (self.known_s - fixed_s_of(self.rows, numbers)) * US
-            parts = [patterns_of(self.rows, row, most_us) for row in numbers]
-            patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
-            legal = self.rows.legal_stages(numbers[0])
-            most = min(int(self.rows.num_microbatches[numbers[0]]), int(legal.max(initial=1))) - 1
-            known = Relaxation(self.rows, numbers[0], patterns, legal, most_hidden=most)
+            most_us = [(self.known_s - fixed_s_of(self.rows, numbers)) * US] * len(numbers)
+            known = Relaxation.of(self.rows, numbers, most_us, hides=True)
             self._relaxations[numbers] = known
         return known
