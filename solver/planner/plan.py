@@ -17,9 +17,7 @@ from meshwright.solver.configuration import Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import (
     claim_of,
-    is_asked_for,
     is_plain,
-    outlooks_of,
     slowdown,
 )
 from meshwright.solver.explain.certainty import with_odds
@@ -86,11 +84,8 @@ def ask_placed(
         from meshwright.solver.explain.remedies import placed_infeasibility  # noqa: PLC0415 - no plan
 
         answer = replace(answer, infeasible=placed_infeasibility(problem, profile, watch))
-    elif is_asked_for(problem):
-        predictions = [plan.prediction for plan in answer.plans]
-        outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
-        seen = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
-        answer = _in_time(problem, profile, replace(answer, plans=tuple(seen)), watch)
+    else:
+        answer = _in_time(problem, profile, answer, watch)
     plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)

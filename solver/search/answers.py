@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, version_of, with_gaps
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import plan_id_of
+from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of
 from meshwright.solver.predict import predict_all
@@ -36,6 +37,43 @@ class Proof:
     floors: RankFloors = field(default_factory=RankFloors)
 
 
+class Listed(NamedTuple):
+    """A configuration in its place of a ranking."""
+
+    rank: int
+    config: Configuration
+    objective_s: float
+    certified_by: tuple[str, ...]
+
+
+def checked_plans(problem: Problem, profile: Profile, listed: Sequence[Listed]) -> list[Plan]:
+    """Return configurations as plans, predicted and past the independent check.
+
+    Raises:
+        InvalidPlanError: the check refuses one (a bug).
+    """
+    configs = [one.config for one in listed]
+    predictions, digest = predict_all(problem, profile, configs), problem_digest(problem)
+    outlooks: Sequence[Outlook | None] = [None] * len(configs)
+    if is_asked_for(problem):
+        outlooks = outlooks_of(problem, profile, configs, predictions)
+    plans = [
+        Plan(
+            plan_id=plan_id_of(digest, one.config),
+            rank=one.rank,
+            config=one.config,
+            prediction=prediction,
+            objective_s=one.objective_s,
+            outlook=outlook,
+            certified_by=one.certified_by,
+        )
+        for one, prediction, outlook in zip(listed, predictions, outlooks, strict=True)
+    ]
+    if faults := [fault for some in violations_of_all(problem, profile, plans) for fault in some]:
+        raise InvalidPlanError("; ".join(faults))
+    return plans
+
+
 def plans_of(
     problem: Problem,
     profile: Profile,
@@ -44,49 +82,25 @@ def plans_of(
     watch: Watch | None = None,
 ) -> tuple[Plan, ...]:
     """Return the ranked rows as checked plans, as many as ``watch`` has time for."""
-    plans = list[Plan]()
+    plans, by = list[Plan](), frontier.rows.by_kind
     for start in range(0, len(frontier.ranked), _TOGETHER):
         over = watch is not None and watch.interrupted()
         if start and over:
             break
-        plans += _plans(problem, profile, frontier, certificate, slice(start, start + _TOGETHER))
+        ranked = frontier.ranked[start : start + _TOGETHER]
+        rows, splits = [one.row for one in ranked], [one.split for one in ranked]
+        some = frontier.rows.take(rows)
+        objectives = steps_s(frontier.rows, rows, some.objective_s(splits)).tolist()
+        certified = [("exact-dp", *(("cp-sat",) if row in certificate.rows else ())) for row in rows]
+        ranks = range(start + 1, start + len(ranked) + 1)
+        listed = list(map(Listed, ranks, some.configurations(splits), objectives, certified))
+        parts = frontier.rows.parts_of(rows)
+        found = list[Plan]()
+        for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
+            one = by.problems[part] if by else problem
+            found += checked_plans(one, profile, [listed[at] for at in np.flatnonzero(parts == part)])
+        plans += sorted(found, key=lambda plan: plan.rank)
     return tuple(plans)
-
-
-def _plans(
-    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate, some: slice
-) -> list[Plan]:
-    ranked, before = frontier.ranked[some], some.start
-    rows = [one.row for one in ranked]
-    own, splits = frontier.rows.take(rows), [one.split for one in ranked]
-    configurations = own.configurations(splits)
-    objectives = steps_s(frontier.rows, rows, own.objective_s(splits))
-    plans, parts, by = list[Plan](), frontier.rows.parts_of(rows), frontier.rows.by_kind
-    for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
-        one = by.problems[part] if by else problem
-        places = np.flatnonzero(parts == part).tolist()
-        configs = [configurations[at] for at in places]
-        predictions, digest = predict_all(one, profile, configs), problem_digest(one)
-        outlooks: Sequence[Outlook | None] = [None] * len(places)
-        if is_asked_for(one):
-            outlooks = outlooks_of(one, profile, configs, predictions)
-        found = [
-            Plan(
-                plan_id=plan_id_of(digest, configurations[at]),
-                rank=before + at + 1,
-                config=configurations[at],
-                prediction=prediction,
-                objective_s=float(objectives[at]),
-                outlook=outlook,
-                certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
-            )
-            for at, prediction, outlook in zip(places, predictions, outlooks, strict=True)
-        ]
-        faults = [fault for some in violations_of_all(one, profile, found) for fault in some]
-        if faults:
-            raise InvalidPlanError("; ".join(faults))
-        plans += found
-    return sorted(plans, key=lambda plan: plan.rank)
 
 
 @dataclass(frozen=True, slots=True)

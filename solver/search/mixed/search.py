@@ -27,15 +27,13 @@ import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
-from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look, relative_gap
-from meshwright.solver.configuration import Configuration, joined, plan_id_of
+from meshwright.solver.configuration import Configuration, joined
 from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
-from meshwright.solver.search.answers import versions
+from meshwright.solver.problem import InvalidPlanError, Problem
+from meshwright.solver.search.answers import Listed, checked_plans, versions
 from meshwright.solver.search.mixed.frontier import MixedFrontier, stage_group_of
 from meshwright.solver.search.mixed.replicas import (
     MOST_SHARED,
@@ -282,26 +280,15 @@ def _plans_of(
     problem: Problem, profile: Profile, best: list[_Candidate], watch: Watch, *, by: tuple[str, ...]
 ) -> tuple[Plan, ...]:
     """Return ranked candidates as plans past the independent check; the first alone where time is over."""
-    digest, plans = problem_digest(problem), list[Plan]()
+    listed = [
+        Listed(rank, one.config, one.objective_s, by if rank == 1 else ())
+        for rank, one in enumerate(best, 1)
+    ]
+    plans = list[Plan]()
     for some in (slice(0, 1), slice(1, None)):
-        if not best[some] or (plans and watch.interrupted()):
+        if not listed[some] or (plans and watch.interrupted()):
             break
-        configs = [one.config for one in best[some]]
-        predictions = predict_all(problem, profile, configs)
-        found = [
-            Plan(
-                plan_id=plan_id_of(digest, one.config),
-                rank=len(plans) + at + 1,
-                config=one.config,
-                prediction=prediction,
-                objective_s=one.objective_s,
-                certified_by=() if plans else by,
-            )
-            for at, (one, prediction) in enumerate(zip(best[some], predictions, strict=True))
-        ]
-        if faults := [fault for own in violations_of_all(problem, profile, found) for fault in own]:
-            raise InvalidPlanError("; ".join(faults))
-        plans += found
+        plans += checked_plans(problem, profile, listed[some])
     return tuple(plans)
 
 
